@@ -1,4 +1,6 @@
-"""Train and evaluate small models on a task that draws its own data; scripts/sweep.py runs grids of them."""
+"""Train and evaluate small models on a task that draws its own data; scripts/sweep.py runs grids of
+them.
+"""
 
 import json
 import logging
@@ -33,8 +35,10 @@ class Task(NamedTuple):
     rate: float
     model: Callable[[str, int, int], nn.Module]  # arm, head size, size
     batch: Callable[[int, torch.Generator], Batch]  # size, random numbers
-    measure: Callable[[nn.Module, Batch], dict[str, Tensor]]  # metrics; the first is trained, and the endpoint
-    problem: Callable[[int, int], str]  # why there is nothing of this head size and this size; empty if there is
+    # metrics; the first is trained, and the endpoint
+    measure: Callable[[nn.Module, Batch], dict[str, Tensor]]
+    # why there is nothing of this head size and this size; empty if there is
+    problem: Callable[[int, int], str]
 
 
 class Setting(NamedTuple):
@@ -54,8 +58,12 @@ class Setting(NamedTuple):
 
 
 def attention(arm: str, *sizes: int, **options: Any) -> MixedAttention:
-    """Return the attention of an arm. In `uniform` all scores stay 0: it cannot choose among the keys."""
-    module = MixedAttention(*sizes, batch_first=True, head_mixing=MIXINGS.get(arm, "none"), **options)
+    """Return the attention of an arm. In `uniform` all scores stay 0: it cannot choose among the
+    keys.
+    """
+    module = MixedAttention(
+        *sizes, batch_first=True, head_mixing=MIXINGS.get(arm, "none"), **options
+    )
     if arm == "uniform":
         for parameter in module.q_proj.parameters():
             nn.init.zeros_(parameter).requires_grad_(False)
@@ -65,7 +73,8 @@ def attention(arm: str, *sizes: int, **options: Any) -> MixedAttention:
 def share_of_rate(setting: Setting, step: int) -> float:
     """Return the factor on the rate in a step, counted from 0.
 
-    It rises to 1 in the warm-up, and falls towards 0 in the decay. With 0 steps of decay it stays 1.
+    It rises to 1 in the warm-up, and falls towards 0 in the decay. With 0 steps of decay it stays
+    1.
     """
     if setting.warmup_steps is None:
         rise = 10 * (step + 1) / setting.steps
@@ -92,8 +101,12 @@ def train(task: Task, setting: Setting) -> nn.Module:
     model = task.model(setting.arm, setting.head_size, setting.size)
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        groups.setdefault(setting.mixing_lr_scale if "head_mixing" in name else 1.0, []).append(parameter)
-    optimizer = torch.optim.Adam([{"params": some, "factor": f} for f, some in groups.items()], betas=(0.9, 0.98))
+        groups.setdefault(setting.mixing_lr_scale if "head_mixing" in name else 1.0, []).append(
+            parameter
+        )
+    optimizer = torch.optim.Adam(
+        [{"params": some, "factor": f} for f, some in groups.items()], betas=(0.9, 0.98)
+    )
     generator = torch.Generator().manual_seed(setting.seed)
     # scripts/fairseq_logs.py counts CPU time from this line on, so that start-up does not count
     logging.getLogger("train").info("Start iterating over samples")
@@ -105,7 +118,9 @@ def train(task: Task, setting: Setting) -> nn.Module:
         batch = task.batch(setting.size, generator)
         loss = next(iter(task.measure(model, batch).values()))
         if not loss.isfinite():
-            raise FloatingPointError(f"the loss of step {step + 1} is {loss.item()}; try a lower --lr")
+            raise FloatingPointError(
+                f"the loss of step {step + 1} is {loss.item()}; try a lower --lr"
+            )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -119,15 +134,17 @@ def train(task: Task, setting: Setting) -> nn.Module:
             break
 
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
-        raise FloatingPointError("a parameter is no finite number after the last step; try a lower --lr")
+        raise FloatingPointError(
+            "a parameter is no finite number after the last step; try a lower --lr"
+        )
     return model
 
 
 def validate(task: Task, setting: Setting, model: nn.Module, steps: int, tokens: int) -> float:
     """Log the endpoint on the validation set as fairseq logs its loss, and return it.
 
-    scripts/sweep.py reads the line, and keeps it among the points of the run. The loss there has the
-    unit of the endpoint; fairseq's own are in bits.
+    scripts/sweep.py reads the line, and keeps it among the points of the run. The loss there has
+    the unit of the endpoint; fairseq's own are in bits.
     """
     # the time of a validation does not count as time of updates
     logging.getLogger("train").info('begin validation on "valid" subset')
@@ -173,23 +190,29 @@ def wrong_number(task: Task, setting: Setting) -> str:
     if setting.stop_at is not None and setting.valid_interval > setting.steps:
         interval = setting.valid_interval
         return (
-            f"--stop-at {setting.stop_at}: needs a validation, but --valid-interval {interval} is more than "
+            f"--stop-at {setting.stop_at}: needs a validation, but --valid-interval {interval} is "
+            "more than "
             f"--steps {setting.steps}"
         )
     return task.problem(setting.head_size, setting.size)
 
 
 def save_folder(task: Task) -> Path:
-    """Return the folder of the model: SAVE of the environment, or checkpoints/<recipe> of the checkout."""
+    """Return the folder of the model: SAVE of the environment, or checkpoints/<recipe> of the
+    checkout.
+    """
     return Path(os.environ.get("SAVE") or Path(__file__).parents[1] / "checkpoints" / task.name)
 
 
 def train_and_save(task: Task, setting: Setting) -> None:
-    """Train one model and write it into SAVE; end the program with one line where that cannot be."""
+    """Train one model and write it into SAVE;
+    end the program with one line where that cannot be.
+    """
     if problem := wrong_number(task, setting):
         sys.exit(f"train: error: {problem}")
     folder = save_folder(task)
-    # The file is complete under its name. Begun before the training, it shows a folder that cannot be written to.
+    # The file is complete under its name. Begun before the training, it shows a folder that cannot
+    # be written to.
     unfinished = folder / "model.pt.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -199,7 +222,11 @@ def train_and_save(task: Task, setting: Setting) -> None:
 
     try:
         model = train(task, setting)
-        write({"setting": setting._asdict(), "model": model.state_dict()}, unfinished, folder / "model.pt")
+        write(
+            {"setting": setting._asdict(), "model": model.state_dict()},
+            unfinished,
+            folder / "model.pt",
+        )
     except FloatingPointError as error:
         sys.exit(f"train: error: {error}")
     finally:
@@ -210,13 +237,18 @@ def write(content: dict[str, Any], unfinished: Path, file: Path) -> None:
     try:
         torch.save(content, unfinished)
         unfinished.replace(file)
-    except (OSError, RuntimeError) as error:  # torch's own writer raises the second one, as on a full disk
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # torch's own writer raises the second one, as on a full disk
         reason = str(error).splitlines()[0]
         sys.exit(f"train: error: SAVE={file.parent}: the model cannot be written ({reason})")
 
 
 def load(task: Task) -> tuple[Setting, nn.Module]:
-    """Return the model of CHECKPOINT, or else of SAVE; end the program with one line if there is none of this task."""
+    """Return the model of CHECKPOINT, or else of SAVE; end the program with one line if there is
+    none of this task.
+    """
     if os.environ.get("CHECKPOINT"):
         file = Path(os.environ["CHECKPOINT"])
         missing = f"CHECKPOINT={file}: no such file"
@@ -233,13 +265,26 @@ def load(task: Task) -> tuple[Setting, nn.Module]:
             raise ValueError
         model = task.model(setting.arm, setting.head_size, setting.size)
         model.load_state_dict(saved["model"])
-    except (EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError):
-        sys.exit(f"evaluate: error: {file}: is no model of examples/{task.name}/train.sh, or it is damaged")
+    except (
+        EOFError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        pickle.UnpicklingError,
+    ):
+        sys.exit(
+            f"evaluate: error: {file}: is no model of examples/{task.name}/train.sh, or it is "
+            "damaged"
+        )
     return setting, model
 
 
 def evaluate_saved(task: Task, which: str, last: str | None) -> None:
-    """Print the metrics of the saved model; `last` is that of the last line, None for the endpoint."""
+    """Print the metrics of the saved model;
+    `last` is that of the last line, None for the endpoint.
+    """
     setting, model = load(task)
     metrics = evaluate(task, setting, model, which)
     last = last or next(iter(metrics))
@@ -253,18 +298,28 @@ def evaluate_saved(task: Task, which: str, last: str | None) -> None:
 
 
 def main(task: Task, words: Sequence[str] | None = None) -> None:
-    """Run `train` or `evaluate`: the two scripts of the recipe. The model is in SAVE, or for evaluate CHECKPOINT."""
+    """Run `train` or `evaluate`: the two scripts of the recipe. The model is in SAVE, or for
+    evaluate CHECKPOINT.
+    """
     torch.set_num_threads(1)
     parser = ArgumentParser(prog=task.name, allow_abbrev=False)
     steps = parser.add_subparsers(dest="step", required=True)
     training = steps.add_parser("train", help="train one model")
     training.add_argument("--arm", choices=task.arms, default="B", help="(default: %(default)s)")
     training.add_argument("--head-size", type=int, default=8, help="(default: %(default)s)")
-    training.add_argument(f"--{task.axis}", dest="size", type=int, default=task.size, help="(default: %(default)s)")
-    training.add_argument("--lr", dest="rate", type=float, default=task.rate, help="(default: %(default)s)")
-    training.add_argument("--mixing-lr-scale", type=float, default=1.0, help="factor on the rate of the mixing")
+    training.add_argument(
+        f"--{task.axis}", dest="size", type=int, default=task.size, help="(default: %(default)s)"
+    )
+    training.add_argument(
+        "--lr", dest="rate", type=float, default=task.rate, help="(default: %(default)s)"
+    )
+    training.add_argument(
+        "--mixing-lr-scale", type=float, default=1.0, help="factor on the rate of the mixing"
+    )
     training.add_argument("--steps", type=int, default=task.steps, help="(default: %(default)s)")
-    training.add_argument("--seed", type=int, default=1, help="of data and first weights (default: %(default)s)")
+    training.add_argument(
+        "--seed", type=int, default=1, help="of data and first weights (default: %(default)s)"
+    )
     text = "steps over which the rate rises (default: a tenth of --steps)"
     training.add_argument("--warmup-steps", type=int, metavar="N", help=text)
     text = "last steps, over which the rate falls to 0; 0 for none (default: a fifth of --steps)"
@@ -273,9 +328,15 @@ def main(task: Task, words: Sequence[str] | None = None) -> None:
     training.add_argument("--valid-interval", type=int, metavar="N", help=text)
     text = "end the training at the first validation loss of at most this"
     training.add_argument("--stop-at", type=float, metavar="LOSS", help=text)
-    training.add_argument("--log-format", help="scripts/sweep.py gives it to every recipe; no effect")
-    evaluation = steps.add_parser("evaluate", help="print the metrics of the model; the last line is the endpoint")
-    evaluation.add_argument("--gen-subset", choices=SETS, default="test", help="(default: %(default)s)")
+    training.add_argument(
+        "--log-format", help="scripts/sweep.py gives it to every recipe; no effect"
+    )
+    evaluation = steps.add_parser(
+        "evaluate", help="print the metrics of the model; the last line is the endpoint"
+    )
+    evaluation.add_argument(
+        "--gen-subset", choices=SETS, default="test", help="(default: %(default)s)"
+    )
     evaluation.add_argument("--last", help="the metric of the last line, instead of the endpoint")
     args = parser.parse_args(words)
     if args.step == "evaluate":

@@ -10,25 +10,40 @@ from mixhead_plugin.errors import end_in_one_line
 
 
 def main() -> int:
-    """Print the folder for fairseq's --user-dir, the repairs, or a report on this machine; fold or convert a model."""
+    """Print the folder for fairseq's --user-dir, the repairs, or a report on this machine; fold or
+    convert a model.
+    """
     parser = argparse.ArgumentParser(prog="mixhead", allow_abbrev=False)
     end_in_one_line()
     commands = parser.add_subparsers(dest="command", title="commands")
-    commands.add_parser("path", help="print the folder to give to fairseq's --user-dir (the default)")
+    commands.add_parser(
+        "path", help="print the folder to give to fairseq's --user-dir (the default)"
+    )
     commands.add_parser("repairs", help="print which faults of fairseq are repaired, and how")
-    check = commands.add_parser("check", help="compute every attention on this machine and compare it with float64")
-    check.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:1; by default cuda if there is one")
+    check = commands.add_parser(
+        "check", help="compute every attention on this machine and compare it with float64"
+    )
+    check.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda or cuda:1; by default cuda if there is one"
+    )
     check.add_argument("--heads", type=int, default=8, help="number of heads (%(default)s)")
     check.add_argument("--head-dim", type=int, default=64, help="size of a head (%(default)s)")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
-    fold = commands.add_parser("fold", help="write a checkpoint that fairseq and other tools read without this plugin")
-    fold.add_argument("IN", help="a checkpoint of this plugin; what --feature-mixing added goes into the projections")
+    fold = commands.add_parser(
+        "fold", help="write a checkpoint that fairseq and other tools read without this plugin"
+    )
+    fold.add_argument(
+        "IN",
+        help="a checkpoint of this plugin; what --feature-mixing added goes into the projections",
+    )
     fold.add_argument("OUT", help="a new file, of fairseq's own architecture")
     text = "write a checkpoint of the Mixhead authors' published code as one of this plugin"
     convert = commands.add_parser("convert", help=text)
     convert.add_argument("IN", help="a checkpoint of their code, with Mixhead A or B")
     convert.add_argument("OUT", help="a new file, for fairseq's commands with --user-dir")
-    parser.add_argument("--version", action="version", version=f"mixhead {mixhead_plugin.__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"mixhead {mixhead_plugin.__version__}"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback for `mixhead repairs | head`
     if args.command == "repairs":

@@ -1,4 +1,6 @@
-"""Check the attention of this machine: every variant against float64, and its speed beside torch's attention."""
+"""Check the attention of this machine: every variant against float64, and its speed beside torch's
+attention.
+"""
 
 import contextlib
 import importlib.metadata
@@ -48,12 +50,14 @@ MASKS = {
     "mask by head": {"mask": torch.float32, "mask_by": "head"},
     "sink, causal": {"sink": True, "causal": True},
 }
-# The rows of each result that a variant is judged by. A gradient of one number, as that of a sink of one head, may
-# then have 3.2 times the error of the formula, instead of twice. More rows would let a user of few heads wait for
-# minutes.
+# The rows of each result that a variant is judged by. A gradient of one number, as that of a sink
+# of one head, may then have 3.2 times the error of the formula, instead of twice. More rows would
+# let a user of few heads wait for minutes.
 ROWS = 36
-OF_TORCH = 2.0  # torch's own attention, 'fused', rounds more often than the formula: its bound is twice as large
-# One trial then takes about 4 GiB. The matrices of a position-wise mixing have the square of the heads.
+# torch's own attention, 'fused', rounds more often than the formula: its bound is twice as large
+OF_TORCH = 2.0
+# One trial then takes about 4 GiB. The matrices of a position-wise mixing have the square of the
+# heads.
 MOST_HEADS = 256
 MOST_HEAD_DIM = 1024
 SPEED_SHAPE = (4, 8, 512, 64)
@@ -69,14 +73,21 @@ def machine(device: torch.device) -> dict[str, str]:
     if device.type != "cuda":
         return {**found, "device": f"{device}, {torch.get_num_threads()} threads"}
     known = torch.cuda.get_device_properties(device)
-    found["device"] = f"{known.name}, compute capability {known.major}.{known.minor}, {known.total_memory >> 30} GiB"
+    found["device"] = (
+        f"{known.name}, compute capability {known.major}.{known.minor}, {known.total_memory >> 30} "
+        "GiB"
+    )
     if tool := shutil.which("nvidia-smi"):
         query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-        found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
+        found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[
+            0
+        ]
     return {**found, "kernels": triton.machine_problem() or "can run"}
 
 
-def variants(device: torch.device, heads: int, head_dim: int) -> Iterator[tuple[dict[str, str], CallKind]]:
+def variants(
+    device: torch.device, heads: int, head_dim: int
+) -> Iterator[tuple[dict[str, str], CallKind]]:
     """Yield every variant by its names and as a record."""
     dtypes = [torch.float32, torch.bfloat16]
     if device.type == "cuda":
@@ -93,15 +104,21 @@ def variants(device: torch.device, heads: int, head_dim: int) -> Iterator[tuple[
         if differential:
             fields["mixed_heads"] = heads // 2
         value_dim = 2 * head_dim if differential else head_dim
-        names = {"normalizer": normalizer, "mixing": mixing, "mask": mask, "dtype": str(dtype).removeprefix("torch.")}
+        names = {
+            "normalizer": normalizer,
+            "mixing": mixing,
+            "mask": mask,
+            "dtype": str(dtype).removeprefix("torch."),
+        }
         yield names, CallKind(normalizer, heads, head_dim, value_dim, dtype, device, **fields)
 
 
 def judge(kind: CallKind) -> dict[str, Any]:
     """Compute calls of a kind; return the row of the report.
 
-    `auto` is what --attention-impl auto takes, `error` its largest error (1: the most that is allowed), `fault` what is
-    wrong, `kernels` why fused kernels are not used. A kernel that fails its trial is a fault, with dropout too.
+    `auto` is what --attention-impl auto takes, `error` its largest error (1: the most that is
+    allowed), `fault` what is wrong, `kernels` why fused kernels are not used. A kernel that fails
+    its trial is a fault, with dropout too.
     """
     row = {"auto": "", "error": float("nan"), "fault": "", "kernels": ""}
 
@@ -136,10 +153,14 @@ def judge(kind: CallKind) -> dict[str, Any]:
 
 
 def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
-    """Return milliseconds of a forward and backward pass, B 4, 8 heads of 64, 512 positions, causal, no dropout."""
+    """Return milliseconds of a forward and backward pass, B 4, 8 heads of 64, 512 positions,
+    causal, no dropout.
+    """
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     batch, heads, length, head_dim = SPEED_SHAPE
-    query, key, value, d_out = (torch.randn(SPEED_SHAPE, device=device, dtype=dtype) for _ in range(4))
+    query, key, value, d_out = (
+        torch.randn(SPEED_SHAPE, device=device, dtype=dtype) for _ in range(4)
+    )
     matrices = {0: None, 2: torch.eye(heads, device=device, dtype=dtype)}
     matrices[4] = matrices[2].expand(batch, length, heads, heads).contiguous()
 
@@ -160,7 +181,9 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
     for name, (attend, dim) in runs.items():
         inputs = unmixed._replace(mixing=matrices[dim])
         given = {"results": results, "attend": attend, "inputs": inputs, "d_out": d_out}
-        timer = Timer("results(attend, inputs, d_out)", globals=given, num_threads=torch.get_num_threads())
+        timer = Timer(
+            "results(attend, inputs, d_out)", globals=given, num_threads=torch.get_num_threads()
+        )
         times[name] = 1000 * timer.blocked_autorange(min_run_time=seconds).median
     return times
 
@@ -173,7 +196,9 @@ def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
     torch.set_num_threads(1)  # small problems wait for more threads longer than these save
     for names, kind in todo:
         if len(rows) % 20 == 0:
-            print(f"mixhead check: {len(rows)} of {len(todo)} variants", file=sys.stderr, flush=True)
+            print(
+                f"mixhead check: {len(rows)} of {len(todo)} variants", file=sys.stderr, flush=True
+            )
         rows.append({**names, **judge(kind)})
     torch.set_num_threads(threads)
     return {"machine": machine(device), "variants": rows, "milliseconds": speed(device)}
@@ -181,8 +206,13 @@ def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
 
 def as_text(report: dict[str, Any]) -> str:
     lines = [f"{name:16}{value}" for name, value in report["machine"].items()]
-    lines += ["", "error: the largest of output and gradients against float64, as a share of what is allowed"]
-    lines.append(f"{'normalizer':14}{'mixing':32}{'mask':18}{'dtype':10}{'auto takes':11}{'error':>6}")
+    lines += [
+        "",
+        "error: the largest of output and gradients against float64, as a share of what is allowed",
+    ]
+    lines.append(
+        f"{'normalizer':14}{'mixing':32}{'mask':18}{'dtype':10}{'auto takes':11}{'error':>6}"
+    )
     for row in report["variants"]:
         line = f"{row['normalizer']:14}{row['mixing']:32}{row['mask']:18}{row['dtype']:10}"
         line += f"{row['auto']:11}{row['error']:6.2f}"
@@ -193,7 +223,11 @@ def as_text(report: dict[str, Any]) -> str:
     lines += [f"{name:32}{value:8.2f}" for name, value in report["milliseconds"].items()]
     refused = sorted({row["kernels"] for row in report["variants"]} - {""})
     if refused:
-        lines += ["", "Fused kernels (impl 'triton') are not used where:", *(f"- {reason}" for reason in refused)]
+        lines += [
+            "",
+            "Fused kernels (impl 'triton') are not used where:",
+            *(f"- {reason}" for reason in refused),
+        ]
     wrong = sum(bool(row["fault"]) for row in report["variants"])
     return "\n".join([*lines, "", f"{wrong} of {len(report['variants'])} variants are wrong"])
 
@@ -208,11 +242,17 @@ def main(device: str | None, heads: int, head_dim: int, as_json: bool) -> int:
             raise RuntimeError("must be cpu, cuda or cuda:1")
     except (RuntimeError, AssertionError) as error:
         sys.exit(f"mixhead check: --device {device}: {str(error).splitlines()[0]}")
-    for flag, value, most in (("--heads", heads, MOST_HEADS), ("--head-dim", head_dim, MOST_HEAD_DIM)):
+    for flag, value, most in (
+        ("--heads", heads, MOST_HEADS),
+        ("--head-dim", head_dim, MOST_HEAD_DIM),
+    ):
         if value < 1:
             sys.exit(f"mixhead check: {flag} {value}: must be at least 1")
         if value > most:
-            sys.exit(f"mixhead check: {flag} {value}: must be at most {most}, because each trial holds all weights")
+            sys.exit(
+                f"mixhead check: {flag} {value}: must be at most {most}, because each trial holds "
+                "all weights"
+            )
     report = check(chosen, heads, head_dim)
     print(json.dumps(report, indent=1) if as_json else as_text(report))
     return int(any(row["fault"] for row in report["variants"]))

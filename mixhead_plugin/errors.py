@@ -1,4 +1,6 @@
-"""The exceptions of the plugin, the names of flags in their messages, and the one line that a command ends with."""
+"""The exceptions of the plugin, the names of flags in their messages, and the one line that a
+command ends with.
+"""
 
 import difflib
 import os
@@ -10,7 +12,9 @@ from types import TracebackType
 
 
 class OptionError(ValueError):
-    """A flag, a combination of flags, or a file named by a flag, that cannot be used. The message is one line."""
+    """A flag, a combination of flags, or a file named by a flag, that cannot be used. The message
+    is one line.
+    """
 
 
 class CheckpointError(OptionError):
@@ -23,21 +27,28 @@ def option_name(option: str) -> str:
 
 
 def unknown_field(part: str, name: str, known: Iterable[str]) -> str:
-    """Return the refusal of a field of a YAML file that its part of the config, such as `model`, does not have."""
+    """Return the refusal of a field of a YAML file that its part of the config, such as `model`,
+    does not have.
+    """
     near = difflib.get_close_matches(name, known, 2)
     remedy = f"did you mean {' or '.join(near)}?" if near else "must be left out"
     return f"{part}.{name}: unknown; {remedy}"
 
 
 def end_in_one_line() -> None:
-    """Let an OptionError, or a missing file, end this process with one line; MIXHEAD_TRACEBACK=1 shows where."""
+    """Let an OptionError, or a missing file, end this process with one line; MIXHEAD_TRACEBACK=1
+    shows where.
+    """
     if os.environ.get("MIXHEAD_TRACEBACK") != "1":
         sys.excepthook = _print_one_line
-        # Hydra prints a shorter traceback itself, and calls no hook, unless it is asked for the full one.
+        # Hydra prints a shorter traceback itself, and calls no hook, unless it is asked for the
+        # full one.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 
-def _print_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_one_line(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     if issubclass(kind, BrokenPipeError):
         output = select.poll()
         output.register(1, 0)

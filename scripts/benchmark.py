@@ -3,17 +3,17 @@
 
     scripts/benchmark.py core module         two cases; docs/speed.md has more commands
 
-Cases:
-  core      the attention alone, from queries, keys and values, with a causal mask
-  module    the multi-head attention with its projections: short padded sentences, and long rows with a causal mask
-  variants  the same with every normalizer, and with everything that the flags add, one at a time
-  training  one update of a language model by fairseq's trainer
-  decoding  a beam search of a translation model by fairseq's generator, forward alone
-  memory    the peak memory of `core` beyond its inputs (on a GPU every case shows its peak)
+Cases: core the attention alone, from queries, keys and values, with a causal mask module the
+  multi-head attention with its projections: short padded sentences, and long rows with a causal
+  mask variants the same with every normalizer, and with everything that the flags add, one at a
+  time training one update of a language model by fairseq's trainer decoding a beam search of a
+  translation model by fairseq's generator, forward alone memory the peak memory of `core` beyond
+  its inputs (on a GPU every case shows its peak)
 
-Otherwise forward and backward pass are timed together. First the results of each contender are checked; if one is
-wrong, the command ends without times. Then the contenders take turns, round by round. `by upstream` is the time
-divided by that of torch or fairseq, `by softmax` by that of the plugin's own softmax; both are medians over the rounds.
+Otherwise forward and backward pass are timed together. First the results of each contender are
+checked; if one is wrong, the command ends without times. Then the contenders take turns, round by
+round. `by upstream` is the time divided by that of torch or fairseq, `by softmax` by that of the
+plugin's own softmax; both are medians over the rounds.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, whichever one is installed
+# this checkout, whichever one is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import core
 from benchmarks.measure import CLOCKS, measure
@@ -40,17 +41,34 @@ COLUMNS = ("ms", "ms_min", "ms_max", "by_upstream", "by_softmax", "peak_mib")
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: %(default)s)")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="(default: float32; on a GPU bfloat16)")
-    parser.add_argument("--rounds", type=int, default=11, help="how often each contender runs (default: %(default)s)")
-    parser.add_argument("--dropout", type=float, default=0.1, help="on the attention weights (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "cases", nargs="*", default=CASES, metavar="CASE", help=f"{', '.join(CASES)} (default: all)"
+    )
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], help="(default: float32; on a GPU bfloat16)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=11,
+        help="how often each contender runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dropout", type=float, default=0.1, help="on the attention weights (default: %(default)s)"
+    )
     clock = "time on a CPU: wall, or cpu, which other work disturbs less (default: %(default)s)"
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help=clock)
     sizes = "batch, heads, length, head size of `core` and `memory`"
     parser.add_argument("--sizes", nargs="+", metavar="BxHxNxD", help=sizes)
-    parser.add_argument("--tokens", type=int, default=2560, help="batch x length of `module` (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=int, default=2560, help="batch x length of `module` (default: %(default)s)"
+    )
     args = parser.parse_args(words)
     if unknown := sorted(set(args.cases) - set(CASES)):
         parser.error(f"{', '.join(unknown)}: cases are {', '.join(CASES)}")
@@ -58,8 +76,14 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--rounds {args.rounds}, --tokens {args.tokens}: must be at least 1 and 64")
     on_gpu = args.device == "cuda"
     args.dtype = args.dtype or ("bfloat16" if on_gpu else "float32")
-    default = ["16x8x1024x64", "16x8x4096x64", "16x8x1024x128"] if on_gpu else ["4x8x512x64", "1x8x2048x64"]
-    args.sizes = [tuple(map(int, size.split("x"))) for size in args.sizes or default if size.count("x") == 3]
+    default = (
+        ["16x8x1024x64", "16x8x4096x64", "16x8x1024x128"]
+        if on_gpu
+        else ["4x8x512x64", "1x8x2048x64"]
+    )
+    args.sizes = [
+        tuple(map(int, size.split("x"))) for size in args.sizes or default if size.count("x") == 3
+    ]
     if not args.sizes or min(map(min, args.sizes)) < 1:
         parser.error("--sizes: must be four numbers each, such as 4x8x512x64")
     return args
@@ -71,7 +95,12 @@ def memory(args: argparse.Namespace, size: core.Size) -> list[dict[str, Any]]:
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for chosen in core.cores("cpu", args.dtype, args.dropout):
             peak = pool.submit(core.peak, size, chosen, args.dtype, args.dropout).result()
-            row = {"case": "memory", "size": core.title(size, args.dropout), "name": chosen.name, "peak_mib": peak}
+            row = {
+                "case": "memory",
+                "size": core.title(size, args.dropout),
+                "name": chosen.name,
+                "peak_mib": peak,
+            }
             rows.append(row)
             row["by_upstream"] = peak / rows[0]["peak_mib"]
     return rows
@@ -87,7 +116,9 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
         for size in args.sizes:
             yield from map(timed, core.cases(size, *own, args.dropout))
     if "module" in args.cases:
-        short = [(heads, length, 256 // heads, False) for heads in (8, 32) for length in (10, 16, 25, 64)]
+        short = [
+            (heads, length, 256 // heads, False) for heads in (8, 32) for length in (10, 16, 25, 64)
+        ]
         for heads, length, head_dim, causal in (*short, (8, 512, 64, True), (16, 128, 8, True)):
             size = (max(2, args.tokens // length), heads, length, head_dim)
             yield timed(module.case(size, causal, args.dropout, *own))
@@ -97,7 +128,9 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
             yield timed(module.case(size, True, args.dropout, *own, module.EVERY))
     if "training" in args.cases:
         large = (model.LARGE, 267744, 8)  # WikiText-103
-        yield timed(model.case(*(large if args.device == "cuda" else (model.SMALL, 4000, 2)), 512, *own))
+        yield timed(
+            model.case(*(large if args.device == "cuda" else (model.SMALL, 4000, 2)), 512, *own)
+        )
     if "decoding" in args.cases:
         yield timed(model.search(*own))
     if "memory" in args.cases and args.device == "cpu":
@@ -107,7 +140,10 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     columns = [column for column in COLUMNS if any(column in row for row in rows)]
-    print(f"\n{rows[0]['case']}: {rows[0]['size']}\n{'':32}" + "".join(f"{c.replace('_', ' '):>13}" for c in columns))
+    print(
+        f"\n{rows[0]['case']}: {rows[0]['size']}\n{'':32}"
+        + "".join(f"{c.replace('_', ' '):>13}" for c in columns)
+    )
     for row in rows:
         cells = [f"{row[column]:13.3g}" if column in row else " " * 13 for column in columns]
         print(f"  {row['name']:30}" + "".join(cells), flush=True)
@@ -117,7 +153,11 @@ def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Print and return the rows."""
     args = parse(words)
     logging.disable(logging.INFO)  # fairseq turns on everyone's debugging messages
-    device = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    device = (
+        torch.cuda.get_device_name()
+        if args.device == "cuda"
+        else f"{torch.get_num_threads()} CPU threads"
+    )
     versions = f"python {platform.python_version()}, torch {torch.__version__}"
     print(f"device {device}, dtype {args.dtype}, {versions}, load {os.getloadavg()[0]:.1f}")
     rows = []

@@ -25,7 +25,7 @@ LEARNED = 0.1
 NEARLY = 0.5
 
 
-# ---- the comparisons -----------------------------------------------------------------------------
+# ---- the comparisons ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def gains(study: Study, row: Row, base: Row, metric: str, is_ratio: bool = False
     return [theirs - ours for ours, theirs in pairs]
 
 
-# ---- effects -------------------------------------------------------------------------------------
+# ---- effects -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def effects(folder: Path = RESULTS) -> list[Effect]:
     return found
 
 
-# ---- tables --------------------------------------------------------------------------------------
+# ---- tables ------------------------------------------------------------------------------------
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -242,7 +242,7 @@ def recall_table(folder: Path = RESULTS) -> str:
     return table(["length", "heads", "softmax", "B", "`average`"], rows)
 
 
-# ---- over the rows of text -----------------------------------------------------------------------
+# ---- over the rows of text ---------------------------------------------------------------------
 
 
 def of_text(found: Sequence[Effect]) -> dict[str, list[Effect]]:
@@ -280,7 +280,7 @@ def summary_table(folder: Path = RESULTS) -> str:
     return table(head, rows)
 
 
-# ---- along the training --------------------------------------------------------------------------
+# ---- along the training ------------------------------------------------------------------------
 
 # The rows of the picture and the table; the zero line is softmax with the same heads.
 ALONG = {
@@ -343,7 +343,7 @@ def along_table(folder: Path = RESULTS) -> str:
     return table(head, rows)
 
 
-# ---- the pilots of words ---------------------------------------------------------------------------
+# ---- the pilots of words -----------------------------------------------------------------------
 
 PILOT_ROWS = {
     "softmax, 16 heads of 8": ("16", "softmax"),
@@ -368,7 +368,7 @@ def pilots_table(folder: Path = RESULTS) -> str:
     return table(["rate", *PILOT_RATES], rows)
 
 
-# ---- BLEU, time, and what else stands beside the loss --------------------------------------------
+# ---- BLEU, time, and what else stands beside the loss ------------------------------------------
 
 
 def bleu_metric(study: Study) -> str | None:
@@ -467,7 +467,9 @@ def words_table(folder: Path = RESULTS) -> str:
         perplexity = statistics.fmean(study.values(row, "test").values())
         gain = "" if row == base else shown(percent(study, row, base, "test"), 2)
         rows.append([name, f"{perplexity:.1f}", gain])
-    return table(["attention", "test perplexity", "gain over softmax, 16 heads, % of the loss"], rows)
+    return table(
+        ["attention", "test perplexity", "gain over softmax, 16 heads, % of the loss"], rows
+    )
 
 
 def unmixed_table(folder: Path = RESULTS) -> str:
@@ -498,7 +500,9 @@ def worth_in_updates(folder: Path = RESULTS) -> Estimate:
 
 def share_of_bleu(mixed: Row, small: Row, large: Row, folder: Path = RESULTS) -> Estimate:
     """Return how much of the BLEU that small heads cost in translation the mixing wins back."""
-    bleu = {row: study_of("translation", folder).values(row, "BLEU") for row in (mixed, small, large)}
+    bleu = {
+        row: study_of("translation", folder).values(row, "BLEU") for row in (mixed, small, large)
+    }
     seeds = sorted(bleu[mixed].keys() & bleu[small].keys() & bleu[large].keys())
     won = [bleu[mixed][seed] - bleu[small][seed] for seed in seeds]
     cost = [bleu[large][seed] - bleu[small][seed] for seed in seeds]
@@ -546,7 +550,9 @@ lowest loss among the numbers of heads that were run.""",
     "translation": "Test set after 1,600 updates, eight seeds; intervals at 95 %.",
     "along the training": """\
 Translation: gain in validation loss, nats a token, eight seeds, intervals at 95 %.""",
-    "recall": f"Runs that end below {LEARNED} and below {NEARLY} nats an answer, and the mean loss.",
+    "recall": (
+        f"Runs that end below {LEARNED} and below {NEARLY} nats an answer, and the mean loss."
+    ),
     "over all texts": """\
 The lines on text as settings that each have a true gain (random effects); the intervals of the
 mean are Hartung and Knapp's. The lines share corpora, and most have three seeds, so other

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-NUMBER = re.compile(r"[=:]\s+(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b")  # in "perplexity = 20.54", "BLEU|... = 33.5 66.1/..."
-PROGRESS = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")  # a line of fairseq-train --log-format json
+# in "perplexity = 20.54", "BLEU|... = 33.5 66.1/..."
+NUMBER = re.compile(r"[=:]\s+(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b")
+# a line of fairseq-train --log-format json
+PROGRESS = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
 RESUMED = re.compile(r"Loaded checkpoint .* @ (\d+) updates\)")
 
 
 class Progress:
     """Collects the points of a training from the lines of fairseq's log, one process after another.
 
-    A point has the update, the tokens so far, the loss in bits a token (without label smoothing), and the CPU
-    seconds so far, without start-up and validations. After an interruption, updates after the last checkpoint are
-    dropped.
+    A point has the update, the tokens so far, the loss in bits a token (without label smoothing),
+    and the CPU seconds so far, without start-up and validations. After an interruption, updates
+    after the last checkpoint are dropped.
     """
 
     def __init__(self, points: Sequence[dict[str, float]]):
@@ -46,18 +48,27 @@ class Progress:
             self.cpu = cpu
         self.updating = updating
 
-    def add(self, series: str, values: Mapping[str, Any], cpu: float | None) -> dict[str, float] | None:
+    def add(
+        self, series: str, values: Mapping[str, Any], cpu: float | None
+    ) -> dict[str, float] | None:
         prefix = "" if series == "train_inner" else f"{series}_"
-        if series == "train" or f"{prefix}num_updates" not in values:  # the mean of an epoch, or another kind of line
+        # the mean of an epoch, or another kind of line
+        if series == "train" or f"{prefix}num_updates" not in values:
             return None
         self.pass_time(cpu, updating=True)
         last = self.points[-1] if self.points else {"update": 0, "tokens": 0}
         update = int(values[f"{prefix}num_updates"])
         per_update = float(values.get("wpb", 0)) or last["tokens"] / max(last["update"], 1)
-        point = {"update": update, "tokens": round(last["tokens"] + (update - last["update"]) * per_update)}
+        point = {
+            "update": update,
+            "tokens": round(last["tokens"] + (update - last["update"]) * per_update),
+        }
         if cpu is not None:
             point["cpu_seconds"] = round(self.spent, 2)
-        name, loss = "train" if series == "train_inner" else series, values.get(f"{prefix}loss", "nan")
+        name, loss = (
+            "train" if series == "train_inner" else series,
+            values.get(f"{prefix}loss", "nan"),
+        )
         point[f"{name}_loss"] = float(values.get(f"{prefix}nll_loss", loss))
         if series != "train_inner" and f"{prefix}nll_loss" in values:
             point[f"{name}_objective"] = float(loss)  # of the criterion, label smoothing included
@@ -65,7 +76,9 @@ class Progress:
         return point
 
     def all(self) -> Sequence[dict[str, float]]:
-        """Return the points; if this process ended before its first update, those of earlier processes."""
+        """Return the points; if this process ended before its first update, those of earlier
+        processes.
+        """
         return self.points or self.before
 
 

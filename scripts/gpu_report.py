@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, whichever one is installed
+# this checkout, whichever one is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from benchmarks import gpu, steps
@@ -26,17 +27,34 @@ Report = dict[str, Any]
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/gpu_report.sh",
-        description="Try the kernels on this machine's GPU: numbers, speed, registers, tests and a training.",
+        description=(
+            "Try the kernels on this machine's GPU: numbers, speed, registers, tests and a "
+            "training."
+        ),
     )
     names = ", ".join(gpu.PARTS)
     usual = [name for name, part in gpu.PARTS.items() if not part.asked]
     asked = " and ".join(name for name, part in gpu.PARTS.items() if part.asked)
-    only = f"parts of {names} (default: all but {asked}, which are for those who change the kernels)"
-    some = "; PART=WORD+WORD takes the steps with one of the words in their names, and tests=FILE+FILE these tests"
-    parser.add_argument("--only", nargs="+", metavar="PART", default=usual, help=f"{only}, in this order{some}")
-    parser.add_argument("--seconds", type=float, default=360.0, help="for all parts (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder (default: results/gpu)")
-    quick = "a rehearsal: tiny sizes; with TRITON_INTERPRET=1 it needs no GPU, and its figures mean nothing"
+    only = (
+        f"parts of {names} (default: all but {asked}, which are for those who change the kernels)"
+    )
+    some = (
+        "; PART=WORD+WORD takes the steps with one of the words in their names, and "
+        "tests=FILE+FILE these tests"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="PART", default=usual, help=f"{only}, in this order{some}"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=360.0, help="for all parts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "results" / "gpu", help="folder (default: results/gpu)"
+    )
+    quick = (
+        "a rehearsal: tiny sizes; with TRITON_INTERPRET=1 it needs no GPU, and its figures mean "
+        "nothing"
+    )
     parser.add_argument("--quick", action="store_true", help=quick)
     args = parser.parse_args(words)
     parted = [part.partition("=") for part in args.only]
@@ -55,7 +73,8 @@ def device_of_this_machine() -> str:
     if torch.cuda.is_available():
         return "cuda"
     sys.exit(
-        f"gpu_report.sh: {sys.executable} with torch {torch.__version__} sees no GPU; name another Python by PYTHON=, "
+        f"gpu_report.sh: {sys.executable} with torch {torch.__version__} sees no GPU; name another "
+        "Python by PYTHON=, "
         "or rehearse with TRITON_INTERPRET=1 and --quick"
     )
 
@@ -67,11 +86,15 @@ def file_name(device: str) -> str:
 
 
 def chosen(steps: list[str], words: Sequence[str]) -> list[str]:
-    """Return the steps with one of the words in their names, in the order of the words; all if there are no words."""
+    """Return the steps with one of the words in their names, in the order of the words; all if
+    there are no words.
+    """
     return list(dict.fromkeys(step for word in words or [""] for step in steps if word in step))
 
 
-def run_part(name: str, settings: gpu.Settings, seconds: float, log: Path, words: Sequence[str] = ()) -> Report:
+def run_part(
+    name: str, settings: gpu.Settings, seconds: float, log: Path, words: Sequence[str] = ()
+) -> Report:
     """Return the rows of a part, and for each step that is not complete the reason."""
     part = gpu.PARTS[name]
     report: Report = {"title": part.title, "rows": [], "faults": {}, "steps": {}}
@@ -112,14 +135,20 @@ def as_text(parts: dict[str, Report]) -> str:
             continue
         lines.append(f"`{name}`, {part['seconds']:g} s, {len(part['rows'])} rows")
         lines += ["", *table(part["rows"])] if part["rows"] else []
-        lines += ["", *(f"- {step}: {fault}" for step, fault in part["faults"].items())] if part["faults"] else []
+        lines += (
+            ["", *(f"- {step}: {fault}" for step, fault in part["faults"].items())]
+            if part["faults"]
+            else []
+        )
     return "\n".join([*lines, ""])
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    return lines + ["| " + " | ".join(cell(row.get(column, "")) for column in columns) + " |" for row in rows]
+    return lines + [
+        "| " + " | ".join(cell(row.get(column, "")) for column in columns) + " |" for row in rows
+    ]
 
 
 def cell(value: Any) -> str:
@@ -134,7 +163,10 @@ def summary(part: Report) -> str:
         return f"left out: {part['left_out']}"
     wrong = sum(bool(row.get("fault")) or row.get("outcome") == "failed" for row in part["rows"])
     incomplete = len(part["faults"])
-    return f"{len(part['rows'])} rows, {wrong} with a fault, {incomplete} steps not complete, {part['seconds']:g} s"
+    return (
+        f"{len(part['rows'])} rows, {wrong} with a fault, {incomplete} steps not complete, "
+        f"{part['seconds']:g} s"
+    )
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -143,11 +175,14 @@ def main(words: Sequence[str] | None = None) -> int:
     device = device_of_this_machine()
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / file_name(device)
-    # Compiled code goes where nothing was compiled before, so that the seconds of a first use are true.
+    # Compiled code goes where nothing was compiled before, so that the seconds of a first use are
+    # true.
     made = Path(tempfile.mkdtemp(prefix="gpu_report"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(made / "triton"))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(made / "inductor"))
-    settings = gpu.Settings(device, args.quick, made / "compiled", tuple(args.only.get("tests", ())))
+    settings = gpu.Settings(
+        device, args.quick, made / "compiled", tuple(args.only.get("tests", ()))
+    )
     # Many processes compile beside each other already.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     log = path.with_suffix(".log").resolve()
@@ -159,12 +194,18 @@ def main(words: Sequence[str] | None = None) -> int:
         # A rehearsal shows every part to its end, however slow the interpreter is.
         seconds = left if args.quick else min(left, gpu.PARTS[name].seconds)
         parts[name] = run_part(name, settings, seconds, log, words_of_part)
-        path.with_suffix(".json").write_text(json.dumps({"quick": args.quick, "parts": parts}, indent=1))
+        path.with_suffix(".json").write_text(
+            json.dumps({"quick": args.quick, "parts": parts}, indent=1)
+        )
         path.with_suffix(".md").write_text(as_text(parts))
         print(f"{name:10} {summary(parts[name])}", flush=True)
     shutil.rmtree(made, ignore_errors=True)
     print(f"wrote {path}.json, .md and .log")
-    wrong = any(row.get("fault") or row.get("outcome") == "failed" for part in parts.values() for row in part["rows"])
+    wrong = any(
+        row.get("fault") or row.get("outcome") == "failed"
+        for part in parts.values()
+        for row in part["rows"]
+    )
     return int(wrong or any(part["faults"] for part in parts.values()))
 
 

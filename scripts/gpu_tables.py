@@ -45,7 +45,9 @@ OTHERS = {
 
 def rows_of(part: str) -> list[dict[str, Any]]:
     """Return the rows of a part of all reports, the later reports last."""
-    reports = [json.loads(path.read_text())["parts"] for path in sorted(REPORTS.glob("nvidia-h200-*.json"))]
+    reports = [
+        json.loads(path.read_text())["parts"] for path in sorted(REPORTS.glob("nvidia-h200-*.json"))
+    ]
     return [row for parts in reports if part in parts for row in parts[part]["rows"]]
 
 
@@ -98,7 +100,9 @@ def host() -> str:
 
 
 def steps() -> str:
-    """Return the times of a step of training and of a step of decoding, beside fairseq's and torch's."""
+    """Return the times of a step of training and of a step of decoding, beside fairseq's and
+    torch's.
+    """
     training = {row["name"]: row["ms"] for row in rows_of("training")}
     decoding = {row["name"]: row["microseconds"] / 1e3 for row in rows_of("decoding")}
     lines = []
@@ -106,7 +110,9 @@ def steps() -> str:
         ("a training step, fairseq's own attention", training, "fairseq", 1),
         ("attention of one query to 1,024 keys, torch's", decoding, "torch", 3),
     ):
-        ratios = [f"{times[name] / times[unit]:.2f}" for name in ("softmax", "Mixhead A", "Mixhead B")]
+        ratios = [
+            f"{times[name] / times[unit]:.2f}" for name in ("softmax", "Mixhead A", "Mixhead B")
+        ]
         lines.append([f"{what} = 1.00", f"{times[unit]:.{digits}f} ms", *ratios])
     return table(["", "1.00 is", "the plugin's softmax", "Mixhead A", "Mixhead B"], lines)
 

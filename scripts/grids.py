@@ -13,8 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "cells", "baseline", "published", "seeds", "starts"}
-# Variables that a result depends on. GPUS is not one: an update has the same tokens on any number of GPUs.
+KEYS = {
+    "example",
+    "title",
+    "train",
+    "evaluate",
+    "metrics",
+    "axes",
+    "cells",
+    "baseline",
+    "published",
+    "seeds",
+    "starts",
+}
+# Variables that a result depends on. GPUS is not one: an update has the same tokens on any number
+# of GPUs.
 TRAINING = ("DATA", "BREAKS", "VARIANT", "MODEL", "SELECT", "PRECISION")
 EVALUATION = ("AVERAGE", "METRIC")
 
@@ -26,7 +39,9 @@ def fail(message: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Point:
-    """The words that one value of an axis adds to both commands; those like MODEL=vanilla set variables."""
+    """The words that one value of an axis adds to both commands; those like MODEL=vanilla set
+    variables.
+    """
 
     train: Sequence[str] = ()
     evaluate: Sequence[str] = ()
@@ -40,14 +55,17 @@ class Grid:
     title: str
     base: Point
     metrics: Mapping[str, Sequence[str]]  # name -> flags of evaluate.sh
-    only: Mapping[str, str]  # metric -> the label that its points have; other metrics are of every point
+    # metric -> the label that its points have; other metrics are of every point
+    only: Mapping[str, str]
     axes: Mapping[str, Mapping[str, Point]]  # axis -> label -> what it adds
-    cells: Mapping[str, Sequence[str]]  # "label,label" -> what such points add to train.sh; no others are run
+    # "label,label" -> what such points add to train.sh; no others are run
+    cells: Mapping[str, Sequence[str]]
     baseline: str  # the label that the others of its axis are compared with; the grid may lack it
     published: Mapping[str, str]  # "label/label" -> the paper's numbers
     published_metrics: Sequence[str]  # the metrics that the numbers of a cell are of
     starts: Mapping[str, str]  # label -> the label of the same axis whose run it starts from
-    seeds: int  # report.py shows no result before every point has as many; 0: it shows what there is
+    # report.py shows no result before every point has as many; 0: it shows what there is
+    seeds: int
 
     def measures(self, labels: Iterable[str], metric: str) -> bool:
         """Return True if the point with these labels has the metric."""
@@ -70,10 +88,14 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
         raise ValueError("needs example and axes")
     axes = {}
     for axis in table(content, "axes"):
-        axes[axis] = {label: point(value, label) for label, value in table(content["axes"], axis).items()}
+        axes[axis] = {
+            label: point(value, label) for label, value in table(content["axes"], axis).items()
+        }
     labels = {label for axis in axes.values() for label in axis}
     metrics, only = {}, {}
-    for metric, value in (table(content, "metrics") if "metrics" in content else {"result": ""}).items():
+    for metric, value in (
+        table(content, "metrics") if "metrics" in content else {"result": ""}
+    ).items():
         if isinstance(value, dict):
             metrics[metric], only[metric] = metric_of_some_points(value, metric, labels)
         else:
@@ -82,13 +104,17 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
     if isinstance(published, str):  # the grid that has the paper's rows
         paper = read_grid(path.parent / published)
         published, published_metrics = paper.published, paper.published_metrics
-    elif wrong := sorted(published.keys() - {"/".join(labels) for labels in itertools.product(*axes.values())}):
+    elif wrong := sorted(
+        published.keys() - {"/".join(labels) for labels in itertools.product(*axes.values())}
+    ):
         raise ValueError(f"published.{wrong[0]!r}: is no point of the grid")
     starts = table(content, "starts") if "starts" in content else {}
     for label, start in starts.items():
         same_axis = next((list(axis) for axis in axes.values() if label in axis), [])
         if start not in same_axis[: same_axis.index(label) if label in same_axis else 0]:
-            raise ValueError(f"starts.{label!r} = {start!r}: must be an earlier label of the same axis")
+            raise ValueError(
+                f"starts.{label!r} = {start!r}: must be an earlier label of the same axis"
+            )
     cells = table(content, "cells") if "cells" in content else {}
     if wrong := [cell for cell in cells if not set(cell.split(",")) <= labels]:
         raise ValueError(f"cells.{wrong[0]!r}: is no point of the grid")
@@ -108,7 +134,9 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
     )
 
 
-def metric_of_some_points(value: Mapping[str, Any], metric: str, labels: set[str]) -> tuple[str, str]:
+def metric_of_some_points(
+    value: Mapping[str, Any], metric: str, labels: set[str]
+) -> tuple[str, str]:
     """Return the flags of a metric that only the points of one label have, and this label."""
     if value.keys() != {"evaluate", "only"}:
         raise ValueError(f"metrics.{metric}: must be flags, or a table of evaluate and only")
@@ -153,7 +181,7 @@ def point(value: Any, label: str) -> Point:
     return Point(flags(value, "train"), flags(value, "evaluate"))
 
 
-# ---- runs ------------------------------------------------------------------------------------------------------------
+# ---- runs --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -164,7 +192,8 @@ class Run:
     labels: Mapping[str, str]  # axis -> label
     seed: int
     train: tuple[str, ...]
-    evaluate: Mapping[str, tuple[str, ...]]  # metric -> arguments; a run that others start from has none
+    # metric -> arguments; a run that others start from has none
+    evaluate: Mapping[str, tuple[str, ...]]
     start: "Run | None" = None  # the run that it starts from
 
     @property
@@ -214,13 +243,21 @@ def is_variable(word: str) -> bool:
 
 
 def runs(grid: Grid, seeds: Iterable[int] = (1,), only: Sequence[str] = ()) -> list[Run]:
-    """Return every run of the grid, the last axis moving fastest; the seeds of a point follow one another."""
+    """Return every run of the grid, the last axis moving fastest; the seeds of a point follow one
+    another.
+    """
     found: dict[tuple[str | int, ...], Run] = {}  # by labels and seed
     for labels in itertools.product(*grid.axes.values()):
-        cells = [Point(own) for cell, own in grid.cells.items() if set(cell.split(",")) <= set(labels)]
+        cells = [
+            Point(own) for cell, own in grid.cells.items() if set(cell.split(",")) <= set(labels)
+        ]
         if grid.cells and not cells:
             continue
-        points = [grid.base, *(axis[label] for axis, label in zip(grid.axes.values(), labels)), *cells]
+        points = [
+            grid.base,
+            *(axis[label] for axis, label in zip(grid.axes.values(), labels)),
+            *cells,
+        ]
         train = [word for point in points for word in point.train]
         shared = [word for point in points for word in point.evaluate]
         variables = [word for word in train if is_variable(word)]
@@ -233,12 +270,18 @@ def runs(grid: Grid, seeds: Iterable[int] = (1,), only: Sequence[str] = ()) -> l
         for seed in seeds:
             words = in_order([*train, "--seed", str(seed)])
             start = found[(*before, seed)] if before != labels else None
-            found[(*labels, seed)] = Run(grid.example, dict(zip(grid.axes, labels)), seed, words, evaluate, start)
+            found[(*labels, seed)] = Run(
+                grid.example, dict(zip(grid.axes, labels)), seed, words, evaluate, start
+            )
     digests = [run.digest for run in found.values()]
     if twice := [run for run in found.values() if digests.count(run.digest) > 1]:
         fail(f"two points of the grid are the same run: {twice[0].title}; {twice[1].title}")
     chosen = [set(labels.split(",")) for labels in only] or [set()]
-    return [run for run in found.values() if any(labels <= set(run.labels.values()) for labels in chosen)]
+    return [
+        run
+        for run in found.values()
+        if any(labels <= set(run.labels.values()) for labels in chosen)
+    ]
 
 
 def in_order(words: Iterable[str]) -> tuple[str, ...]:

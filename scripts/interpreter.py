@@ -1,7 +1,8 @@
 """Print what scripts/setup.sh asks of an interpreter, a line each, or say why it cannot serve.
 
-The lines: its path, its version, its own torch >= 2.6, the path of Python.h if that is missing, and how to install
-fairseq: 'wheel' or 'source'. The argument is the .venv that setup.sh makes. Any Python 3 can read this file.
+The lines: its path, its version, its own torch >= 2.6, the path of Python.h if that is missing, and
+how to install fairseq: 'wheel' or 'source'. The argument is the .venv that setup.sh makes. Any
+Python 3 can read this file.
 """
 
 import sys
@@ -11,13 +12,16 @@ if sys.version_info < (3, 11):  # noqa: UP036 (this is what finds out)
 
 import os
 
-if os.path.realpath(sys.prefix) == os.path.realpath(sys.argv[1]):  # an activated .venv cannot build itself
+# an activated .venv cannot build itself
+if os.path.realpath(sys.prefix) == os.path.realpath(sys.argv[1]):
     os.execv(sys._base_executable, [sys._base_executable, *sys.orig_argv[1:]])
 try:
     import ensurepip  # noqa: F401
     import venv  # noqa: F401
 except ImportError:
-    sys.exit("the modules venv and ensurepip are missing (Debian, Ubuntu: apt-get install python3-venv)")
+    sys.exit(
+        "the modules venv and ensurepip are missing (Debian, Ubuntu: apt-get install python3-venv)"
+    )
 
 import importlib.metadata
 import platform
@@ -40,11 +44,17 @@ def missing_header():
 
 
 def fairseq():
-    """Return 'wheel' on the platforms of scripts/requirements/fairseq_wheel.txt: manylinux_2_28_x86_64."""
+    """Return 'wheel' on the platforms of scripts/requirements/fairseq_wheel.txt:
+    manylinux_2_28_x86_64.
+    """
     library, version = platform.libc_ver()
     new = library == "glibc" and tuple(map(int, version.split("."))) >= (2, 28)
     here = platform.python_implementation(), platform.machine()
-    return "wheel" if new and here == ("CPython", "x86_64") and sys.version_info < (3, 13) else "source"
+    return (
+        "wheel"
+        if new and here == ("CPython", "x86_64") and sys.version_info < (3, 13)
+        else "source"
+    )
 
 
 print(sys.executable, platform.python_version(), own_torch(), missing_header(), fairseq(), sep="\n")

@@ -22,11 +22,11 @@ from mixhead_plugin.heads.figures import colours
 NEVER = math.inf  # the steps of a training that has not learned
 
 
-# ---- recall: the share that learned, and the steps that it took ----------------------------------
+# ---- recall: the share that learned, and the steps that it took --------------------------------
 
 
-# Trainings of this grid end when they have learned: at the first validation loss of at most --stop-at,
-# or at their last step.
+# Trainings of this grid end when they have learned: at the first validation loss of at most
+# --stop-at, or at their last step.
 
 
 def steps_taken(run: Mapping[str, Any]) -> float:
@@ -45,7 +45,9 @@ def steps(study: Study, row: Row) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Sign:
-    """How many seeds learned in fewer steps than with the other attention, and the exact sign test."""
+    """How many seeds learned in fewer steps than with the other attention,
+    and the exact sign test.
+    """
 
     faster: int
     slower: int
@@ -56,8 +58,8 @@ class Sign:
 def sign_test(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Sign:
     """Compare the steps of the seeds that both have.
 
-    A seed that learned is faster than one that never did. Two that never did are a tie, and ties say
-    nothing about which is faster, so the test leaves them out.
+    A seed that learned is faster than one that never did. Two that never did are a tie, and ties
+    say nothing about which is faster, so the test leaves them out.
     """
     seeds = ours.keys() & theirs.keys()
     faster = sum(ours[seed] < theirs[seed] for seed in seeds)
@@ -75,13 +77,16 @@ def share(learned: int, count: int) -> str:
 
 
 def steps_table(study: Study) -> str:
-    """Return how many seeds learned and how long it took, beside softmax with heads of the same size.
+    """Return how many seeds learned and how long it took, beside softmax with heads of the same
+    size.
 
     Holm's family is all comparisons of the table.
     """
     compared = {row: study.baseline(row) for row in study.rows}
     tests = {
-        row: sign_test(steps(study, row), steps(study, base)) for row, base in compared.items() if base and base != row
+        row: sign_test(steps(study, row), steps(study, base))
+        for row, base in compared.items()
+        if base and base != row
     }
     adjusted = dict(zip(tests, holm([test.p for test in tests.values()]) if tests else []))
     lines = []
@@ -89,10 +94,18 @@ def steps_table(study: Study) -> str:
         took = list(steps(study, row).values())
         learned = [each for each in took if each != NEVER]
         median = statistics.median(took)
-        cells = [*row, share(len(learned), len(took)), "never" if median == NEVER else f"{median:g}"]
+        cells = [
+            *row,
+            share(len(learned), len(took)),
+            "never" if median == NEVER else f"{median:g}",
+        ]
         if row in tests:
             test = tests[row]
-            cells += [f"{test.faster}, {test.slower}, {test.ties}", f"{test.p:.2g}", f"{adjusted[row]:.2g}"]
+            cells += [
+                f"{test.faster}, {test.slower}, {test.ties}",
+                f"{test.p:.2g}",
+                f"{adjusted[row]:.2g}",
+            ]
         else:
             cells += ["", "", ""]
         lines.append(cells)
@@ -102,12 +115,19 @@ def steps_table(study: Study) -> str:
 
 
 def draw_steps(study: Study, path: Path) -> None:
-    """Draw the share of seeds that have learned against the steps: a panel for each size of heads."""
+    """Draw the share of seeds that have learned against the steps:
+    a panel for each size of heads.
+    """
     groups = list(dict.fromkeys(row[:-1] for row in study.rows))
     of = colours([row[-1] for row in study.rows])
     last = max(int(point["update"]) for run in study.runs for point in run["points"])
     figure, axes = plt.subplots(
-        1, len(groups), figsize=(4 * len(groups), 3.4), layout="constrained", sharey=True, squeeze=False
+        1,
+        len(groups),
+        figsize=(4 * len(groups), 3.4),
+        layout="constrained",
+        sharey=True,
+        squeeze=False,
     )
     for panel, group in zip(axes[0], groups):
         for row in study.rows:
@@ -117,7 +137,13 @@ def draw_steps(study: Study, path: Path) -> None:
             learned = sorted(each for each in took if each != NEVER)
             shares = [(number + 1) / len(took) for number in range(len(learned))]
             end = shares[-1] if shares else 0
-            panel.step([0, *learned, last], [0, *shares, end], where="post", color=of[row[-1]], label=row[-1])
+            panel.step(
+                [0, *learned, last],
+                [0, *shares, end],
+                where="post",
+                color=of[row[-1]],
+                label=row[-1],
+            )
         named = ", ".join(f"{axis} {label}" for axis, label in zip(study.grid.axes, group))
         panel.set(title=named, xlabel="steps", xlim=(0, last), ylim=(0, 1.03))
     axes[0][0].set_ylabel("share of the seeds that have learned")
@@ -127,21 +153,26 @@ def draw_steps(study: Study, path: Path) -> None:
     plt.close(figure)
 
 
-# ---- nearest neighbour: ratios of the errors -----------------------------------------------------
+# ---- nearest neighbour: ratios of the errors ---------------------------------------------------
 
 
 def log_ratios(study: Study, row: Row, base: Row) -> dict[int, float]:
-    """Return the logarithm of the base's error divided by the row's, for each seed that both have."""
+    """Return the logarithm of the base's error divided by the row's,
+    for each seed that both have.
+    """
     ours = study.values(row, study.metric)
     theirs = study.values(base, study.metric)
-    return {seed: math.log(theirs[seed] / ours[seed]) for seed in sorted(ours.keys() & theirs.keys())}
+    return {
+        seed: math.log(theirs[seed] / ours[seed]) for seed in sorted(ours.keys() & theirs.keys())
+    }
 
 
 def errors_table(study: Study) -> str:
-    """Return how many times smaller the test error is than that of softmax with heads of the same size.
+    """Return how many times smaller the test error is than that of softmax with heads of the same
+    size.
 
-    The last column is the ratio after the most steps divided by that after the fewest: above 1 the gain has grown.
-    Holm's family is all ratios of the table but those of the last column.
+    The last column is the ratio after the most steps divided by that after the fewest: above 1 the
+    gain has grown. Holm's family is all ratios of the table but those of the last column.
     """
     found = {}
     for row in study.rows:
@@ -160,11 +191,16 @@ def errors_table(study: Study) -> str:
             grown = [late - early[seed] for seed, late in found[row].items() if seed in early]
             change = fold(paired(grown))
         lines.append([*row, fold(each), f"{each.p:.2g}", f"{adjusted[row]:.2g}", change])
-    head = [*study.grid.axes, f"error of {study.grid.baseline}, divided by this one's", "p", "p, Holm"]
+    head = [
+        *study.grid.axes,
+        f"error of {study.grid.baseline}, divided by this one's",
+        "p",
+        "p, Holm",
+    ]
     return table([*head, f"change from {fewest} steps"], lines)
 
 
-# ---- translation: what becomes of the gain -------------------------------------------------------
+# ---- translation: what becomes of the gain -----------------------------------------------------
 
 
 def gains_by_seed(study: Study, row: Row, metric: str) -> dict[int, float]:
@@ -176,7 +212,8 @@ def gains_by_seed(study: Study, row: Row, metric: str) -> dict[int, float]:
 
 
 def lasting_table(study: Study) -> str:
-    """Return the gain of B after fewer and after more updates, and its change: the primary endpoint.
+    """Return the gain of B after fewer and after more updates, and its change: the primary
+    endpoint.
 
     Holm's family is the changes, one for each number of heads.
     """
@@ -197,15 +234,21 @@ def lasting_table(study: Study) -> str:
     lines = []
     for number, change in changes.items():
         cells = [number, str(change.count)]
-        cells += [shown(paired(list(gains[number, length, "test"].values())), 4) for length in (early, late)]
+        cells += [
+            shown(paired(list(gains[number, length, "test"].values())), 4)
+            for length in (early, late)
+        ]
         cells += [shown(change, 4), f"{change.p:.2g}", f"{adjusted[number]:.2g}"]
-        cells += [shown(paired(list(gains[number, length, "BLEU"].values())), 2) for length in (early, late)]
+        cells += [
+            shown(paired(list(gains[number, length, "BLEU"].values())), 2)
+            for length in (early, late)
+        ]
         lines.append(cells)
     head = ["heads", "seeds", "gain of B at 1,600, nats", "at 6,400", "change", "p", "p, Holm"]
     return table([*head, "gain in BLEU at 1,600", "at 6,400"], lines)
 
 
-# ---- what report.py calls ------------------------------------------------------------------------
+# ---- what report.py calls ----------------------------------------------------------------------
 
 # by the name of the grid
 TABLES = {
@@ -235,7 +278,10 @@ def own_table(study: Study) -> str:
     whole, partial = with_whole_seeds(study)
     text = make(whole)
     if partial:
-        text += f"\n\nLeft out of all rows, because some row lacks them: seeds {', '.join(map(str, partial))}."
+        text += (
+            "\n\nLeft out of all rows, because some row lacks them: seeds "
+            f"{', '.join(map(str, partial))}."
+        )
     return text
 
 

@@ -25,7 +25,9 @@ def about() -> dict[str, Any]:
     code = f"""import json, platform; from importlib.metadata import distributions
 found = {{d.name: d.version for d in distributions() if d.name in {names}}}
 print(json.dumps({{"python": platform.python_version(), **found}}))"""
-    printed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout
+    printed = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=False
+    ).stdout
     source = (ROOT / "mixhead_plugin" / "__init__.py").read_text()
     version = source.partition('__version__ = "')[2].partition('"')[0]
     versions = {**json.loads(printed or "{}"), "mixhead_plugin": version}
@@ -43,7 +45,16 @@ def processor() -> str:
 @functools.cache
 def commit() -> str:
     """Return the commit, with + if files differ from it; empty outside of git."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+    command = [
+        "git",
+        "-C",
+        str(ROOT),
+        "describe",
+        "--always",
+        "--exclude=*",
+        "--abbrev=12",
+        "--dirty=+",
+    ]
     with contextlib.suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return ""
@@ -51,17 +62,24 @@ def commit() -> str:
 
 def add_commit(record: dict[str, Any]) -> None:
     """Add the current commit to those of a run."""
-    record["commit"] = ", ".join(dict.fromkeys(filter(None, (*record.get("commit", "").split(", "), commit()))))
+    record["commit"] = ", ".join(
+        dict.fromkeys(filter(None, (*record.get("commit", "").split(", "), commit())))
+    )
 
 
 @functools.cache
 def checksum(folders: str) -> str | None:
     """Return 12 digits of the SHA-256 of the text that fairseq reads; None if there is none."""
     found = [
-        path for folder in folders.split(":") for kind in ("*.bin", "dict*.txt") for path in Path(folder).rglob(kind)
+        path
+        for folder in folders.split(":")
+        for kind in ("*.bin", "dict*.txt")
+        for path in Path(folder).rglob(kind)
     ]
     whole = hashlib.sha256()
     for path in sorted(found):
         with path.open("rb") as file:
-            whole.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+            whole.update(
+                f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode()
+            )
     return whole.hexdigest()[:12] if found else None

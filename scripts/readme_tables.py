@@ -16,7 +16,13 @@ import gpu_tables
 
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
-from mixhead_plugin.fairseq.options import FAMILIES, OPTION_NAMES, SCOPES, TOKENS_PER_SAMPLE, AttentionOptions
+from mixhead_plugin.fairseq.options import (
+    FAMILIES,
+    OPTION_NAMES,
+    SCOPES,
+    TOKENS_PER_SAMPLE,
+    AttentionOptions,
+)
 from mixhead_plugin.fairseq.repairs import GROUPS, REPAIRS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, attention
 from mixhead_plugin.parts import PARTS
@@ -45,13 +51,18 @@ def families() -> str:
     rows = []
     for family, preset in FAMILIES.items():
         flags = [f"`{option_name(name)} {value}`" for name, value in preset.items()]
-        rows.append([f"`{family}_*`", ", ".join(flags).replace(TOKENS_PER_SAMPLE, "<--tokens-per-sample>")])
+        rows.append(
+            [f"`{family}_*`", ", ".join(flags).replace(TOKENS_PER_SAMPLE, "<--tokens-per-sample>")]
+        )
     return table(["architectures", "are fairseq's with"], rows)
 
 
 def variants() -> str:
     rows = []
-    parts = {option: {name: kind for name, kind in table.items() if kind.build} for option, table in PARTS.items()}
+    parts = {
+        option: {name: kind for name, kind in table.items() if kind.build}
+        for option, table in PARTS.items()
+    }
     for option, entries in {"attention_normalizer": NORMALIZERS, **parts}.items():
         for name, entry in entries.items():
             rows.append([f"`{option_name(option)} {name}`", f"`{entry.formula}`", entry.source])
@@ -73,7 +84,9 @@ def arguments() -> str:
     """Return the arguments of `ops.attention`, as its signature and its docstring say them."""
     text, parameters = inspect.getdoc(attention) or "", inspect.signature(attention).parameters
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", text.split("Returns:")[0], re.M)
-    defaults = {name: "" if p.default is p.empty else f"`{p.default!r}`" for name, p in parameters.items()}
+    defaults = {
+        name: "" if p.default is p.empty else f"`{p.default!r}`" for name, p in parameters.items()
+    }
     rows = [[f"`{name}`", defaults[name], " ".join(meaning.split())] for name, meaning in entries]
     return table(["argument", "default", "what it is"], rows)
 
@@ -81,8 +94,21 @@ def arguments() -> str:
 def penalties() -> str:
     rows = []
     for name, entry in PENALTIES.items():
-        on = "head and feature mixings that are free to turn" if entry.on_mixing else "every attention of the plugin"
-        rows.append([f"`--{name}-weight`", entry.formula, entry.source, on, f"{entry.weight:g}", f"`{name}_loss`"])
+        on = (
+            "head and feature mixings that are free to turn"
+            if entry.on_mixing
+            else "every attention of the plugin"
+        )
+        rows.append(
+            [
+                f"`--{name}-weight`",
+                entry.formula,
+                entry.source,
+                on,
+                f"{entry.weight:g}",
+                f"`{name}_loss`",
+            ]
+        )
     return table(["flag", "weight of the", "source", "acts on", "default", "in the logs"], rows)
 
 
@@ -90,16 +116,27 @@ def repairs() -> str:
     """Return a section for each group of repairs, with a table of its faults."""
     sections = []
     for group, meaning in GROUPS.items():
-        rows = [[f"`{name}`", repair.fault, repair.remedy] for name, repair in REPAIRS.items() if repair.group == group]
+        rows = [
+            [f"`{name}`", repair.fault, repair.remedy]
+            for name, repair in REPAIRS.items()
+            if repair.group == group
+        ]
         rows = [[" ".join(cell.split()) for cell in row] for row in rows]
-        sections += [f"## {group}: {meaning}", table(["repair", "fault of fairseq", "what is done instead"], rows)]
+        sections += [
+            f"## {group}: {meaning}",
+            table(["repair", "fault of fairseq", "what is done instead"], rows),
+        ]
     return "\n\n".join(sections)
 
 
 # The comparisons of the front page: what it calls them, and their task, updates and heads in
 # results/comparisons.csv. Texts by the size of the heads, then synthetic tasks.
 MEASURED = {
-    "translation, self-attention alone mixed, 800 updates": ("translation, self-attention mixed", 800, "64 of 2"),
+    "translation, self-attention alone mixed, 800 updates": (
+        "translation, self-attention mixed",
+        800,
+        "64 of 2",
+    ),
     "translation": ("translation", 1600, "32 of 4"),
     "words, each at its best rate": ("words, tuned rate", 1000, "16 of 8"),
     "words, both at a lower rate": ("words, rate 0.003", 1000, "16 of 8"),
@@ -131,7 +168,15 @@ def measured() -> str:
         time = f"{statistics.median(ratios):.2f}" if ratios else ""
         count, size = effect.of.heads.split(" of ")
         rows.append([size, count, name, str(effect.gain.count), loss, bleu, time])
-    head = ["size of a head", "heads", "task", "seeds", "loss lower by, %", "BLEU higher by", "time"]
+    head = [
+        "size of a head",
+        "heads",
+        "task",
+        "seeds",
+        "loss lower by, %",
+        "BLEU higher by",
+        "time",
+    ]
     return table(head, rows)
 
 
@@ -182,9 +227,12 @@ def advice() -> str:
         "",
         *items,
         "",
-        "Unknown, too: large models, training until nothing changes, and fine-tuning a model that was",
-        "trained without mixing. If you try, give both sides the same time, and take several seeds.",
-        "'Without mixing' is softmax. In brackets are intervals at 95 %, over pairs of equal seeds.",
+        "Unknown, too: large models, training until nothing changes, and fine-tuning a model that "
+        "was",
+        "trained without mixing. If you try, give both sides the same time, and take several "
+        "seeds.",
+        "'Without mixing' is softmax. In brackets are intervals at 95 %, over pairs of equal "
+        "seeds.",
     ]
     return "\n".join(lines)
 
@@ -195,7 +243,18 @@ def with_unit(found: effects.Estimate, decimals: int, unit: str) -> str:
     return f"{mean} {unit} ({low} to {high})"
 
 
-NAMED = (flags, families, variants, scopes, implementations, arguments, penalties, repairs, measured, advice)
+NAMED = (
+    flags,
+    families,
+    variants,
+    scopes,
+    implementations,
+    arguments,
+    penalties,
+    repairs,
+    measured,
+    advice,
+)
 TABLES = {
     **{each.__name__: each for each in NAMED},
     **effects.TABLES,  # of the results
@@ -206,7 +265,9 @@ TABLES = {
 def with_tables(text: str) -> str:
     """Return the text of a document with its tables as the code has them."""
     marks = rf"(<!-- ({'|'.join(TABLES)}) -->\n).*?(<!-- end -->)"
-    return re.sub(marks, lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text, flags=re.S)
+    return re.sub(
+        marks, lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text, flags=re.S
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Train and evaluate one run of a grid with the scripts of its recipe; `Runner` does so for scripts/sweep.py."""
+"""Train and evaluate one run of a grid with the scripts of its recipe; `Runner` does so for
+scripts/sweep.py.
+"""
 
 import contextlib
 import fcntl
@@ -25,7 +27,8 @@ from tqdm import tqdm
 EXAMPLES = ROOT / "examples"
 OF_ONE_MACHINE = {"--user-dir", "--save-dir", "--continue-once"}  # flags left out of the record
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 60.0  # seconds from SIGTERM to SIGKILL: a training ends its update and saves a checkpoint first
+# seconds from SIGTERM to SIGKILL: a training ends its update and saves a checkpoint first
+GRACE = 60.0
 POLL = 0.1  # seconds between two looks at a running script
 
 
@@ -39,7 +42,9 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 class Shown(Progress):
-    """Shows the points of a training while it runs: a bar on a terminal, a line for each validation."""
+    """Shows the points of a training while it runs: a bar on a terminal, a line for each
+    validation.
+    """
 
     def __init__(self, points: Sequence[dict[str, float]], run: Run, updates: int | None):
         super().__init__(points)
@@ -51,7 +56,9 @@ class Shown(Progress):
         if point:
             self.bar.update(point["update"] - self.bar.n)
         if point and "valid_loss" in point:
-            tqdm.write(f"{self.title}: update {point['update']}, valid loss {point['valid_loss']:g}")
+            tqdm.write(
+                f"{self.title}: update {point['update']}, valid loss {point['valid_loss']:g}"
+            )
         return point
 
 
@@ -92,7 +99,9 @@ class Runner:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError) as error:
-            raise Failure(f"{path}: cannot be read ({error}); remove the file to train again") from error
+            raise Failure(
+                f"{path}: cannot be read ({error}); remove the file to train again"
+            ) from error
 
     def finished(self, run: Run) -> bool:
         return bool(self.known(run).get("trained")) and not self.missing(run)
@@ -100,7 +109,11 @@ class Runner:
     def missing(self, run: Run) -> list[str]:
         """Return the metrics that were not evaluated with these flags."""
         evaluated = self.known(run).get("evaluate", {})
-        return [metric for metric, words in run.evaluate.items() if evaluated.get(metric) != canonical(words)]
+        return [
+            metric
+            for metric, words in run.evaluate.items()
+            if evaluated.get(metric) != canonical(words)
+        ]
 
     def __call__(self, run: Run) -> str:
         """Train and evaluate what is missing of a run; return its metrics as text."""
@@ -117,7 +130,10 @@ class Runner:
                     self.train(job)
                 for metric in self.missing(run):
                     self.evaluate(job, metric)
-            return ", ".join(f"{metric} {job.record['metrics'][metric]:g}" for metric in run.evaluate) or "trained"
+            return (
+                ", ".join(f"{metric} {job.record['metrics'][metric]:g}" for metric in run.evaluate)
+                or "trained"
+            )
         except OSError as error:
             raise Failure(str(error)) from error
         finally:
@@ -131,7 +147,10 @@ class Runner:
             raise Failure(f"began with another text ({texts}); folder: {job.folder}")
         if job.run.start:  # its updates and its time count
             before = self.known(job.run.start)
-            now |= {name: before[name] for name in ("points", "seconds", "cpu_seconds", "peak_memory_mib")}
+            now |= {
+                name: before[name]
+                for name in ("points", "seconds", "cpu_seconds", "peak_memory_mib")
+            }
         record |= {**now, **record}
         add_commit(record)
         log, updates = job.folder / "train.log", record["flags"].get("--max-update", [""])[0]
@@ -141,12 +160,18 @@ class Runner:
             record["trained"] = used["status"] == 0
             for name in ("seconds", "cpu_seconds"):
                 record[name] = round(record.get(name, 0.0) + used[name], 2)
-            record["peak_memory_mib"] = max(record.get("peak_memory_mib", 0.0), used["peak_memory_mib"])
+            record["peak_memory_mib"] = max(
+                record.get("peak_memory_mib", 0.0), used["peak_memory_mib"]
+            )
         finally:
             progress.bar.close()
             record["points"] = progress.all()
             validated = (point for point in reversed(record["points"]) if "valid_loss" in point)
-            record |= {name: value for name, value in next(validated, {}).items() if name.startswith("valid_")}
+            record |= {
+                name: value
+                for name, value in next(validated, {}).items()
+                if name.startswith("valid_")
+            }
             job.save()
         if not record["trained"]:
             raise Failure(f"train.sh failed ({last_line(log)[:200]}); log: {log}")
@@ -168,13 +193,18 @@ class Runner:
     def script(
         self, job: Job, name: str, words: Sequence[str], log: Path, progress: Progress | None = None
     ) -> dict[str, float]:
-        """Run a script to its end; return its status, its seconds, and the memory of its largest process."""
+        """Run a script to its end; return its status, its seconds, and the memory of its largest
+        process.
+        """
         command, variables = command_of(job.run, name, words, job.variables["SAVE"])
         variables = {**job.variables, **variables}
         if progress:
             command += ["--log-format", "json"]
         shown = shlex.join([*(f"{key}={value}" for key, value in variables.items()), *command])
-        with log.open("a", encoding="utf-8") as file, log.open(encoding="utf-8", errors="replace") as lines:
+        with (
+            log.open("a", encoding="utf-8") as file,
+            log.open(encoding="utf-8", errors="replace") as lines,
+        ):
             lines.seek(0, os.SEEK_END)
             file.write(f"$ {shown}\n")
             file.flush()
@@ -199,7 +229,9 @@ class Runner:
             "peak_memory_mib": round(usage.ru_maxrss * unit / 2**20, 1),
         }
 
-    def wait(self, process: subprocess.Popen, lines: Iterable[str], progress: Progress | None) -> Any:
+    def wait(
+        self, process: subprocess.Popen, lines: Iterable[str], progress: Progress | None
+    ) -> Any:
         """Follow the log, pass a stop signal on, and return the resource usage of the process."""
         killed_at, begun = 0.0, ""
         while True:
@@ -225,7 +257,9 @@ class Runner:
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Let SIGINT, SIGTERM and SIGHUP end all scripts within the context. Ignore a SIGHUP that nohup ignores."""
+        """Let SIGINT, SIGTERM and SIGHUP end all scripts within the context. Ignore a SIGHUP that
+        nohup ignores.
+        """
         nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
         def stop(number: int, frame: Any) -> None:
@@ -257,16 +291,29 @@ def end_group(pid: int, number: int) -> None:
 
 
 def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the record of a run before its training; a dry run of train.sh prints all flags and the data."""
-    printed = dry_run(run, "train", run.train, variables["SAVE"], stdout=subprocess.PIPE, stderr=subprocess.PIPE).stdout
+    """Return the record of a run before its training; a dry run of train.sh prints all flags and
+    the data.
+    """
+    printed = dry_run(
+        run, "train", run.train, variables["SAVE"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ).stdout
     command = next((line for line in printed.splitlines() if line.startswith("fairseq-")), "")
     _, data, *flags = [*shlex.split(command), "", ""]
-    own = {"labels": dict(run.labels), "seed": run.seed, "digest": run.digest, "example": run.example}
+    own = {
+        "labels": dict(run.labels),
+        "seed": run.seed,
+        "digest": run.digest,
+        "example": run.example,
+    }
     return {
         **own,
         **about(),
         "train": canonical(run.train),
-        "flags": {name: values for name, values in canonical(flags).items() if name not in {*OF_ONE_MACHINE, ""}},
+        "flags": {
+            name: values
+            for name, values in canonical(flags).items()
+            if name not in {*OF_ONE_MACHINE, ""}
+        },
         "data": checksum(data) if data else None,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "threads": int(variables.get("OMP_NUM_THREADS", 0)) or None,
@@ -278,8 +325,12 @@ def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def command_of(run: Run, name: str, words: Sequence[str], save: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the variables that stand before it, {root}, {save} and {start} filled in."""
+def command_of(
+    run: Run, name: str, words: Sequence[str], save: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the variables that stand before it, {root}, {save} and {start} filled
+    in.
+    """
     start = str(run.start.folder(Path(save).parents[1]) / "checkpoints") if run.start else ""
     for mark, path in (("{root}", str(ROOT)), ("{save}", save), ("{start}", start)):
         words = [word.replace(mark, path) for word in words]
@@ -287,13 +338,15 @@ def command_of(run: Run, name: str, words: Sequence[str], save: str) -> tuple[li
     return [str(EXAMPLES / run.example / f"{name}.sh"), *words[len(variables) :]], variables
 
 
-def dry_run(run: Run, name: str, words: Sequence[str], save: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def dry_run(
+    run: Run, name: str, words: Sequence[str], save: str, **options: Any
+) -> subprocess.CompletedProcess[str]:
     command, variables = command_of(run, name, words, save)
     environment = {**os.environ, "SAVE": save, **variables, "DRY_RUN": "1"}
     return subprocess.run(command, env=environment, text=True, check=False, **options)
 
 
-# ---- machines --------------------------------------------------------------------------------------------------------
+# ---- machines ----------------------------------------------------------------------------------
 
 
 def shares(jobs: int) -> list[dict[str, str]]:
@@ -304,15 +357,26 @@ def shares(jobs: int) -> list[dict[str, str]]:
     gpus = visible_gpus() if jobs > 1 and wanted != "0" else []
     if gpus:
         jobs = min(jobs, len(gpus))
-        size = 1 << (len(gpus) // jobs).bit_length() - 1  # a power of two can share the batches of an update
+        # a power of two can share the batches of an update
+        size = 1 << (len(gpus) // jobs).bit_length() - 1
         own = {"GPUS": str(min(int(wanted), size))} if wanted else {}
-        return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[size * job : size * (job + 1)]), **own} for job in range(jobs)]
-    return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, CORES // jobs)))}] * jobs
+        return [
+            {"CUDA_VISIBLE_DEVICES": ",".join(gpus[size * job : size * (job + 1)]), **own}
+            for job in range(jobs)
+        ]
+    return [
+        {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, CORES // jobs)))}
+    ] * jobs
 
 
 def visible_gpus() -> list[str]:
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name not in ("", "-1")]
-    code = "import torch; print(torch.cuda.device_count())"  # in a process of its own, which frees torch's memory
-    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
+        return [
+            name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name not in ("", "-1")
+        ]
+    # in a process of its own, which frees torch's memory
+    code = "import torch; print(torch.cuda.device_count())"
+    found = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
     return [str(number) for number in range(int(found))]

@@ -15,8 +15,10 @@ from provenance import ROOT
 from sweep import grid_of
 
 Row = tuple[str, ...]
-LOSS = "validation loss"  # of the last validation, in bits a token; a metric that needs no evaluation
-LOWER_IS_BETTER = ("perplexity", "loss", "bits", "nats", "mean squared error")  # beginnings of measures
+# of the last validation, in bits a token; a metric that needs no evaluation
+LOSS = "validation loss"
+# beginnings of measures
+LOWER_IS_BETTER = ("perplexity", "loss", "bits", "nats", "mean squared error")
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,16 @@ class Study:
     grid: Grid
     source: str  # the grid's file
     runs: Sequence[Mapping[str, Any]]
-    cost: Mapping[str, Any]  # speed and memory of small trainings, measured in turn; only some files have it
+    # speed and memory of small trainings, measured in turn; only some files have it
+    cost: Mapping[str, Any]
 
     @property
     def metrics(self) -> list[str]:
-        return [metric for metric in self.grid.metrics if any(metric in run["metrics"] for run in self.runs)]
+        return [
+            metric
+            for metric in self.grid.metrics
+            if any(metric in run["metrics"] for run in self.runs)
+        ]
 
     @property
     def metric(self) -> str:
@@ -39,7 +46,9 @@ class Study:
         return "test" if "test" in self.metrics else self.metrics[0]
 
     def measure(self, metric: str) -> str:
-        """Return what evaluate.sh calls the metric, such as 'BLEU'. Older files have one name for all metrics."""
+        """Return what evaluate.sh calls the metric, such as 'BLEU'. Older files have one name for
+        all metrics.
+        """
         if metric == LOSS:
             return "bits"
         found = (run for run in self.runs if metric in run["metrics"])
@@ -53,7 +62,9 @@ class Study:
         return [row for row in itertools.product(*self.grid.axes.values()) if row in known]
 
     def baseline(self, row: Row) -> Row | None:
-        """Return the row that differs from this one by having the baseline's label; None without one."""
+        """Return the row that differs from this one by having the baseline's label; None without
+        one.
+        """
         for i, labels in enumerate(self.grid.axes.values()):
             if self.grid.baseline in labels:
                 return (*row[:i], self.grid.baseline, *row[i + 1 :])
@@ -62,7 +73,9 @@ class Study:
     @property
     def groups(self) -> str:
         """Return the names of the axes other than the baseline's."""
-        return ", ".join(axis for axis, labels in self.grid.axes.items() if self.grid.baseline not in labels)
+        return ", ".join(
+            axis for axis, labels in self.grid.axes.items() if self.grid.baseline not in labels
+        )
 
     def variant(self, row: Row) -> str:
         """Return the label that the row is coloured by."""
@@ -77,15 +90,17 @@ class Study:
 
     @property
     def waits(self) -> bool:
-        """Return True while a point of the grid lacks one of the planned seeds: nobody looks at results before."""
+        """Return True while a point of the grid lacks one of the planned seeds: nobody looks at
+        results before.
+        """
         return self.grid.seeds > 0 and self.whole_seeds < self.grid.seeds
 
     @property
     def loss_unit(self) -> str:
         """Return the unit of the validation losses in the points of the runs.
 
-        fairseq logs bits. Recipes that train without fairseq, whose runs have none of its flags, log the unit of their
-        endpoint.
+        fairseq logs bits. Recipes that train without fairseq, whose runs have none of its flags,
+        log the unit of their endpoint.
         """
         if any(run.get("flags") for run in self.runs):
             return "bits"
@@ -97,8 +112,14 @@ class Study:
     def values(self, row: Row, metric: str) -> dict[int, float]:
         """Return a metric by seed."""
         if metric == LOSS:
-            return {run["seed"]: loss for run in self.of(row) if (loss := validation_loss(run)) is not None}
-        return {run["seed"]: run["metrics"][metric] for run in self.of(row) if metric in run["metrics"]}
+            return {
+                run["seed"]: loss
+                for run in self.of(row)
+                if (loss := validation_loss(run)) is not None
+            }
+        return {
+            run["seed"]: run["metrics"][metric] for run in self.of(row) if metric in run["metrics"]
+        }
 
     def time_ratios(self, row: Row, base: Row) -> list[float]:
         """Return the CPU time of the updates of a row divided by that of another.
@@ -137,24 +158,39 @@ class Study:
         return "%" if measure == "perplexity" else measure
 
     def published_gain(self, row: Row) -> float | None:
-        """Return the paper's gain by the same metric; None if a cell lacks a number for some metric."""
+        """Return the paper's gain by the same metric; None if a cell lacks a number for some
+        metric.
+        """
         base = self.baseline(row)
-        metrics = [metric for metric in self.grid.published_metrics if self.grid.measures(row, metric)]
+        metrics = [
+            metric for metric in self.grid.published_metrics if self.grid.measures(row, metric)
+        ]
         cells = [self.published(r).split("/") for r in (row, base) if r]
-        if row == base or self.metric not in metrics or any(len(cell) != len(metrics) or "" in cell for cell in cells):
+        if (
+            row == base
+            or self.metric not in metrics
+            or any(len(cell) != len(metrics) or "" in cell for cell in cells)
+        ):
             return None
-        return self.difference(*(float(cell[metrics.index(self.metric)]) for cell in cells), self.metric)
+        return self.difference(
+            *(float(cell[metrics.index(self.metric)]) for cell in cells), self.metric
+        )
 
 
 def gain(study: Study, row: Row, base: Row | None = None, metric: str = "") -> Estimate | None:
-    """Return the gain over a row, by default the baseline, by a metric, by default the study's; None without a pair."""
+    """Return the gain over a row, by default the baseline, by a metric, by default the study's;
+    None without a pair.
+    """
     base = base or study.baseline(row)
     metric = metric or study.metric
     if base is None or base == row:
         return None
     ours = study.values(row, metric)
     theirs = study.values(base, metric)
-    values = [study.difference(ours[seed], theirs[seed], metric) for seed in sorted(ours.keys() & theirs.keys())]
+    values = [
+        study.difference(ours[seed], theirs[seed], metric)
+        for seed in sorted(ours.keys() & theirs.keys())
+    ]
     return paired(values) if values else None
 
 
@@ -163,8 +199,12 @@ def last_point(run: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def validation_loss(run: Mapping[str, Any]) -> float | None:
-    """Return the loss of the last validation in bits, without label smoothing; None if the run has not validated."""
-    points = (point["valid_loss"] for point in reversed(run.get("points", [])) if "valid_loss" in point)
+    """Return the loss of the last validation in bits, without label smoothing; None if the run has
+    not validated.
+    """
+    points = (
+        point["valid_loss"] for point in reversed(run.get("points", [])) if "valid_loss" in point
+    )
     return run.get("valid_loss", next(points, None))
 
 
@@ -173,30 +213,57 @@ def from_results(path: Path) -> Study:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         source, found, cost = ROOT / content["grid"], content["runs"], content.get("cost", {})
-        if source.suffix != ".toml" or not any(map(source.resolve().is_relative_to, (ROOT, path.resolve().parent))):
-            raise ValueError(f"grid {content['grid']!r}: must be a .toml of this checkout, or below the file's folder")
-        if not isinstance(found, list) or not all(map(is_run, found)) or not any(run["metrics"] for run in found):
+        if source.suffix != ".toml" or not any(
+            map(source.resolve().is_relative_to, (ROOT, path.resolve().parent))
+        ):
+            raise ValueError(
+                f"grid {content['grid']!r}: must be a .toml of this checkout, or below the file's "
+                "folder"
+            )
+        if (
+            not isinstance(found, list)
+            or not all(map(is_run, found))
+            or not any(run["metrics"] for run in found)
+        ):
             raise ValueError("has runs that sweep.py has not written, or none")
-        if not all(is_texts(row["labels"]) and is_numbers(row.get("time_ratios", [])) for row in cost.get("rows", [])):
+        if not all(
+            is_texts(row["labels"]) and is_numbers(row.get("time_ratios", []))
+            for row in cost.get("rows", [])
+        ):
             raise ValueError("its cost is damaged")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         fail(f"{path}: is no file of report.py --save: {error}")
     grid = read_grid(source)
     if not any(run["metrics"].keys() & grid.metrics.keys() for run in found):
-        fail(f"{path}: its runs have none of the metrics of {content['grid']}: {', '.join(grid.metrics)}")
+        fail(
+            f"{path}: its runs have none of the metrics of {content['grid']}: "
+            f"{', '.join(grid.metrics)}"
+        )
     return Study(path.stem, grid, content["grid"], found, cost)
 
 
 def is_run(run: Any) -> bool:
     """Return True if a record has what sweep.py writes into each."""
     try:
-        texts = [*(run.get(name) or "" for name in ("device", "commit", "data", "measure")), run["digest"]]
+        texts = [
+            *(run.get(name) or "" for name in ("device", "commit", "data", "measure")),
+            run["digest"],
+        ]
         return (
-            is_texts(dict(enumerate(texts)) | run["labels"] | run["versions"] | run.get("measures", {}))
+            is_texts(
+                dict(enumerate(texts)) | run["labels"] | run["versions"] | run.get("measures", {})
+            )
             and type(run["seed"]) is int
-            and is_numbers([run["seed"], run["seconds"], *run["metrics"].values(), run.get("valid_loss", 0)])
-            and all(is_numbers([point["update"], *point.values()]) for point in run.get("points", []))
-            and ("perplexity" not in run.get("measure", "") or all(value > 0 for value in run["metrics"].values()))
+            and is_numbers(
+                [run["seed"], run["seconds"], *run["metrics"].values(), run.get("valid_loss", 0)]
+            )
+            and all(
+                is_numbers([point["update"], *point.values()]) for point in run.get("points", [])
+            )
+            and (
+                "perplexity" not in run.get("measure", "")
+                or all(value > 0 for value in run["metrics"].values())
+            )
         )
     except (LookupError, TypeError, AttributeError):
         return False
@@ -212,16 +279,25 @@ def is_numbers(values: Iterable[Any]) -> bool:
 
 
 def from_runs(path: Path, folder: Path) -> Study:
-    """Collect the finished runs of a grid. The environment must have the same variables as in the sweep."""
+    """Collect the finished runs of a grid. The environment must have the same variables as in the
+    sweep.
+    """
     found = [read_run(run) for run in sorted(folder.glob("*/run.json"))]
     grid = grid_of(path)
     # pilots have other metrics
     by_digest = {run["digest"]: run for run in found if run["metrics"].keys() & grid.metrics.keys()}
     chosen = runs(grid, sorted({run["seed"] for run in by_digest.values()}))
     # another grid may have given the run other labels
-    mine = [{**by_digest[run.digest], "labels": dict(run.labels)} for run in chosen if run.digest in by_digest]
+    mine = [
+        {**by_digest[run.digest], "labels": dict(run.labels)}
+        for run in chosen
+        if run.digest in by_digest
+    ]
     if not mine:
-        fail(f"{folder}: has no finished run of {path}; run scripts/sweep.py, or set DATA and the like as it had")
+        fail(
+            f"{folder}: has no finished run of {path}; run scripts/sweep.py, or set DATA and the "
+            "like as it had"
+        )
     absolute = path.resolve()
     source = absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute
     return Study(path.stem, grid, str(source), mine, {})
@@ -238,13 +314,22 @@ def read_run(path: Path) -> Mapping[str, Any]:
 
 
 def with_kept(study: Study, path: Path) -> Study:
-    """Add the runs that are only in the file that --save replaces, and its times, which the sweep does not measure."""
+    """Add the runs that are only in the file that --save replaces, and its times, which the sweep
+    does not measure.
+    """
     old, known = from_results(path), {run["digest"] for run in study.runs}
-    return replace(study, runs=[*study.runs, *(run for run in old.runs if run["digest"] not in known)], cost=old.cost)
+    return replace(
+        study,
+        runs=[*study.runs, *(run for run in old.runs if run["digest"] not in known)],
+        cost=old.cost,
+    )
 
 
 def save(study: Study, path: Path) -> None:
     """Write all runs to one file, a line for each."""
     lines = ",\n  ".join(json.dumps(run) for run in study.runs)
     cost = f'"cost": {json.dumps(study.cost)},\n "' if study.cost else '"'
-    path.write_text(f'{{"grid": {json.dumps(study.source)},\n {cost}runs": [\n  {lines}\n ]}}\n', encoding="utf-8")
+    path.write_text(
+        f'{{"grid": {json.dumps(study.source)},\n {cost}runs": [\n  {lines}\n ]}}\n',
+        encoding="utf-8",
+    )

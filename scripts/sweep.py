@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""Train and evaluate every point of a grid with the scripts of a recipe; write one JSON file for each run.
+"""Train and evaluate every point of a grid with the scripts of a recipe; write one JSON file for
+each run.
 
     scripts/sweep.py examples/grids/small/mixhead_table_7.toml --seeds 3 --only softmax --only B
 
-The same command, started again, skips finished runs and resumes interrupted ones. examples/README.md explains the rest.
+The same command, started again, skips finished runs and resumes interrupted ones.
+examples/README.md explains the rest.
 """
 
 import importlib.util
 import sys
 
 if sys.version_info < (3, 11) or not importlib.util.find_spec("tqdm"):
-    sys.exit(f"sweep: error: {sys.executable} lacks Python 3.11 or the project's packages: source .venv/bin/activate")
+    sys.exit(
+        f"sweep: error: {sys.executable} lacks Python 3.11 or the project's packages: source "
+        ".venv/bin/activate"
+    )
 
 import argparse
 import contextlib
@@ -41,28 +46,44 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="sweep.py", description=__doc__, formatter_class=raw)
     parser.add_argument("grid", type=Path, help="a TOML file, such as those in examples/grids")
-    parser.add_argument("--seeds", type=seeds, default=[1], metavar="N", help="1 to N, or FIRST-LAST (default: 1)")
+    parser.add_argument(
+        "--seeds", type=seeds, default=[1], metavar="N", help="1 to N, or FIRST-LAST (default: 1)"
+    )
     labels = "run only points that have all these labels; if repeated, the points of each option"
     parser.add_argument("--only", action="append", default=[], metavar="LABEL,LABEL", help=labels)
-    parser.add_argument("--metric", action="append", default=[], help="evaluate only this metric; may be repeated")
+    parser.add_argument(
+        "--metric", action="append", default=[], help="evaluate only this metric; may be repeated"
+    )
     jobs = "runs at a time, which share the GPUs, or the cores (default: 1)"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=jobs)
-    kept = "skip the runs that this file of report.py --save has, of another machine say; may be repeated"
+    kept = (
+        "skip the runs that this file of report.py --save has, of another machine say; may be "
+        "repeated"
+    )
     parser.add_argument("--kept", type=Path, action="append", default=[], metavar="FILE", help=kept)
     drawn = "run seed after seed, the points of each in an order that the seed draws"
     parser.add_argument("--drawn-order", action="store_true", help=drawn)
-    parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the runs (default: runs)")
-    parser.add_argument("--dry-run", action="store_true", help="print fairseq's commands and run nothing")
-    parser.usage = parser.format_usage().removeprefix("usage: ").strip() + " [-- FLAGS OF EVERY train.sh]"
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "runs", help="folder of the runs (default: runs)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print fairseq's commands and run nothing"
+    )
+    parser.usage = (
+        parser.format_usage().removeprefix("usage: ").strip() + " [-- FLAGS OF EVERY train.sh]"
+    )
     return parser.parse_args(own), words[len(own) + 1 :]
 
 
 def grid_of(path: Path, extra: Sequence[str] = ()) -> Grid:
-    """Return the grid of a file, with the variables of the environment and the flags of the command line."""
+    """Return the grid of a file, with the variables of the environment and the flags of the command
+    line.
+    """
     grid = read_grid(path)
     if not (running.EXAMPLES / grid.example / "train.sh").exists():
         fail(f"{path}: example {grid.example!r}: examples/ has no such recipe")
-    # the environment comes first, so that the grid's own words win; SAVE and CHECKPOINT are refused as in a grid
+    # the environment comes first, so that the grid's own words win; SAVE and CHECKPOINT are refused
+    # as in a grid
     train, evaluate = (
         [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
         for names in ((*TRAINING, "SAVE", "CHECKPOINT"), EVALUATION)
@@ -76,10 +97,17 @@ def without_kept(todo: Sequence[Run], files: Sequence[Path]) -> list[Run]:
     known: dict[str, Mapping[str, Any]] = {}
     for path in files:
         try:
-            known |= {run["digest"]: run["metrics"] for run in json.loads(path.read_text(encoding="utf-8"))["runs"]}
+            known |= {
+                run["digest"]: run["metrics"]
+                for run in json.loads(path.read_text(encoding="utf-8"))["runs"]
+            }
         except (OSError, ValueError, LookupError, TypeError) as error:
             fail(f"--kept {path}: is no file of report.py --save: {error}")
-    left = [run for run in todo if run.evaluate and not run.evaluate.keys() <= known.get(run.digest, {}).keys()]
+    left = [
+        run
+        for run in todo
+        if run.evaluate and not run.evaluate.keys() <= known.get(run.digest, {}).keys()
+    ]
     needed = {before.digest for run in left for before in run.starts}
     return [run for run in todo if run in left or run.digest in needed]
 
@@ -102,7 +130,10 @@ def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
     missing, failures = [run for run in todo if not runner.finished(run)], []
     done = len(todo) - len(missing)
     print(f"{len(todo)} runs, {done} of them finished before; logs in {runner.out}")
-    with ThreadPoolExecutor(len(runner.shares)) as pool, tqdm(total=len(missing), unit="run", disable=None) as bar:
+    with (
+        ThreadPoolExecutor(len(runner.shares)) as pool,
+        tqdm(total=len(missing), unit="run", disable=None) as bar,
+    ):
         for future, run in in_turn(pool, runner, missing):
             try:
                 outcome = future.result()
@@ -116,7 +147,9 @@ def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
     return failures
 
 
-def in_turn(pool: ThreadPoolExecutor, runner: Runner, todo: Sequence[Run]) -> Iterator[tuple[Future[str], Run]]:
+def in_turn(
+    pool: ThreadPoolExecutor, runner: Runner, todo: Sequence[Run]
+) -> Iterator[tuple[Future[str], Run]]:
     """Yield the runs as they end; those of one depth begin when those before them have ended."""
     for depth in sorted({len(run.starts) for run in todo}):
         futures = {pool.submit(runner, run): run for run in todo if len(run.starts) == depth}
@@ -132,7 +165,9 @@ def main(words: Sequence[str] | None = None) -> int:
     grid = grid_of(args.grid, extra)
     if wrong := set(args.metric) - grid.metrics.keys():
         fail(f"--metric {min(wrong)}: must be among {', '.join(grid.metrics)}")
-    metrics = {name: words for name, words in grid.metrics.items() if name in (args.metric or grid.metrics)}
+    metrics = {
+        name: words for name, words in grid.metrics.items() if name in (args.metric or grid.metrics)
+    }
     todo = runs(replace(grid, metrics=metrics), args.seeds, args.only)
     if not todo:
         fail("--only, --seeds: choose no run of the grid")
@@ -142,7 +177,10 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.dry_run or os.environ.get("DRY_RUN"):
         for run in itertools.chain(*blocks):
             save = str(run.folder(args.out) / "checkpoints")
-            for name, flags in (("train", run.train), *(("evaluate", flags) for flags in run.evaluate.values())):
+            for name, flags in (
+                ("train", run.train),
+                *(("evaluate", flags) for flags in run.evaluate.values()),
+            ):
                 if dry_run(run, name, flags, save).returncode:
                     return 1
         return 0

@@ -20,22 +20,28 @@ BERT = str(Path(PLUGIN).parent / "examples" / "bert")  # registers the plugin, t
 
 def as_flags(values, prefix=""):
     """Return the flags of the values whose names begin with `prefix`."""
-    return [f"{option_name(name)}={value}" for name, value in values.items() if name.startswith(prefix)]
+    return [
+        f"{option_name(name)}={value}" for name, value in values.items() if name.startswith(prefix)
+    ]
 
 
 SIZES = as_flags(TINY["transformer"])
 LM_SIZES = as_flags(TINY["transformer_lm"], "decoder")
 ROBERTA_SIZES = as_flags(TINY["roberta_base"], "encoder")
-TRAINING = "--optimizer adam --lr 0.01 --cpu --max-tokens 400 --num-workers 0 --log-format json --seed 1".split()
+TRAINING = (
+    "--optimizer adam --lr 0.01 --cpu --max-tokens 400 --num-workers 0 --log-format json --seed 1"
+).split()
 # By default fairseq drops the last sentences of a set, which fill no multiple of 8.
 WHOLE_SETS = ["--required-batch-size-multiple", "1"]
 TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
 
 
-# fairseq-train sets up its log before it imports fairseq; the other commands log in fairseq's own way.
-NEEDED = ("hydra.core.override_parser.overrides_parser", "torch._dynamo")  # what every command imports later
-# Registering the architectures takes half of a tiny training's time, so TRAIN has done it. The commands of OTHERS
-# import the plugin themselves; tests/fairseq/repairs/test_import.py starts fairseq-train there, too.
+# fairseq-train sets up its log before it imports fairseq; the other commands log in fairseq's own
+# way. what every command imports later
+NEEDED = ("hydra.core.override_parser.overrides_parser", "torch._dynamo")
+# Registering the architectures takes half of a tiny training's time, so TRAIN has done it. The
+# commands of OTHERS import the plugin themselves; tests/fairseq/repairs/test_import.py starts
+# fairseq-train there, too.
 TRAIN = Launcher("fairseq_cli.train", "mixhead_plugin.fairseq.models", *NEEDED)
 OTHERS = Launcher("fairseq", *NEEDED)
 
@@ -64,7 +70,17 @@ def refusal(*command, **settings):
 
 
 def train(data, arch, save, *flags, updates=3, check=True):
-    arguments = [data, "--user-dir", PLUGIN, "--arch", arch, "--save-dir", save, "--max-update", updates]
+    arguments = [
+        data,
+        "--user-dir",
+        PLUGIN,
+        "--arch",
+        arch,
+        "--save-dir",
+        save,
+        "--max-update",
+        updates,
+    ]
     return run("fairseq-train", *arguments, *TRAINING, *flags, check=check)
 
 
@@ -97,8 +113,16 @@ def free_port():
 
 
 def in_workers(number, *arguments, **settings):
-    """Start fairseq-train in `number` workers on the CPU; return them in the order of their ranks."""
-    flags = ["--distributed-world-size", number, "--distributed-backend", "gloo", "--distributed-no-spawn"]
+    """Start fairseq-train in `number` workers on the CPU;
+    return them in the order of their ranks.
+    """
+    flags = [
+        "--distributed-world-size",
+        number,
+        "--distributed-backend",
+        "gloo",
+        "--distributed-no-spawn",
+    ]
     flags += ["--distributed-init-method", f"tcp://localhost:{free_port()}", "--distributed-rank"]
     return [start("fairseq-train", *arguments, *flags, rank, **settings) for rank in range(number)]
 
@@ -106,5 +130,7 @@ def in_workers(number, *arguments, **settings):
 def two_workers(*arguments):
     """Run two workers of fairseq-train; return what the first one printed."""
     ended = [worker.wait() for worker in in_workers(2, *arguments)]
-    assert [worker.returncode for worker in ended] == [0, 0], [worker.stderr[-3000:] for worker in ended]
+    assert [worker.returncode for worker in ended] == [0, 0], [
+        worker.stderr[-3000:] for worker in ended
+    ]
     return ended[0].stdout + ended[0].stderr

@@ -9,28 +9,40 @@ import pytest
 
 from tests.launcher import ONE_THREAD
 
-# Before torch is imported. The suite starts many small processes on few cores: what the caller exports (clusters set
-# OMP_NUM_THREADS) does not count.
+# Before torch is imported. The suite starts many small processes on few cores: what the caller
+# exports (clusters set OMP_NUM_THREADS) does not count.
 os.environ.update(ONE_THREAD)
 # Scripts look for the commands of this environment, which need not be activated.
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+os.environ["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+)
 
 import torch
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
-    # Its first import decides whether its functions can be interpreted, and transformers imports it, too.
+    # Its first import decides whether its functions can be interpreted, and transformers imports
+    # it, too.
     os.environ["TRITON_INTERPRET"] = "1"
     import triton  # noqa: F401
 
     del os.environ["TRITON_INTERPRET"]  # other tests start processes
 
-NOUNS = {"hund": "dog", "katze": "cat", "vogel": "bird", "mann": "man", "frau": "woman", "kind": "child"}
+NOUNS = {
+    "hund": "dog",
+    "katze": "cat",
+    "vogel": "bird",
+    "mann": "man",
+    "frau": "woman",
+    "kind": "child",
+}
 VERBS = {"sieht": "sees", "hört": "hears", "mag": "likes", "sucht": "seeks"}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Return the number for `-n auto`: one more than there are cores, since many tests wait for other processes."""
+    """Return the number for `-n auto`: one more than there are cores, since many tests wait for
+    other processes.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return cores + 1
 
@@ -39,7 +51,8 @@ def pytest_collection_modifyitems(items):
     if torch.cuda.is_available():
         return
     for item in items:
-        # not `in item.keywords`, which has the names of folders, too: a checkout may be in one called gpu
+        # not `in item.keywords`, which has the names of folders, too: a checkout may be in one
+        # called gpu
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
@@ -54,12 +67,18 @@ def corpus(tmp_path_factory):
     """A few hundred sentences of three words, the object in another place on each side."""
     folder = tmp_path_factory.mktemp("corpus")
     pairs = [
-        (f"{s} {o} {v}", f"{NOUNS[s]} {VERBS[v]} {NOUNS[o]}") for s in NOUNS for v in VERBS for o in NOUNS if s != o
+        (f"{s} {o} {v}", f"{NOUNS[s]} {VERBS[v]} {NOUNS[o]}")
+        for s in NOUNS
+        for v in VERBS
+        for o in NOUNS
+        if s != o
     ]
     pairs = [pairs[i * 37 % len(pairs)] for i in range(len(pairs))]
     for split, chosen in {"train": pairs[:90], "valid": pairs[90:105], "test": pairs[105:]}.items():
         for side, language in enumerate(("de", "en")):
-            (folder / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in chosen))
+            (folder / f"{split}.{language}").write_text(
+                "".join(f"{pair[side]}\n" for pair in chosen)
+            )
     return folder
 
 
@@ -96,7 +115,15 @@ def text_checkpoint(text_data, tmp_path_factory):
     from tests.commands import LM_SIZES, train
 
     save = tmp_path_factory.mktemp("text")
-    flags = ["--task", "language_modeling", "--tokens-per-sample", "16", "--sample-break-mode", "eos", *LM_SIZES]
+    flags = [
+        "--task",
+        "language_modeling",
+        "--tokens-per-sample",
+        "16",
+        "--sample-break-mode",
+        "eos",
+        *LM_SIZES,
+    ]
     train(text_data, "mixhead_transformer_lm", save, *flags, "--disable-validation", updates=1)
     return save / "checkpoint_last.pt"
 
@@ -107,7 +134,14 @@ def translator(translation_data, tmp_path_factory):
     from tests.commands import SIZES, train
 
     save = tmp_path_factory.mktemp("translator")
-    flags = ["--criterion", "label_smoothed_cross_entropy", "--share-all-embeddings", "--eval-bleu", "--dropout", "0"]
+    flags = [
+        "--criterion",
+        "label_smoothed_cross_entropy",
+        "--share-all-embeddings",
+        "--eval-bleu",
+        "--dropout",
+        "0",
+    ]
     flags += ["--validate-interval", "1000", "--save-interval", "1000"]  # at the end alone
     train(translation_data, "mixhead_transformer", save, *SIZES, *flags, updates=120)
     return save / "checkpoint_last.pt"

@@ -1,4 +1,5 @@
-"""Choose the default cases of a product: `@covering` pairwise, `@each_once` every value, `@first_of` one case.
+"""Choose the default cases of a product: `@covering` pairwise, `@each_once` every value,
+`@first_of` one case.
 
 `--all` runs the product.
 """
@@ -13,15 +14,19 @@ import pytest
 def covering(**axes: Iterable[Any]):
     """Parametrise a test over the product of `axes`, a name and its values each.
 
-    Every value of an axis meets every value of each other axis in a case of the default suite; all other cases are
-    marked slow.
+    Every value of an axis meets every value of each other axis in a case of the default suite; all
+    other cases are marked slow.
     """
     return _parametrize(axes, pairwise)
 
 
 def each_once(**axes: Iterable[Any]):
-    """Parametrise a test over the product of `axes`; the default suite has as few cases as have every value."""
-    return _parametrize(axes, lambda sizes: [tuple(i % size for size in sizes) for i in range(max(sizes))])
+    """Parametrise a test over the product of `axes`; the default suite has as few cases as have
+    every value.
+    """
+    return _parametrize(
+        axes, lambda sizes: [tuple(i % size for size in sizes) for i in range(max(sizes))]
+    )
 
 
 def first_of(**axes: Iterable[Any]):
@@ -29,7 +34,9 @@ def first_of(**axes: Iterable[Any]):
     return _parametrize(axes, lambda sizes: [(0,) * len(sizes)])
 
 
-def _parametrize(axes: dict[str, Iterable[Any]], choose: Callable[[list[int]], list[tuple[int, ...]]]):
+def _parametrize(
+    axes: dict[str, Iterable[Any]], choose: Callable[[list[int]], list[tuple[int, ...]]]
+):
     values = {name: list(given) for name, given in axes.items()}
     chosen = set(choose([len(given) for given in values.values()]))
     cases = []
@@ -40,7 +47,9 @@ def _parametrize(axes: dict[str, Iterable[Any]], choose: Callable[[list[int]], l
 
 
 def pairwise(sizes: list[int]) -> list[tuple[int, ...]]:
-    """Return rows of indices, one for each axis, in which every pair of values of two axes occurs."""
+    """Return rows of indices, one for each axis,
+    in which every pair of values of two axes occurs.
+    """
     if len(sizes) == 1:
         return [(i,) for i in range(sizes[0])]
     missing = {
@@ -52,7 +61,9 @@ def pairwise(sizes: list[int]) -> list[tuple[int, ...]]:
     while missing:
         row = dict(min(missing))
         for axis in (axis for axis in range(len(sizes)) if axis not in row):
-            row[axis] = max(range(sizes[axis]), key=lambda i: len(missing & _pairs({**row, axis: i})))
+            row[axis] = max(
+                range(sizes[axis]), key=lambda i: len(missing & _pairs({**row, axis: i}))
+            )
         missing -= _pairs(row)
         rows.append(tuple(row[axis] for axis in range(len(sizes))))
     return rows

@@ -31,10 +31,14 @@ def dictionary() -> Dictionary:
 
 def task() -> SimpleNamespace:
     words = dictionary()
-    return SimpleNamespace(source_dictionary=words, target_dictionary=words, max_positions=lambda: 64)
+    return SimpleNamespace(
+        source_dictionary=words, target_dictionary=words, max_positions=lambda: 64
+    )
 
 
-ENCODER = dict(encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_layers=2, encoder_attention_heads=4)
+ENCODER = dict(
+    encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_layers=2, encoder_attention_heads=4
+)
 # Sizes by the name of fairseq's model; a longer name stands before its beginning.
 TINY = {
     "transformer_lm": {
@@ -56,7 +60,9 @@ OWN = {"synthesizer_lm": TINY["transformer_lm"], "bert_base": TINY["roberta_base
 
 
 def build(arch: str, seed: int = 1, **flags):
-    """Return a tiny model of `arch` from fairseq's factory; without dropout unless `flags` say so."""
+    """Return a tiny model of `arch` from fairseq's factory;
+    without dropout unless `flags` say so.
+    """
     tiny = next(flags for name, flags in {**OWN, **TINY}.items() if name.split("_base")[0] in arch)
     args = Namespace(arch=arch, **{"dropout": 0.0, "attention_dropout": 0.0, **tiny, **flags})
     torch.manual_seed(seed)
@@ -64,7 +70,9 @@ def build(arch: str, seed: int = 1, **flags):
 
 
 def shake(model: torch.nn.Module, size: float = 0.3) -> torch.nn.Module:
-    """Move the parts of PARTS and the gains away from where they start, at which nothing would be tested."""
+    """Move the parts of PARTS and the gains away from where they start, at which nothing would be
+    tested.
+    """
     generator = torch.Generator().manual_seed(7)
     for module in model.modules():
         if isinstance(module, MixheadAttention):
@@ -88,10 +96,12 @@ def tokens(batch: int = 3, length: int = 7, padded: bool = False) -> torch.Tenso
 def run_here(command, *arguments):
     """Run a command of fairseq in this process and return its log.
 
-    This saves most of a command's time: the registration of the plugin. tests/test_commands.py starts the commands.
-    This process has threads, so it forks no workers for the data.
+    This saves most of a command's time: the registration of the plugin. tests/test_commands.py
+    starts the commands. This process has threads, so it forks no workers for the data.
     """
-    cli = importlib.import_module(f"fairseq_cli.{command.removeprefix('fairseq-').replace('-', '_')}")
+    cli = importlib.import_module(
+        f"fairseq_cli.{command.removeprefix('fairseq-').replace('-', '_')}"
+    )
     log, root = logging.StreamHandler(io.StringIO()), logging.getLogger()
     log.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
     level, disabled = root.level, root.manager.disable
@@ -99,12 +109,14 @@ def run_here(command, *arguments):
     logging.disable(logging.NOTSET)
     root.addHandler(log)
     logging.getLogger("fairseq").setLevel(logging.NOTSET)  # the analysis' command silences it
-    # fairseq remembers the best checkpoint of a process, and would write none that is worse than another training's.
+    # fairseq remembers the best checkpoint of a process, and would write none that is worse than
+    # another training's.
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     try:
         with (
             mock.patch.object(sys, "argv", [command, *map(str, arguments), "--num-workers", "0"]),
-            mock.patch.object(cli, "reset_logging", create=True),  # fairseq-validate removes pytest's handlers and ours
+            # fairseq-validate removes pytest's handlers and ours
+            mock.patch.object(cli, "reset_logging", create=True),
         ):
             cli.cli_main()
     finally:

@@ -1,9 +1,10 @@
 """Run fairseq's commands without the seconds of their imports.
 
-A server process imports what every command imports and forks for each command. It runs no thread, so the fork is safe.
-A command has its own program, flags, environment, folder, files and exit status, as in a process of its own. It does
-not read what Python and torch read when they start (PYTHONHASHSEED, OMP_NUM_THREADS), and ends without Python's
-clean-up. The recipes' slow tests start real processes.
+A server process imports what every command imports and forks for each command. It runs no thread,
+so the fork is safe. A command has its own program, flags, environment, folder, files and exit
+status, as in a process of its own. It does not read what Python and torch read when they start
+(PYTHONHASHSEED, OMP_NUM_THREADS), and ends without Python's clean-up. The recipes' slow tests start
+real processes.
 """
 
 import atexit
@@ -25,7 +26,8 @@ import weakref
 from pathlib import Path
 
 LIMIT = 300  # seconds for one command
-# One thread: the tests start more processes than there are cores, and a fork needs a process without threads.
+# One thread: the tests start more processes than there are cores, and a fork needs a process
+# without threads.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -44,7 +46,9 @@ class Started:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def wait(self, timeout=LIMIT):
-        """Return the CompletedProcess; after `timeout` seconds kill the command and its children."""
+        """Return the CompletedProcess; after `timeout` seconds kill the command
+        and its children.
+        """
         deadline = time.monotonic() + timeout
         while self.status is None:
             self.status = self.launcher.ask(status=self.pid)
@@ -53,12 +57,16 @@ class Started:
                     os.killpg(self.pid, signal.SIGKILL)
                     raise subprocess.TimeoutExpired(self.command, timeout)
                 time.sleep(0.01)
-        printed = ((self.folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+        printed = (
+            (self.folder / name).read_text(errors="replace") for name in ("stdout", "stderr")
+        )
         return subprocess.CompletedProcess(self.command, self.status, *printed)
 
 
 class Launcher:
-    """Runs Python programs in forks of one process that has imported `modules`; the process starts at first use."""
+    """Runs Python programs in forks of one process that has imported `modules`; the process starts
+    at first use.
+    """
 
     def __init__(self, *modules):
         self.modules = modules
@@ -86,11 +94,15 @@ class Launcher:
         return Started(self, command, folder, pid)
 
     def run(self, program, *arguments, timeout=LIMIT, **settings):
-        """Return the CompletedProcess of a command, as subprocess.run(..., capture_output=True, text=True) does."""
+        """Return the CompletedProcess of a command, as subprocess.run(..., capture_output=True,
+        text=True) does.
+        """
         return self.start(program, *arguments, **settings).wait(timeout)
 
     def ask(self, **request):
-        """Return the server's answer; the server ends, with all that it has started, when this process does."""
+        """Return the server's answer; the server ends, with all that it has started, when this
+        process does.
+        """
         if self.server is None:
             self._start_server()
         line = ""
@@ -99,7 +111,9 @@ class Launcher:
             line = self.channel.readline()
         if not line:
             self.errors.seek(0)
-            raise RuntimeError(f"the process that imports {self.modules} ended: {self.errors.read()[-2000:]}")
+            raise RuntimeError(
+                f"the process that imports {self.modules} ended: {self.errors.read()[-2000:]}"
+            )
         return json.loads(line)
 
     def _start_server(self):
@@ -117,11 +131,13 @@ class Launcher:
         self.channel = self.socket.makefile("rw")
 
 
-# ---- the server ------------------------------------------------------------------------------------------------------
+# ---- the server --------------------------------------------------------------------------------
 
 
 def serve(channel):
-    """Answer requests until the other side closes. Return None then, and in each fork the command to run."""
+    """Answer requests until the other side closes. Return None then, and in each fork the command
+    to run.
+    """
     running = set()
     for line in channel:
         request = json.loads(line)
@@ -148,7 +164,11 @@ def serve(channel):
 
 def become(request):
     """Run the requested command in this process."""
-    modes = {"stdin": os.O_RDONLY, "stdout": os.O_WRONLY | os.O_CREAT, "stderr": os.O_WRONLY | os.O_CREAT}
+    modes = {
+        "stdin": os.O_RDONLY,
+        "stdout": os.O_WRONLY | os.O_CREAT,
+        "stderr": os.O_WRONLY | os.O_CREAT,
+    }
     for descriptor, (name, mode) in enumerate(modes.items()):
         opened = os.open(os.path.join(request["folder"], name), mode | os.O_APPEND)
         os.dup2(opened, descriptor)
@@ -159,7 +179,8 @@ def become(request):
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process ignores it
+    # a shell's background process ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     program, *arguments = request["command"]
     sys.argv = [program, *arguments]
     exec(request["before"], {})
@@ -182,7 +203,8 @@ def leave(status):
 if __name__ == "__main__":
     status = []  # stays empty in the server
     atexit.register(leave, status)  # registered first, it runs last
-    sys.path[0] = str(Path(__file__).parents[1])  # this checkout; not its tests, whose folder fairseq is not fairseq
+    # this checkout; not its tests, whose folder fairseq is not fairseq
+    sys.path[0] = str(Path(__file__).parents[1])
     for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.freeze()  # or a command would copy all memory that its garbage collector visits

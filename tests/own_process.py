@@ -14,7 +14,9 @@ def in_own_process(test):
     @functools.wraps(test)  # pytest finds the fixtures
     def run(**fixtures):
         words = [test.__code__.co_filename, test.__name__, json.dumps(fixtures, default=str)]
-        ended = TRAIN.run("-m tests.own_process", *words, before=f"import sys; sys.path += {sys.path}")
+        ended = TRAIN.run(
+            "-m tests.own_process", *words, before=f"import sys; sys.path += {sys.path}"
+        )
         assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
 
     return run

@@ -6,7 +6,12 @@ from fairseq.data import Dictionary
 
 # Flags of the task and of a model, small enough for what follows.
 WINDOWS = {"max_seq_length": 48, "doc_stride": 16, "max_query_length": 24, "max_positions": 64}
-SIZES = {"encoder_layers": 2, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "encoder_attention_heads": 4}
+SIZES = {
+    "encoder_layers": 2,
+    "encoder_embed_dim": 32,
+    "encoder_ffn_embed_dim": 64,
+    "encoder_attention_heads": 4,
+}
 DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
 
 # Each text with its questions and their accepted answers.
@@ -22,7 +27,9 @@ TEXTS = {
         "Who owned it?": ("José Ibáñez",),
         "What opened in 1908?": ("The Café  Zürich",),
     },
-    "On the hill stood a mill. " * 6 + "Carla bought it for $300 in May. " + "Rain fell on the hill. " * 8: {
+    "On the hill stood a mill. " * 6
+    + "Carla bought it for $300 in May. "
+    + "Rain fell on the hill. " * 8: {
         "Who bought the mill?": ("Carla",),
         "What did the mill cost?": ("$300",),
         "When was it bought?": ("May", "in May"),
@@ -43,7 +50,9 @@ def content():
                 {
                     "id": f"{t}-{q}",
                     "question": question,
-                    "answers": [{"text": answer, "answer_start": text.index(answer)} for answer in answers],
+                    "answers": [
+                        {"text": answer, "answer_start": text.index(answer)} for answer in answers
+                    ],
                 }
                 for q, (question, answers) in enumerate(questions.items())
             ],
@@ -54,14 +63,29 @@ def content():
 
 
 # Whole words of the vocabulary; the others are spelt.
-WORDS = "anna bought brother called carla fell harbour hill home lives mill near opened owner rain stood what when"
+WORDS = (
+    "anna bought brother called carla fell harbour hill home lives mill near opened owner rain "
+    "stood what when"
+)
 
 
 def vocabulary():
     """Return the characters, as beginnings and as continuations, and a few whole words."""
-    text = "".join(TEXTS) + "".join(question for questions in TEXTS.values() for question in questions)
+    text = "".join(TEXTS) + "".join(
+        question for questions in TEXTS.values() for question in questions
+    )
     pieces = sorted({character for character in text.lower() if not character.isspace()})
-    return [*pieces, *(f"##{piece}" for piece in pieces), *WORDS.split(), "the", "on", "in", "it", "who", "##st"]
+    return [
+        *pieces,
+        *(f"##{piece}" for piece in pieces),
+        *WORDS.split(),
+        "the",
+        "on",
+        "in",
+        "it",
+        "who",
+        "##st",
+    ]
 
 
 def dictionary():
@@ -76,5 +100,7 @@ def write_data(folder, **sets):
     folder.mkdir(parents=True, exist_ok=True)
     dictionary().save(str(folder / "dict.txt"))
     for name in ("train", "valid"):
-        (folder / f"{name}.json").write_text(json.dumps(sets.get(name, content())), encoding="utf-8")
+        (folder / f"{name}.json").write_text(
+            json.dumps(sets.get(name, content())), encoding="utf-8"
+        )
     return folder

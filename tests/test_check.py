@@ -13,7 +13,9 @@ from mixhead_plugin.ops.accuracy import CallKind
 @pytest.fixture
 def report(monkeypatch, capsys):
     """Return the exit status and the text of `mixhead check` over a part of the variants."""
-    monkeypatch.setattr(check, "NORMALIZERS", {name: NORMALIZERS[name] for name in ("softmax", "l2")})
+    monkeypatch.setattr(
+        check, "NORMALIZERS", {name: NORMALIZERS[name] for name in ("softmax", "l2")}
+    )
     monkeypatch.setattr(accuracy, "DRAWS", 2)
     monkeypatch.setattr(check, "ROWS", 16)  # two draws of 8 heads
     monkeypatch.setattr(check, "speed", lambda device: {"torch's attention": 1.0})
@@ -38,7 +40,9 @@ def test_every_variant_of_this_machine_is_right(report):
 def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
     monkeypatch.setattr(check, "MASKS", {"causal": {"causal": True}})
     original = api.attend
-    monkeypatch.setattr(api, "attend", lambda call, impl: original(call, impl) * (1.5 if call.mixing is None else 1))
+    monkeypatch.setattr(
+        api, "attend", lambda call, impl: original(call, impl) * (1.5 if call.mixing is None else 1)
+    )
     status, text = report()
     assert status == 1 and text.count("WRONG: ") == 12 and "12 of 24 variants are wrong" in text
 
@@ -58,7 +62,8 @@ def test_what_cannot_be_checked_is_refused_in_one_line(flag, value, problem, rep
         report(flag, value)
 
 
-FEW_NUMBERS = [  # a few huge terms of exp(s), or quotients of small numbers, make nearly all of the error
+# a few huge terms of exp(s), or quotients of small numbers, make nearly all of the error
+FEW_NUMBERS = [
     ("unnormalized", 1, 1, torch.float32),
     ("unnormalized", 8, 2, torch.float16),
     ("swish-l2", 2, 2, torch.float32),
@@ -69,7 +74,9 @@ FEW_NUMBERS = [  # a few huge terms of exp(s), or quotients of small numbers, ma
 @pytest.mark.parametrize("normalizer, heads, head_dim, dtype", FEW_NUMBERS)
 def test_heads_of_few_numbers_are_right(normalizer, heads, head_dim, dtype):
     mixing = {"mixing_dim": 2, "mixing": dtype}
-    kind = CallKind(normalizer, heads, head_dim, head_dim, dtype, torch.device("cpu"), **mixing, causal=True)
+    kind = CallKind(
+        normalizer, heads, head_dim, head_dim, dtype, torch.device("cpu"), **mixing, causal=True
+    )
     assert check.judge(kind)["fault"] == ""
 
 
@@ -82,4 +89,6 @@ def test_a_draw_in_which_the_formula_is_not_finite_is_left_out():
 
 def test_the_speed_of_every_mixing_is_measured(monkeypatch):
     monkeypatch.setattr(check, "SPEED_SHAPE", (1, 2, 16, 4))
-    assert all(milliseconds > 0 for milliseconds in check.speed(torch.device("cpu"), 0.001).values())
+    assert all(
+        milliseconds > 0 for milliseconds in check.speed(torch.device("cpu"), 0.001).values()
+    )

@@ -1,6 +1,8 @@
-"""Every command of a document parses with its program's flags, every link holds, and every Python program runs.
+"""Every command of a document parses with its program's flags, every link holds, and every Python
+program runs.
 
-tests/examples/test_recipes.py parses the commands of the recipes; test_readme.py runs the programs of README.md.
+tests/examples/test_recipes.py parses the commands of the recipes; test_readme.py runs the programs
+of README.md.
 """
 
 import argparse
@@ -23,22 +25,31 @@ from hydra.core.global_hydra import GlobalHydra
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "examples", "mixhead_plugin", "results", "scripts")
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))]
+)
 FENCED = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
 INDENTED = re.compile(r"(?m)(?:^ {4}.*\n)+")
 VARIABLES = re.compile(r"(?:[A-Z_]+=\S* )*")
 FIELD = re.compile(r"`(\+*model\.\w+=[\w-]+)`")
-PROGRAM = re.compile(r"fairseq-\S+|mixhead|(?:\S*/)?python[\d.]*|(?:scripts|examples)/\S+\.(?:sh|py)")
+PROGRAM = re.compile(
+    r"fairseq-\S+|mixhead|(?:\S*/)?python[\d.]*|(?:scripts|examples)/\S+\.(?:sh|py)"
+)
 
 
 def blocks(document):
     """Return language and content of the fenced and the indented blocks."""
     text = document.read_text()
-    return [*FENCED.findall(text), *(("", block) for block in INDENTED.findall(FENCED.sub("", text)))]
+    return [
+        *FENCED.findall(text),
+        *(("", block) for block in INDENTED.findall(FENCED.sub("", text))),
+    ]
 
 
 def commands():
-    """Return (document, command) for each line of a block that starts a program of the project or of fairseq."""
+    """Return (document, command) for each line of a block that starts a program of the project or
+    of fairseq.
+    """
     found = []
     for document in DOCUMENTS:
         for language, block in blocks(document):
@@ -57,14 +68,20 @@ COMMANDS = commands()
 
 
 def of(kind):
-    chosen = [(document, command) for document, command in COMMANDS if kind(VARIABLES.sub("", command, count=1))]
+    chosen = [
+        (document, command)
+        for document, command in COMMANDS
+        if kind(VARIABLES.sub("", command, count=1))
+    ]
     assert chosen
     names = [f"{document.relative_to(ROOT)}: {command}" for document, command in chosen]
     return pytest.mark.parametrize("command", [command for _, command in chosen], ids=names)
 
 
 def is_python(command):
-    return bool(re.match(r"mixhead |(?:\S*/)?python|(?:scripts|examples)/\S+\.py|scripts/demo\.sh", command))
+    return bool(
+        re.match(r"mixhead |(?:\S*/)?python|(?:scripts|examples)/\S+\.py|scripts/demo\.sh", command)
+    )
 
 
 def test_bash_reads_every_command():
@@ -75,7 +92,9 @@ def test_bash_reads_every_command():
 @of(lambda command: re.match("fairseq-(?!hydra)", command))
 def test_fairseq_takes_the_command(command):
     command = VARIABLES.sub("", command, count=1)
-    words = shlex.split(re.sub(r"\$\([^)]*\)", recipes.PLUGIN.as_posix(), command).replace("...", ""))
+    words = shlex.split(
+        re.sub(r"\$\([^)]*\)", recipes.PLUGIN.as_posix(), command).replace("...", "")
+    )
     if words[0] == "fairseq-train" and "--arch" not in words:
         words += ["--arch", "mixhead_transformer_iwslt_de_en"]
     parsed = recipes.parse(words)
@@ -96,13 +115,17 @@ def composed(*words):
 
 @of(lambda command: command.startswith("fairseq-hydra-train"))
 def test_hydra_takes_the_command(command):
-    words = shlex.split(re.sub(r"\$\([^)]*\)", recipes.PLUGIN.as_posix(), command).replace("$PWD", str(ROOT)))
+    words = shlex.split(
+        re.sub(r"\$\([^)]*\)", recipes.PLUGIN.as_posix(), command).replace("$PWD", str(ROOT))
+    )
     # Hydra trains in a folder of its own, so a path must not depend on the folder.
     assert composed(*words[1:]).task.data.startswith("/")
 
 
 def test_hydra_takes_the_fields_that_are_named():
-    named = [(document, field) for document in DOCUMENTS for field in FIELD.findall(document.read_text())]
+    named = [
+        (document, field) for document in DOCUMENTS for field in FIELD.findall(document.read_text())
+    ]
     assert len(named) > 2
     for _, field in named:
         composed(field)
@@ -135,7 +158,8 @@ def test_the_program_takes_its_flags(command, monkeypatch):
             return known(self, *args, **settings)
         reading.append(self)
         _, rest = known(self, *args, **settings)
-        if rest and not program.endswith(("convert_bert.py", "sweep.py")):  # these hand them on to fairseq
+        # these hand them on to fairseq
+        if rest and not program.endswith(("convert_bert.py", "sweep.py")):
             self.error(f"unrecognized arguments: {rest}")
         raise Parsed
 
@@ -154,11 +178,15 @@ def test_the_program_takes_its_flags(command, monkeypatch):
         assert not end.code and ("--help" in words or module == "mixhead_plugin")
     finally:
         for name in set(sys.modules) - before:  # figure.py is another module in another folder
-            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(ROOT / "examples"):
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(
+                ROOT / "examples"
+            ):
                 del sys.modules[name]
 
 
-WITH_PROGRAMS = [path for path in DOCUMENTS if "```python" in path.read_text() and path != ROOT / "README.md"]
+WITH_PROGRAMS = [
+    path for path in DOCUMENTS if "```python" in path.read_text() and path != ROOT / "README.md"
+]
 
 
 @pytest.mark.parametrize("path", WITH_PROGRAMS, ids=str)
@@ -183,9 +211,13 @@ def missing_from(document):
         name, _, anchor = target.partition("#")
         path = (document.parent / name).resolve() if name else document
         inside = path.is_relative_to(ROOT) and path.exists()
-        if not re.match("https?://", target) and not (inside and (not anchor or anchor in anchors(path))):
+        if not re.match("https?://", target) and not (
+            inside and (not anchor or anchor in anchors(path))
+        ):
             broken.append(target)
-    named = set(re.findall(r"(?<![\w/.-])(?:examples|scripts|docs|tests|mixhead_plugin)/[\w./-]*\w", text))
+    named = set(
+        re.findall(r"(?<![\w/.-])(?:examples|scripts|docs|tests|mixhead_plugin)/[\w./-]*\w", text)
+    )
     return broken + [name for name in sorted(named) if not (ROOT / name).exists()]
 
 

@@ -1,6 +1,8 @@
-"""Checkpoints that version 0.1.0 wrote still load and give the outputs that they gave then; so do fairseq 0.9's.
+"""Checkpoints that version 0.1.0 wrote still load and give the outputs that they gave then; so do
+fairseq 0.9's.
 
-`tests/checkpoints/<model>` holds a checkpoint of four updates, its dictionaries, and the outputs for one sentence.
+`tests/checkpoints/<model>` holds a checkpoint of four updates, its dictionaries, and the outputs
+for one sentence.
 """
 
 import importlib
@@ -28,7 +30,9 @@ def test_a_checkpoint_of_the_version_before_gives_its_outputs(name):
         importlib.import_module("bert").register()
     folder = FOLDER / name
     overrides = {"data": str(folder), **(LANGUAGES if name == "translation" else {})}
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(folder / "checkpoint.pt")], overrides)
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [str(folder / "checkpoint.pt")], overrides
+    )
     expected = json.loads((folder / "expected.json").read_text())
     tokens = torch.tensor(expected["tokens"])
     inputs = (tokens, torch.tensor([4, 6]), tokens) if name == "translation" else (tokens,)
@@ -38,7 +42,9 @@ def test_a_checkpoint_of_the_version_before_gives_its_outputs(name):
 
 @pytest.mark.parametrize("arch", ["transformer", "mixhead_transformer"])
 def test_a_file_laid_out_as_fairseq_0_9_wrote_it_gives_its_outputs(arch, tmp_path):
-    """It was made by hand from fairseq's loader of old files: no file of that version was at hand."""
+    """It was made by hand from fairseq's loader of old files:
+    no file of that version was at hand.
+    """
     flags = Namespace(
         arch="transformer",
         task="translation",
@@ -72,7 +78,13 @@ def test_a_file_laid_out_as_fairseq_0_9_wrote_it_gives_its_outputs(arch, tmp_pat
     }
     torch.save(old, tmp_path / "old.pt")
 
-    (loaded,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "old.pt")], {"dropout": 0.3})
-    inputs = (torch.tensor([[5, 6, 2], [1, 7, 2]]), torch.tensor([3, 2]), torch.tensor([[2, 6], [2, 5]]))
+    (loaded,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [str(tmp_path / "old.pt")], {"dropout": 0.3}
+    )
+    inputs = (
+        torch.tensor([[5, 6, 2], [1, 7, 2]]),
+        torch.tensor([3, 2]),
+        torch.tensor([[2, 6], [2, 5]]),
+    )
     assert loaded.encoder.dropout_module.p == 0.3
     torch.testing.assert_close(loaded.eval()(*inputs)[0], model(*inputs)[0])

@@ -1,6 +1,7 @@
 """README.md says what is true: its programs run and print what it shows, its commands are commands.
 
-test_documents.py parses the commands of fairseq, of `mixhead` and of the scripts, and follows the links.
+test_documents.py parses the commands of fairseq, of `mixhead` and of the scripts, and follows the
+links.
 """
 
 import contextlib
@@ -28,13 +29,19 @@ TEXT = "\n".join(path.read_text() for path in readme_tables.DOCUMENTS)
 
 # A program, and what it prints: the next block.
 PROGRAMS = re.findall(r"(?ms)^```python\n(.*?)^```$.*?^```text\n(.*?)^```$", README)
-COMMANDS = [line for block in re.findall(r"(?ms)^```bash\n(.*?)^```$", README) for line in block.splitlines()]
+COMMANDS = [
+    line
+    for block in re.findall(r"(?ms)^```bash\n(.*?)^```$", README)
+    for line in block.splitlines()
+]
 
 
 def test_the_tables_are_those_of_the_code():
     for document in readme_tables.DOCUMENTS:
         text = document.read_text()
-        assert readme_tables.with_tables(text) == text, f"{document.name}: run scripts/readme_tables.py"
+        assert readme_tables.with_tables(text) == text, (
+            f"{document.name}: run scripts/readme_tables.py"
+        )
 
 
 def test_every_table_stands_somewhere():
@@ -48,18 +55,29 @@ def test_every_criterion_is_named():
 
 
 def test_every_architecture_that_is_named_is_registered():
-    pattern = rf"(?<![\w/])((?:{'|'.join(FAMILIES)})_(?:transformer|roberta|synthesizer)\w*)\b(?!\*)"
+    pattern = (
+        rf"(?<![\w/])((?:{'|'.join(FAMILIES)})_(?:transformer|roberta|synthesizer)\w*)\b(?!\*)"
+    )
     named = set(re.findall(pattern, TEXT))
     assert len(named) >= 4
     assert named <= set(ARCH_MODEL_REGISTRY)
 
 
 def save_small_sentence_encoder(folder):
-    """Save a random BERT with MiniLM's 6 layers of 12 heads, and a tokenizer that knows the words of README.md."""
+    """Save a random BERT with MiniLM's 6 layers of 12 heads, and a tokenizer that knows the words
+    of README.md.
+    """
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder.mkdir()
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(re.findall(r"[a-z]+|[.?]", README.lower())))]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *sorted(set(re.findall(r"[a-z]+|[.?]", README.lower()))),
+    ]
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(words))
     BertTokenizerFast(vocab_file=str(vocabulary)).save_pretrained(folder)
@@ -74,7 +92,9 @@ def without_numbers(text):
 
 @pytest.mark.parametrize(("program", "printed"), PROGRAMS, ids=["transformers", "torch"])
 def test_a_program_prints_what_stands_below_it(program, printed, tmp_path, monkeypatch):
-    """The numbers of the pretrained model need 83 MB from the network: here a random model has other ones."""
+    """The numbers of the pretrained model need 83 MB from the network: here a random model has
+    other ones.
+    """
     monkeypatch.chdir(tmp_path)
     is_pretrained = "all-MiniLM-L6-v2" in program
     if is_pretrained:
@@ -103,7 +123,10 @@ def test_the_recipe_changes_by_nothing_but_the_plugin_and_the_architecture():
         parsed.append(vars(recipes.parse(words)))
     before, after = parsed
     new = {name for name, value in after.items() if before.get(name, value) != value}
-    assert (before["arch"], after["arch"]) == ("transformer_iwslt_de_en", "mixhead_transformer_iwslt_de_en")
+    assert (before["arch"], after["arch"]) == (
+        "transformer_iwslt_de_en",
+        "mixhead_transformer_iwslt_de_en",
+    )
     assert new == {"arch", "user_dir"}
 
 
@@ -125,5 +148,6 @@ def test_a_script_is_there_to_be_started(command):
 
 def test_nothing_but_the_address_is_left_to_fill_in():
     clone = r"git clone ADDRESS\S* mixhead && cd mixhead$"
-    parsed = r"pip install|scripts/|python |fairseq-generate| {4}--"  # here, or in test_documents.py
+    # here, or in test_documents.py
+    parsed = r"pip install|scripts/|python |fairseq-generate| {4}--"
     assert [line for line in COMMANDS if not re.match(f"{clone}|{parsed}", line)] == []

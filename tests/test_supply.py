@@ -1,4 +1,6 @@
-"""Exactly the pinned packages are installed; those that run code at installation are pinned by hash."""
+"""Exactly the pinned packages are installed; those that run code at installation are pinned by
+hash.
+"""
 
 import importlib.metadata
 import itertools
@@ -20,12 +22,14 @@ REQUIREMENTS = ROOT / "scripts" / "requirements"
 RELEASE = REQUIREMENTS / "release.txt"  # not installed
 FAIRSEQS = {"fairseq-fixed", "ve-fairseq"}  # one of them is installed
 
-# ---- what is installed -----------------------------------------------------------------------------------------------
+# ---- what is installed --------------------------------------------------------------------------
 
 
 def pins(*names: str) -> dict[str, Requirement]:
     """Return the pins of these files, by default of all."""
-    files = [REQUIREMENTS / name for name in names] or sorted({*REQUIREMENTS.glob("*.txt")} - {RELEASE})
+    files = [REQUIREMENTS / name for name in names] or sorted(
+        {*REQUIREMENTS.glob("*.txt")} - {RELEASE}
+    )
     found = {}
     for file in files:
         for line in file.read_text().splitlines():
@@ -51,20 +55,25 @@ def test_all_that_is_installed_is_pinned_and_all_that_is_pinned_is_installed():
     settings = (ROOT / ".venv" / "pyvenv.cfg").read_text()
     if re.search(r"(?m)^include-system-site-packages *= *true", settings):
         pytest.skip("the interpreter's own packages are seen too: it brought torch")
-    packages = next(folder for folder in sys.path if folder.endswith("site-packages") and sys.prefix in folder)
+    packages = next(
+        folder for folder in sys.path if folder.endswith("site-packages") and sys.prefix in folder
+    )
     installed = {
         canonicalize_name(found.metadata["Name"]): found.version.partition("+")[0]
         for found in importlib.metadata.distributions(path=[packages])
     }
     del installed["mixhead-plugin"]
-    wanted = {name: pin for name, pin in pins().items() if pin.marker is None or pin.marker.evaluate()}
+    wanted = {
+        name: pin for name, pin in pins().items() if pin.marker is None or pin.marker.evaluate()
+    }
     (other,) = FAIRSEQS - set(installed)
     del wanted[other]
     free = set()
     asked = ROOT / ".venv" / ".setup" / "asked_torch"
     if asked.exists() and asked.read_text():  # another torch, with its own requirements
         free = {*pins("torch.txt"), *pins("triton.txt")}
-    brought = {name for name in installed if name.startswith(("nvidia-", "cuda-", "triton"))}  # torch pins each of them
+    # torch pins each of them
+    brought = {name for name in installed if name.startswith(("nvidia-", "cuda-", "triton"))}
     assert set(installed) - set(wanted) - free - brought == set()
     assert set(wanted) - set(installed) - free == set()
     wrong = {
@@ -76,16 +85,25 @@ def test_all_that_is_installed_is_pinned_and_all_that_is_pinned_is_installed():
 
 
 def test_what_runs_code_when_it_is_installed_has_a_hash():
-    """Check source distributions, whose setup.py runs, and fairseq's wheels, which nobody else has looked at."""
-    for file, fairseq in {"fairseq_source.txt": "fairseq-fixed", "fairseq_wheel.txt": "ve-fairseq"}.items():
+    """Check source distributions, whose setup.py runs, and fairseq's wheels, which nobody else has
+    looked at.
+    """
+    for file, fairseq in {
+        "fairseq_source.txt": "fairseq-fixed",
+        "fairseq_wheel.txt": "ve-fairseq",
+    }.items():
         text = (REQUIREMENTS / file).read_text()
         for name in (fairseq, "antlr4-python3-runtime"):
-            assert re.search(rf"(?m)^{name}==\S+ (\\\n    --hash=sha256:[0-9a-f]{{64}} ?)+$", text), name
+            assert re.search(
+                rf"(?m)^{name}==\S+ (\\\n    --hash=sha256:[0-9a-f]{{64}} ?)+$", text
+            ), name
 
 
 def test_the_package_asks_for_what_is_pinned():
     project, wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"], pins()
-    for text in itertools.chain(project["dependencies"], *project["optional-dependencies"].values()):
+    for text in itertools.chain(
+        project["dependencies"], *project["optional-dependencies"].values()
+    ):
         requirement = Requirement(text)
         if requirement.name != "mixhead_plugin":  # one of its extras
             (pin,) = wanted[canonicalize_name(requirement.name)].specifier
@@ -94,12 +112,22 @@ def test_the_package_asks_for_what_is_pinned():
 
 @pytest.mark.slow
 def test_pip_installs_the_package_with_its_documents(tmp_path):
-    shutil.copytree(ROOT / "mixhead_plugin", tmp_path / "mixhead_plugin", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "mixhead_plugin",
+        tmp_path / "mixhead_plugin",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     command = "install --no-deps --no-build-isolation --no-index --target out .".split()
-    subprocess.run([sys.executable, "-m", "pip", *command], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", *command], cwd=tmp_path, check=True, capture_output=True
+    )
     out = tmp_path / "out"
-    installed = {path.relative_to(out) for path in (out / "mixhead_plugin").rglob("*") if path.suffix in (".py", ".md")}
+    installed = {
+        path.relative_to(out)
+        for path in (out / "mixhead_plugin").rglob("*")
+        if path.suffix in (".py", ".md")
+    }
     ours = (path for kind in ("*.py", "*.md") for path in (ROOT / "mixhead_plugin").rglob(kind))
     assert installed == {path.relative_to(ROOT) for path in ours}

@@ -20,11 +20,20 @@ TINY_XL = {
     "max_target_positions": 8,
     "tokens_per_sample": 8,
 }
-XL_SIZES = ["--n-layer=2", "--d-model=12", "--n-head=3", "--d-head=5", "--d-inner=10", "--cutoffs=7,10"]
+XL_SIZES = [
+    "--n-layer=2",
+    "--d-model=12",
+    "--n-head=3",
+    "--d-head=5",
+    "--d-inner=10",
+    "--cutoffs=7,10",
+]
 
 
 def build_xl(arch: str = "mixhead_transformer_xl", seed: int = 1, **flags: Any) -> torch.nn.Module:
-    """Build a model by fairseq's factory, with parameters so large that every term of the model matters."""
+    """Build a model by fairseq's factory, with parameters so large that every term of the model
+    matters.
+    """
     torch.manual_seed(seed)
     model = build_model(Namespace(arch=arch, **{**TINY_XL, **flags}), task())
     generator = torch.Generator().manual_seed(seed)

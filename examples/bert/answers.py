@@ -1,4 +1,6 @@
-"""Turn logits into answers: find the best spans of each window, then of all windows of a question."""
+"""Turn logits into answers: find the best spans of each window,
+then of all windows of a question.
+"""
 
 import json
 import math
@@ -26,8 +28,9 @@ def best_spans(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the most probable spans of each window, the best first.
 
-    Within a window the sum of both logits decides (Devlin et al. 2019, section 4.2). Between windows only probabilities
-    can be compared: a window without the answer gives its probability to [CLS].
+    Within a window the sum of both logits decides (Devlin et al. 2019, section 4.2). Between
+    windows only probabilities can be compared: a window without the answer gives its probability to
+    [CLS].
 
     Args:
         logits: [B, N, 2], for the first and the last token; -inf for padding
@@ -42,7 +45,8 @@ def best_spans(
     first, last = logits.float().log_softmax(1).unbind(-1)
     first, last = first.masked_fill(~starts, -math.inf), last.masked_fill(~ends, -math.inf)
     longest = min(longest, first.shape[1])
-    ahead = F.pad(last, (0, longest - 1), value=-math.inf).unfold(1, longest, 1)  # [B, N, L], ends from each token on
+    # [B, N, L], ends from each token on
+    ahead = F.pad(last, (0, longest - 1), value=-math.inf).unfold(1, longest, 1)
     total = (first.unsqueeze(-1) + ahead).flatten(1)  # [B, N * L]
     scores, places = total.topk(min(number, total.shape[1]))
     begin = places // longest
@@ -67,16 +71,22 @@ def spans_of(sample: dict[str, Any], logits: Tensor, number: int, longest: int) 
 
 
 class NBestFile:
-    """A file of JSON lines, one for each window, with the question's id, the window's number and the best spans."""
+    """A file of JSON lines, one for each window, with the question's id, the window's number and
+    the best spans.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.path.write_bytes(b"")  # empties an old file, and fails at once if the path is impossible
+        # empties an old file, and fails at once if the path is impossible
+        self.path.write_bytes(b"")
 
     def write(self, sample: dict[str, Any], spans: Iterable[list[Span]]) -> None:
         """Append the spans of a batch, as `spans_of` returns them."""
         names = zip(sample["question_ids"], sample["windows"], spans)
-        lines = (json.dumps({"id": name, "window": window, "spans": found}) + "\n" for name, window, found in names)
+        lines = (
+            json.dumps({"id": name, "window": window, "spans": found}) + "\n"
+            for name, window, found in names
+        )
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(lines)
 
@@ -95,13 +105,19 @@ def read_spans(path: str | Path, questions: Iterable[Question]) -> dict[str, lis
     wanted = {question.id for question in questions}
     missing, strange = len(wanted - found.keys()), len(found.keys() - wanted)
     if missing or strange:
-        raise SquadError(f"{path}: lacks {missing:,} of {len(wanted):,} questions; {strange:,} are of other data")
+        raise SquadError(
+            f"{path}: lacks {missing:,} of {len(wanted):,} questions; {strange:,} are of other data"
+        )
     if partly := sum(len(found[name]) != total for name, total in expected.items()):
         raise SquadError(
-            f"{path}: lacks windows of {partly:,} questions; give --required-batch-size-multiple 1, or fairseq "
+            f"{path}: lacks windows of {partly:,} questions; give --required-batch-size-multiple "
+            "1, or fairseq "
             "leaves out the last windows"
         )
-    return {name: [span for spans in windows.values() for span in spans] for name, windows in found.items()}
+    return {
+        name: [span for spans in windows.values() for span in spans]
+        for name, windows in found.items()
+    }
 
 
 def _lines(path: str | Path) -> Iterator[tuple[str, int, int, list[Span]]]:
@@ -111,7 +127,9 @@ def _lines(path: str | Path) -> Iterator[tuple[str, int, int, list[Span]]]:
                 content = json.loads(line.decode("utf-8"))
                 yield content["id"], *content["window"], [Span(*span) for span in content["spans"]]
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise SquadError(f"{path}: line {number} was not written by fairseq-validate --nbest-file") from None
+                raise SquadError(
+                    f"{path}: line {number} was not written by fairseq-validate --nbest-file"
+                ) from None
 
 
 def n_best(spans: Iterable[Span], context: str, number: int) -> list[dict[str, Any]]:
@@ -123,9 +141,16 @@ def n_best(spans: Iterable[Span], context: str, number: int) -> list[dict[str, A
     for span in sorted(spans, key=lambda span: -span.score):
         found.setdefault(context[span.start : span.end], span.score)
     best = list(found.items())[:number]
-    return [{"text": text, "probability": math.exp(score)} for text, score in best or [("", -math.inf)]]
+    return [
+        {"text": text, "probability": math.exp(score)} for text, score in best or [("", -math.inf)]
+    ]
 
 
-def predictions(squad: Squad, spans: dict[str, list[Span]], number: int) -> dict[str, list[dict[str, Any]]]:
+def predictions(
+    squad: Squad, spans: dict[str, list[Span]], number: int
+) -> dict[str, list[dict[str, Any]]]:
     """Return for each question what `n_best` finds."""
-    return {q.id: n_best(spans.get(q.id, []), squad.contexts[q.context], number) for q in squad.questions}
+    return {
+        q.id: n_best(spans.get(q.id, []), squad.contexts[q.context], number)
+        for q in squad.questions
+    }

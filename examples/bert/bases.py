@@ -44,14 +44,18 @@ class Task(FairseqTask):
     def target_dictionary(self) -> Dictionary:
         return self.dictionary
 
-    def get_batch_iterator(self, dataset: FairseqDataset, *args: Any, **settings: Any) -> EpochBatchIterator:
+    def get_batch_iterator(
+        self, dataset: FairseqDataset, *args: Any, **settings: Any
+    ) -> EpochBatchIterator:
         """Return fairseq's iterator without its reference cycle.
 
-        Its sampler holds a method of the iterator, and the iterator holds the sampler. So its worker processes would
-        live until the garbage collector runs, which takes seconds for each of them.
+        Its sampler holds a method of the iterator, and the iterator holds the sampler. So its
+        worker processes would live until the garbage collector runs, which takes seconds for each
+        of them.
         """
         iterator = super().get_batch_iterator(dataset, *args, **settings)
-        if "ordered_batches" not in vars(iterator):  # fairseq may return the iterator of an earlier epoch
+        # fairseq may return the iterator of an earlier epoch
+        if "ordered_batches" not in vars(iterator):
             held = ref(iterator)
 
             def ordered_batches(*which: Any) -> list[list[int]]:

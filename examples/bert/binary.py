@@ -13,7 +13,8 @@ class BinarySet:
     """
 
     def __init__(self, prefix: Path, symbols: int):
-        from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype  # takes seconds
+        # takes seconds
+        from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype
 
         self.prefix = prefix
         self.builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", best_fitting_int_dtype(symbols))

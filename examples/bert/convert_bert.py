@@ -2,15 +2,17 @@
 """Convert a BERT of Hugging Face's `transformers` to a checkpoint of fairseq, and back.
 
     examples/bert/convert_bert.py to-fairseq bert-base-uncased bert.base
-    examples/bert/convert_bert.py to-fairseq bert-base-uncased bert.base --arch mixhead_bert_base --head-mixing none
-    examples/bert/convert_bert.py to-huggingface bert.base/model.pt out
+    examples/bert/convert_bert.py to-fairseq bert-base-uncased bert.base --arch mixhead_bert_base
+    --head-mixing none examples/bert/convert_bert.py to-huggingface bert.base/model.pt out
 
-`to-fairseq` reads config.json, vocab.txt and model.safetensors or pytorch_model.bin. It writes model.pt, dict.txt, and
-copies of vocab.txt and tokenizer_config.json. It takes the flags of fairseq-train. model.pt fits every family, because
-mixing starts at the identity and is not saved; --head-mixing random and average are saved.
+`to-fairseq` reads config.json, vocab.txt and model.safetensors or pytorch_model.bin. It writes
+model.pt, dict.txt, and copies of vocab.txt and tokenizer_config.json. It takes the flags of
+fairseq-train. model.pt fits every family, because mixing starts at the identity and is not saved;
+--head-mixing random and average are saved.
 
-`to-huggingface` writes what `to-fairseq` reads. It takes a BERT with softmax attention and no mixing but the identity.
-Both name the tensors that they leave out. Both need the package safetensors.
+`to-huggingface` writes what `to-fairseq` reads. It takes a BERT with softmax attention and no
+mixing but the identity. Both name the tensors that they leave out. Both need the package
+safetensors.
 """
 
 import argparse
@@ -47,7 +49,12 @@ State = dict[str, Tensor]
 ENCODER = "encoder.sentence_encoder."
 SENTENCE_HEAD = "sentence_classification_head"  # fairseq's default of --classification-head-name
 HEADS = {"cls.seq_relationship": NEXT_SENTENCE, "classifier": SENTENCE_HEAD}
-ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "gelu_new": "gelu_accurate",
+    "gelu_pytorch_tanh": "gelu_accurate",
+}
 # The numbers of a config, and fairseq's flags for them.
 SIZES = {
     "num_hidden_layers": "encoder_layers",
@@ -90,8 +97,15 @@ def names_of(layers: int) -> dict[str, str]:
     for layer in range(layers):
         for theirs, ours in LAYER.items():
             pairs[f"bert.encoder.layer.{layer}.{theirs}"] = f"{ENCODER}layers.{layer}.{ours}"
-    names = {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs.items() for kind in ("weight", "bias")}
-    return {**names, "bert.embeddings.token_type_embeddings.weight": "encoder.segment_embeddings.weight"}
+    names = {
+        f"{theirs}.{kind}": f"{ours}.{kind}"
+        for theirs, ours in pairs.items()
+        for kind in ("weight", "bias")
+    }
+    return {
+        **names,
+        "bert.embeddings.token_type_embeddings.weight": "encoder.segment_embeddings.weight",
+    }
 
 
 def take(state: State, names: dict[str, str]) -> State:
@@ -105,7 +119,9 @@ def report_left_out(where: Path, state: State) -> None:
 
 
 def read_tensors(folder: Path) -> State:
-    """Read model.safetensors or pytorch_model.bin, in float32 and under the present names of the tensors."""
+    """Read model.safetensors or pytorch_model.bin, in float32 and under the present names of the
+    tensors.
+    """
     path = next((path for path in (folder / name for name in WEIGHTS) if path.exists()), None)
     if path is None:
         raise OptionError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
@@ -117,13 +133,17 @@ def read_tensors(folder: Path) -> State:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file of another kind fails in any way
         raise OptionError(f"{path}: is damaged, or does not contain only tensors") from error
-    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(tensor, Tensor) for tensor in state.values()
+    ):
         raise OptionError(f"{path}: does not contain only tensors")
     check_finite(str(path), state)
     renamed = {}
     for name, tensor in state.items():
         # the names of the first ports from TensorFlow
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+            "LayerNorm.beta", "LayerNorm.bias"
+        )
         # without heads a model has no prefix
         name = f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
         renamed[name] = tensor.float() if tensor.is_floating_point() else tensor
@@ -143,7 +163,9 @@ def read_config(path: Path) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
             raise OptionError(f"{path}: {name} {value!r}, must be a {'whole ' * whole}number")
         if not (1 <= value <= LARGEST if whole else 0 <= value <= 1):
-            raise OptionError(f"{path}: {name} {value}, must be from {f'1 to {LARGEST}' if whole else '0 to 1'}")
+            raise OptionError(
+                f"{path}: {name} {value}, must be from {f'1 to {LARGEST}' if whole else '0 to 1'}"
+            )
     return config
 
 
@@ -160,7 +182,9 @@ def flags_of(config: dict[str, Any], path: Path) -> list[str]:
     }
     for name, values in valid.items():
         if config.get(name, values[0]) not in values:
-            raise OptionError(f"{path}: {name} {config[name]}, must be {' or '.join(map(str, values))}")
+            raise OptionError(
+                f"{path}: {name} {config[name]}, must be {' or '.join(map(str, values))}"
+            )
     missing = [name for name in SIZES if name not in config]
     if missing:
         raise OptionError(f"{path}: has no {', '.join(missing)}")
@@ -183,23 +207,44 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
     theirs = read_tensors(folder)
     for name in (EMBEDDINGS, POSITIONS):
         if theirs.get(name, torch.empty(0)).shape[1:] != (config["hidden_size"],):
-            raise OptionError(f"{folder}: has no {name} of the hidden_size {config['hidden_size']}; must be a BERT")
-    layers, embedding, positions = config["num_hidden_layers"], theirs.pop(EMBEDDINGS), theirs.pop(POSITIONS)
+            raise OptionError(
+                f"{folder}: has no {name} of the hidden_size {config['hidden_size']}; must be a "
+                "BERT"
+            )
+    layers, embedding, positions = (
+        config["num_hidden_layers"],
+        theirs.pop(EMBEDDINGS),
+        theirs.pop(POSITIONS),
+    )
     if layers > len(theirs):
         raise OptionError(f"{config_path}: num_hidden_layers {layers}, more than the model has")
     if len(words) != len(embedding):
         raise OptionError(f"{vocabulary}: has {len(words)} words, the model {len(embedding)}")
     if not torch.equal(theirs.pop("cls.predictions.decoder.weight", embedding), embedding):
-        raise OptionError(f"{folder}: cls.predictions.decoder.weight is not the embedding; fairseq ties them")
+        raise OptionError(
+            f"{folder}: cls.predictions.decoder.weight is not the embedding; fairseq ties them"
+        )
 
     out.mkdir(parents=True, exist_ok=True)
     write_dictionary(words, out / "dict.txt", vocabulary)
     index = {word: number for number, word in enumerate(words)}
-    order = torch.tensor([index[word] for word in fairseqs_order(words)])  # [V], fairseq's index -> theirs
+    # [V], fairseq's index -> theirs
+    order = torch.tensor([index[word] for word in fairseqs_order(words)])
 
-    # --data is set later, because the folder has no text, and the plugin checks the text of the command line.
-    arguments = ["", "--task", "bert_pretraining", "--criterion", "bert_pretraining", "--arch", arch]
-    args = options.parse_args_and_arch(options.get_training_parser(), [*arguments, *own_flags, *flags])
+    # --data is set later, because the folder has no text, and the plugin checks the text of the
+    # command line.
+    arguments = [
+        "",
+        "--task",
+        "bert_pretraining",
+        "--criterion",
+        "bert_pretraining",
+        "--arch",
+        arch,
+    ]
+    args = options.parse_args_and_arch(
+        options.get_training_parser(), [*arguments, *own_flags, *flags]
+    )
     args.data = str(out)
     cfg = convert_namespace_to_omegaconf(args)
     model = tasks.setup_task(cfg.task).build_model(cfg.model)
@@ -221,7 +266,11 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
     kinds = {option: table[getattr(args, option)] for option, table in PARTS.items()}
     if all(kind.build is None or (kind.trained and kind.loads_without) for kind in kinds.values()):
         # without a record of the attention, as in checkpoints of fairseq's own models
-        state = {name: tensor for name, tensor in state.items() if not PARTS.keys() & set(name.split("."))}
+        state = {
+            name: tensor
+            for name, tensor in state.items()
+            if not PARTS.keys() & set(name.split("."))
+        }
     save(state, cfg, out / "model.pt")
     for name in COPIED:
         if (folder / name).exists() and folder.resolve() != out.resolve():
@@ -233,20 +282,33 @@ def fairseqs_order(words: list[str]) -> list[str]:
 
 
 def load(model: BertModel, ours: State, folder: Path) -> None:
-    """Load the tensors into the model. Heads and the pooler may be missing; they keep their initial values."""
+    """Load the tensors into the model. Heads and the pooler may be missing; they keep their initial
+    values.
+    """
     own = model.state_dict()
-    fresh = sorted(name for name in own if name.startswith(("pooler.", "encoder.lm_head.", "classification_heads.")))
-    optional = {name for name in own if PARTS.keys() & set(name.split(".")) or name.endswith(".version")}
+    fresh = sorted(
+        name
+        for name in own
+        if name.startswith(("pooler.", "encoder.lm_head.", "classification_heads."))
+    )
+    optional = {
+        name for name in own if PARTS.keys() & set(name.split(".")) or name.endswith(".version")
+    }
     needed = own.keys() - optional - set(fresh)
     if missing := sorted(needed - ours.keys()):
         raise OptionError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
     for name, tensor in ours.items():
         if tensor.shape != own[name].shape:
             found, asked = list(tensor.shape), list(own[name].shape)
-            raise OptionError(f"{folder}: the tensor for {name} has the shape {found}, the flags ask for {asked}")
+            raise OptionError(
+                f"{folder}: the tensor for {name} has the shape {found}, the flags ask for {asked}"
+            )
     anew = [name for name in fresh if name not in ours]
     if anew:
-        print(f"convert_bert.py: {folder} has no values for {', '.join(anew)}; they keep their initial values")
+        print(
+            f"convert_bert.py: {folder} has no values for {', '.join(anew)}; they keep their "
+            "initial values"
+        )
     model.load_state_dict({**own, **ours})  # a plain dict has no record of the attention
 
 
@@ -256,22 +318,30 @@ def save(state: State, cfg: Any, path: Path) -> None:
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
         "model": state,
-        "optimizer_history": [dict(criterion_name="", optimizer_name="", lr_scheduler_state={}, num_updates=0)],
+        "optimizer_history": [
+            dict(criterion_name="", optimizer_name="", lr_scheduler_state={}, num_updates=0)
+        ],
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
     }
     torch.save(checkpoint, path)
 
 
-def to_huggingface(checkpoint: Path, out: Path, dict_path: Optional[Path], vocab_path: Optional[Path]) -> None:
+def to_huggingface(
+    checkpoint: Path, out: Path, dict_path: Optional[Path], vocab_path: Optional[Path]
+) -> None:
     if not checkpoint.exists():
         raise OptionError(f"{checkpoint}: no such file")
     loaded = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
     if loaded.get("cfg") is None or "model" not in loaded["cfg"]:
-        raise OptionError(f"{checkpoint}: has no config of a model; must be a checkpoint that fairseq-train wrote")
+        raise OptionError(
+            f"{checkpoint}: has no config of a model; must be a checkpoint that fairseq-train wrote"
+        )
     state = {name: tensor.float() for name, tensor in loaded["model"].items()}
     args = check_is_bert(loaded["cfg"]["model"], state, checkpoint)
     beside = checkpoint.parent
-    words = theirs_order(dict_path or beside / "dict.txt", vocab_path or beside / "vocab.txt", state)
+    words = theirs_order(
+        dict_path or beside / "dict.txt", vocab_path or beside / "vocab.txt", state
+    )
     index = {word: number for number, word in enumerate(fairseqs_order(words))}
     order = torch.tensor([index[word] for word in words])  # [V], their index -> fairseq's
 
@@ -279,9 +349,12 @@ def to_huggingface(checkpoint: Path, out: Path, dict_path: Optional[Path], vocab
     theirs[EMBEDDINGS] = state.pop(f"{ENCODER}embed_tokens.weight")[order]
     theirs[POSITIONS] = state.pop(f"{ENCODER}embed_positions.weight")[POSITION_OFFSET:]
     theirs[BIAS] = state.pop("encoder.lm_head.bias")[order]
-    for name in ("encoder.lm_head.weight", f"{ENCODER}version"):  # the embeddings once more; a mark of fairseq
+    # the embeddings once more; a mark of fairseq
+    for name in ("encoder.lm_head.weight", f"{ENCODER}version"):
         state.pop(name, None)
-    report_left_out(checkpoint, {name: state[name] for name in state if ".head_mixing." not in name})
+    report_left_out(
+        checkpoint, {name: state[name] for name in state if ".head_mixing." not in name}
+    )
 
     out.mkdir(parents=True, exist_ok=True)
     config = config_of(args, theirs, words)
@@ -294,7 +367,9 @@ def to_huggingface(checkpoint: Path, out: Path, dict_path: Optional[Path], vocab
 
 
 def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
-    """Return all flags of a checkpoint's model; refuse a model that `transformers` does not have."""
+    """Return all flags of a checkpoint's model;
+    refuse a model that `transformers` does not have.
+    """
     arch = getattr(model, "arch", None) or getattr(model, "_name", None)
     given = model_options(model)
     if given is None or given is FAIRSEQ_MODEL or "encoder.segment_embeddings.weight" not in state:
@@ -313,14 +388,22 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
     for name, values in valid.items():
         value = getattr(given, name, values[0])
         if value not in values:
-            raise OptionError(f"{checkpoint}: {option_name(name)} {value}, must be {values[-1]} for transformers")
+            raise OptionError(
+                f"{checkpoint}: {option_name(name)} {value}, must be {values[-1]} for transformers"
+            )
     kind, heads = PARTS["head_mixing"][given.head_mixing], given.encoder_attention_heads
-    sizes = AttentionSizes(heads, head_dim, heads // kind.group, kind.group * head_dim, given.encoder_embed_dim)
+    sizes = AttentionSizes(
+        heads, head_dim, heads // kind.group, kind.group * head_dim, given.encoder_embed_dim
+    )
     identity = {} if kind.build is None else kind.build(sizes).identity()
     for name, tensor in state.items():
         part = name.rpartition(".head_mixing.")[2]
-        if ".head_mixing." in name and not (identity and torch.equal(tensor, identity.get(part, tensor))):
-            raise OptionError(f"{checkpoint}: --head-mixing {given.head_mixing}, but {name} is not the identity")
+        if ".head_mixing." in name and not (
+            identity and torch.equal(tensor, identity.get(part, tensor))
+        ):
+            raise OptionError(
+                f"{checkpoint}: --head-mixing {given.head_mixing}, but {name} is not the identity"
+            )
     return given
 
 
@@ -337,13 +420,20 @@ def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> list[str]:
         return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *own]
     words = read_vocabulary(vocab_path)
     if [word for word in words if word not in SPECIAL] != own:
-        raise OptionError(f"--vocab {vocab_path}: must have the words of {dict_path} in the same order")
+        raise OptionError(
+            f"--vocab {vocab_path}: must have the words of {dict_path} in the same order"
+        )
     return words
 
 
 def config_of(args: Namespace, theirs: State, words: list[str]) -> dict[str, Any]:
     activation = next(name for name, flag in ACTIVATIONS.items() if flag == args.activation_fn)
-    config = {"model_type": "bert", "vocab_size": len(words), "hidden_act": activation, "type_vocab_size": TOKEN_TYPES}
+    config = {
+        "model_type": "bert",
+        "vocab_size": len(words),
+        "hidden_act": activation,
+        "type_vocab_size": TOKEN_TYPES,
+    }
     config |= {name: getattr(args, flag) for name, flag in SIZES.items()}
     config["max_position_embeddings"] = len(theirs[POSITIONS])
     config |= {"classifier_dropout": args.pooler_dropout, "initializer_range": 0.02}
@@ -359,20 +449,32 @@ def config_of(args: Namespace, theirs: State, words: list[str]) -> dict[str, Any
 
 
 def main(arguments: Optional[list[str]] = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     there = commands.add_parser("to-fairseq", help="further flags are those of fairseq-train")
-    there.add_argument("folder", type=Path, help="config.json, vocab.txt, model.safetensors or pytorch_model.bin")
+    there.add_argument(
+        "folder", type=Path, help="config.json, vocab.txt, model.safetensors or pytorch_model.bin"
+    )
     there.add_argument("out", type=Path, help="folder to write to")
     there.add_argument(
-        "--arch", default="mixhead_bert_base", help="config.json overrides its sizes (default: %(default)s)"
+        "--arch",
+        default="mixhead_bert_base",
+        help="config.json overrides its sizes (default: %(default)s)",
     )
     back = commands.add_parser("to-huggingface")
     back.add_argument("checkpoint", type=Path)
     back.add_argument("out", type=Path, help="folder to write to")
-    back.add_argument("--dict", type=Path, help="dictionary of the model (default: dict.txt beside the checkpoint)")
     back.add_argument(
-        "--vocab", type=Path, help="file with the order of the words (default: vocab.txt beside the checkpoint, if any)"
+        "--dict",
+        type=Path,
+        help="dictionary of the model (default: dict.txt beside the checkpoint)",
+    )
+    back.add_argument(
+        "--vocab",
+        type=Path,
+        help="file with the order of the words (default: vocab.txt beside the checkpoint, if any)",
     )
     given, flags = parser.parse_known_args(arguments)
     if flags and given.command != "to-fairseq":

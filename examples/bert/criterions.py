@@ -33,13 +33,16 @@ class BertPretrainingCriterionConfig(FairseqDataclass):
 class BertPretrainingCriterion(SummedCriterion):
     """Add the cross entropies of the masked words and of whether B follows A.
 
-    Both are means over the masked words: a pair counts as often as it has masked words. So one number divides both,
-    and the gradient does not depend on how workers or --update-freq share a batch. Pairs with equally many masked
-    words have equal weights, as in BERT's own code.
+    Both are means over the masked words: a pair counts as often as it has masked words. So one
+    number divides both, and the gradient does not depend on how workers or --update-freq share a
+    batch. Pairs with equally many masked words have equal weights, as in BERT's own code.
     """
 
-    def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Tensor, dict]:
-        """Return the summed loss of a batch of `SentencePairs`, the number of masked words, and the logging output.
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Tensor, dict]:
+        """Return the summed loss of a batch of `SentencePairs`, the number of masked words, and the
+        logging output.
 
         This criterion always sums, as fairseq's masked_lm does; `reduce` has no effect.
         """
@@ -48,7 +51,10 @@ class BertPretrainingCriterion(SummedCriterion):
         words, extra = model(**sample["net_input"], masked_tokens=masked, beside=NEXT_SENTENCE)
         relations = extra["beside"]  # [B, 2]
         word_loss = F.cross_entropy(words.float(), target[masked], reduction="sum")
-        relation_losses = F.cross_entropy(relations.float(), sample["next_sentence"], reduction="none")  # [B]
+        # [B]
+        relation_losses = F.cross_entropy(
+            relations.float(), sample["next_sentence"], reduction="none"
+        )
         weights = masked.sum(1)  # [B]
         sample_size = weights.sum()
         loss = word_loss + (relation_losses * weights).sum()
@@ -65,7 +71,9 @@ class BertPretrainingCriterion(SummedCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log `loss` and `mlm_loss` in bits for each masked word, `nsp_loss` in bits and `nsp_accuracy` in percent."""
+        """Log `loss` and `mlm_loss` in bits for each masked word, `nsp_loss` in bits and
+        `nsp_accuracy` in percent.
+        """
 
         def total(name: str) -> Any:
             return sum(log.get(name, 0) for log in logging_outputs)
@@ -97,19 +105,25 @@ class SquadCriterionConfig(FairseqDataclass):
 class SquadCriterion(SummedCriterion):
     """Take the mean of the cross entropies of the answer's first and last token."""
 
-    def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Tensor, dict]:
-        """Return the loss summed over the windows (not `reduce`: [B]), the sample size, and the logging output.
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Tensor, dict]:
+        """Return the loss summed over the windows (not `reduce`: [B]), the sample size, and the
+        logging output.
 
-        The sample size is the number of windows whose answer, or its absence, is known; other windows are ignored.
-        In validation the task decodes the answers of the batch, and scores them in its `reduce_metrics`.
+        The sample size is the number of windows whose answer, or its absence, is known; other
+        windows are ignored. In validation the task decodes the answers of the batch, and scores
+        them in its `reduce_metrics`.
         """
         logits = model(**sample["net_input"])[0].float()  # [B, N, 2]
         # Without this mask the loss would depend on the padding, and so on the rest of the batch.
         padding = sample["net_input"]["src_tokens"].eq(self.padding_idx)
         logits = logits.masked_fill(padding.unsqueeze(-1), -math.inf)
         target = sample["target"]  # [B, 2]
-        losses = F.cross_entropy(logits, target, reduction="none", ignore_index=IGNORED).mean(-1)  # [B]
-        sample_size = target[:, 0].ne(IGNORED).sum()  # stays a tensor: .item() would wait for the device
+        # [B]
+        losses = F.cross_entropy(logits, target, reduction="none", ignore_index=IGNORED).mean(-1)
+        # stays a tensor: .item() would wait for the device
+        sample_size = target[:, 0].ne(IGNORED).sum()
         logging_output = {
             "loss": losses.detach().sum(),
             "ntokens": sample["ntokens"],

@@ -1,7 +1,7 @@
 """BERT (Devlin et al., 2018): the architectures `<family>_bert*`.
 
-BERT is fairseq's RoBERTa with token types, a pooler over [CLS] and another epsilon in its layer norms.
-fairseq's dictionary calls [CLS] <s>, [SEP] </s>, [PAD] <pad>, [UNK] <unk> and [MASK] <mask>.
+BERT is fairseq's RoBERTa with token types, a pooler over [CLS] and another epsilon in its layer
+norms. fairseq's dictionary calls [CLS] <s>, [SEP] </s>, [PAD] <pad>, [UNK] <unk> and [MASK] <mask>.
 """
 
 import logging
@@ -20,12 +20,14 @@ from mixhead_plugin.fairseq.models.roberta import RobertaEncoder, RobertaModel
 logger = logging.getLogger(__name__)
 
 TOKEN_TYPES = 2
-# The name of the head of pre-training. Class 0 means that B goes on where A ends, as in published checkpoints.
+# The name of the head of pre-training. Class 0 means that B goes on where A ends, as in published
+# checkpoints.
 NEXT_SENTENCE = "next_sentence"
 
 
 def infer_segments(tokens: Tensor, separator: int, pad: int) -> Tensor:
-    """Return the token types of `[CLS] a [SEP] b [SEP]`: 0 up to the first separator and for padding, 1 after it.
+    """Return the token types of `[CLS] a [SEP] b [SEP]`: 0 up to the first separator and for
+    padding, 1 after it.
 
     Args:
         tokens: [B, N], int64
@@ -36,7 +38,8 @@ def infer_segments(tokens: Tensor, separator: int, pad: int) -> Tensor:
         [B, N], int64
     """
     separators = tokens.eq(separator).long()
-    earlier = separators.cumsum(1) - separators  # [B, N], the number of separators before each token
+    # [B, N], the number of separators before each token
+    earlier = separators.cumsum(1) - separators
     return (earlier.gt(0) & tokens.ne(pad)).long()
 
 
@@ -74,7 +77,8 @@ class BertEncoder(RobertaEncoder):
         super().__init__(args, dictionary)
         self.segment_embeddings = nn.Embedding(TOKEN_TYPES, args.encoder_embed_dim)
         for module in self.modules():
-            if type(module).__name__.endswith("LayerNorm"):  # torch's or apex's; fairseq's layers have no option
+            # torch's or apex's; fairseq's layers have no option
+            if type(module).__name__.endswith("LayerNorm"):
                 module.eps = args.layer_norm_eps
 
     def forward(
@@ -90,19 +94,27 @@ class BertEncoder(RobertaEncoder):
 
         Args:
             src_tokens: [B, N], int64
-            features_only: return the states of the last layer instead of the logits of the language model
-            return_all_hiddens: also return the states of all layers as `inner_states`, each [N, B, C]
+            features_only: return the states of the last layer instead of the logits of the language
+                model
+            return_all_hiddens: also return the states of all layers as `inner_states`, each [N, B,
+                C]
             masked_tokens: bool [B, N]; logits are computed for these positions alone
             segments: the token types, int64 [B, N]; `infer_segments` finds them by default
 
         Returns:
-            features [B, N, C] or logits [B, N, V] or, with `masked_tokens`, [masked, V]; and a dictionary
+            features [B, N, C] or logits [B, N, V] or, with `masked_tokens`, [masked, V]; and a
+            dictionary
         """
         if segments is None:
             segments = infer_segments(src_tokens, self.dictionary.eos(), self.dictionary.pad())
         # fairseq's encoder adds the positions to these embeddings, and normalises the sum.
-        embeddings = self.sentence_encoder.embed_tokens(src_tokens) + self.segment_embeddings(segments)  # [B, N, C]
-        features, extra = self.extract_features(src_tokens, return_all_hiddens, token_embeddings=embeddings)
+        # [B, N, C]
+        embeddings = self.sentence_encoder.embed_tokens(src_tokens) + self.segment_embeddings(
+            segments
+        )
+        features, extra = self.extract_features(
+            src_tokens, return_all_hiddens, token_embeddings=embeddings
+        )
         if features_only:
             return features, extra
         return self.output_layer(features, masked_tokens=masked_tokens), extra
@@ -111,8 +123,8 @@ class BertEncoder(RobertaEncoder):
 class BertModel(RobertaModel):
     """BERT with the attention of mixhead_plugin.
 
-    The pooler comes with the first of `classification_heads`. Without a head it would have no gradient, and data
-    parallel training refuses parameters without a gradient.
+    The pooler comes with the first of `classification_heads`. Without a head it would have no
+    gradient, and data parallel training refuses parameters without a gradient.
     """
 
     encoder_type: ClassVar[type] = BertEncoder
@@ -124,15 +136,25 @@ class BertModel(RobertaModel):
     @staticmethod
     def add_args(parser: Any) -> None:
         RobertaModel.add_args(parser)
-        parser.add_argument("--layer-norm-eps", type=float, metavar="E", help="epsilon of layer norms (default: 1e-12)")
+        parser.add_argument(
+            "--layer-norm-eps",
+            type=float,
+            metavar="E",
+            help="epsilon of layer norms (default: 1e-12)",
+        )
 
     @classmethod
     def check_args(cls, args: Any) -> None:
         super().check_args(args)
         if not 0 < args.layer_norm_eps < 1:
-            raise OptionError(f"--layer-norm-eps {args.layer_norm_eps}: must be a small number greater than 0")
+            raise OptionError(
+                f"--layer-norm-eps {args.layer_norm_eps}: must be a small number greater than 0"
+            )
         if args.pooler_activation_fn != "tanh":
-            raise OptionError(f"--pooler-activation-fn {args.pooler_activation_fn}: must be tanh, as in BERT's pooler")
+            raise OptionError(
+                f"--pooler-activation-fn {args.pooler_activation_fn}: must be tanh, as in BERT's "
+                "pooler"
+            )
 
     def forward(
         self,
@@ -146,10 +168,12 @@ class BertModel(RobertaModel):
         """Run the encoder and the heads.
 
         Args:
-            src_tokens, features_only, return_all_hiddens, kwargs: arguments of `BertEncoder.forward`
-            classification_head_name: a key of `classification_heads`; its output replaces the logits
-            beside: another key; its output is `extra["beside"]`, so that one pass serves both objectives of
-                pre-training
+            src_tokens, features_only, return_all_hiddens, kwargs: arguments of
+                `BertEncoder.forward`
+            classification_head_name: a key of `classification_heads`; its output replaces the
+                logits
+            beside: another key; its output is `extra["beside"]`, so that one pass serves both
+                objectives of pre-training
         """
         name = classification_head_name
         if name is None and beside is None:
@@ -160,13 +184,19 @@ class BertModel(RobertaModel):
             extra["beside"] = self._classify(beside, features)
         if name is not None:
             return self._classify(name, features), extra
-        return features if features_only else self.encoder.output_layer(features, masked_tokens=masked_tokens), extra
+        return features if features_only else self.encoder.output_layer(
+            features, masked_tokens=masked_tokens
+        ), extra
 
     def _classify(self, name: str, features: Tensor) -> Tensor:
         return self.classification_heads[name](self.pooler(features))
 
     def register_classification_head(
-        self, name: str, num_classes: int, inner_dim: Optional[int] = None, dropout: Optional[float] = None
+        self,
+        name: str,
+        num_classes: int,
+        inner_dim: Optional[int] = None,
+        dropout: Optional[float] = None,
     ) -> None:
         """Add a head for whole sentences over the pooler that all heads share.
 
@@ -190,7 +220,8 @@ class BertModel(RobertaModel):
         # RoBERTa's heads have a pooler each, so fairseq must not see those of the checkpoint.
         prefix = f"{name}." if name else ""
         found = _pop(state_dict, f"{prefix}classification_heads.")
-        super().upgrade_state_dict_named(state_dict, name)  # adds the model's own heads to `state_dict`
+        # adds the model's own heads to `state_dict`
+        super().upgrade_state_dict_named(state_dict, name)
         for head in dict.fromkeys(key.partition(".")[0] for key in found):
             self._take_head(head, found, state_dict, f"{prefix}classification_heads.")
         pooler = _pop(state_dict, f"{prefix}pooler.")
@@ -201,26 +232,45 @@ class BertModel(RobertaModel):
             pooler = self.pooler.state_dict()
         state_dict.update({f"{prefix}pooler.{key}": value for key, value in pooler.items()})
 
-    def _take_head(self, head: str, found: dict[str, Tensor], state_dict: dict[str, Tensor], prefix: str) -> None:
-        """Replace the model's head in `state_dict` by the checkpoint's, from `found`, if the shapes are equal."""
+    def _take_head(
+        self, head: str, found: dict[str, Tensor], state_dict: dict[str, Tensor], prefix: str
+    ) -> None:
+        """Replace the model's head in `state_dict` by the checkpoint's, from `found`, if the shapes
+        are equal.
+        """
         entries = {key: value for key, value in found.items() if key.startswith(f"{head}.")}
         shapes = {key: value.shape for key, value in entries.items()}
         embed_dim = self.args.encoder_embed_dim
         classes = len(entries.get(f"{head}.out_proj.bias", ()))
-        fits = shapes == {f"{head}.out_proj.weight": (classes, embed_dim), f"{head}.out_proj.bias": (classes,)}
-        if fits and head not in self.classification_heads and getattr(self.args, "load_checkpoint_heads", False):
+        fits = shapes == {
+            f"{head}.out_proj.weight": (classes, embed_dim),
+            f"{head}.out_proj.bias": (classes,),
+        }
+        if (
+            fits
+            and head not in self.classification_heads
+            and getattr(self.args, "load_checkpoint_heads", False)
+        ):
             self.register_classification_head(head, classes)
         if head not in self.classification_heads:
-            logger.warning(f"the checkpoint's head {head} is left out: this model has no head of that name")
+            logger.warning(
+                f"the checkpoint's head {head} is left out: this model has no head of that name"
+            )
         elif fits and classes == self.classification_heads[head].out_proj.out_features:
             state_dict.update({f"{prefix}{key}": value for key, value in entries.items()})
         else:
-            logger.warning(f"the checkpoint's head {head} is left out: this model's has another shape")
+            logger.warning(
+                f"the checkpoint's head {head} is left out: this model's has another shape"
+            )
 
 
 def _pop(state_dict: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Take the entries of a module out of `state_dict`; their names lose the prefix."""
-    return {key[len(prefix) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
+    return {
+        key[len(prefix) :]: state_dict.pop(key)
+        for key in list(state_dict)
+        if key.startswith(prefix)
+    }
 
 
 class BertArchitecture(NamedTuple):
@@ -234,12 +284,17 @@ class BertArchitecture(NamedTuple):
     source: str
 
 
-def _fixed(embed_dim: int, ffn_dim: int, heads: int, head_dim: int, table: str) -> tuple[str, BertArchitecture]:
+def _fixed(
+    embed_dim: int, ffn_dim: int, heads: int, head_dim: int, table: str
+) -> tuple[str, BertArchitecture]:
     name = f"bert_d{embed_dim}_h{heads}_k{head_dim}"
-    return name, BertArchitecture(24, embed_dim, ffn_dim, heads, head_dim, f"low-rank bottleneck paper, table {table}")
+    return name, BertArchitecture(
+        24, embed_dim, ffn_dim, heads, head_dim, f"low-rank bottleneck paper, table {table}"
+    )
 
 
-# Table 2 does not give the inner size. Its parameter counts imply that of BERT large, for an embedding of 512 too.
+# Table 2 does not give the inner size. Its parameter counts imply that of BERT large, for an
+# embedding of 512 too.
 BERT_ARCHITECTURES: dict[str, BertArchitecture] = {
     "bert": BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base"),
     "bert_base": BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base"),
@@ -253,7 +308,11 @@ BERT_ARCHITECTURES: dict[str, BertArchitecture] = {
 
 def base_architecture(args: Any, sizes: BertArchitecture = BERT_ARCHITECTURES["bert"]) -> None:
     """Set every value that `args` (Namespace or DictConfig, changed in place) lacks."""
-    values = {name: value for name, value in sizes._asdict().items() if name != "source" and value is not None}
+    values = {
+        name: value
+        for name, value in sizes._asdict().items()
+        if name != "source" and value is not None
+    }
     values |= {"max_positions": 512, "layer_norm_eps": 1e-12, "pooler_dropout": 0.1}
     for name, value in values.items():
         if getattr(args, name, None) is None:

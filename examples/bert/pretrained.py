@@ -9,7 +9,8 @@ from typing import Optional
 from common.archives import Archive, complete, fail, note, obtain, sha256, unpack
 from common.prepare import is_ready, require_files, write_settings
 
-FILES = {"bert": ("vocab.txt",), "roberta": ("encoder.json", "vocab.bpe")}  # beside dict.txt and model.pt
+# beside dict.txt and model.pt
+FILES = {"bert": ("vocab.txt",), "roberta": ("encoder.json", "vocab.bpe")}
 
 HUGGING_FACE = "https://huggingface.co/google-bert/bert-base-uncased/resolve/main"
 BERT_FILES = ("config.json", "model.safetensors", "vocab.txt")
@@ -30,12 +31,18 @@ def prepare_model(model: str, source: Optional[Path], data: Path) -> Path:
         return folder
     if source is None and model == "bert":
         for name in BERT_FILES:
-            source = obtain(Archive(f"bert-base-uncased/{name}", (f"{HUGGING_FACE}/{name}",)), data).parent
+            source = obtain(
+                Archive(f"bert-base-uncased/{name}", (f"{HUGGING_FACE}/{name}",)), data
+            ).parent
     with complete(folder) as unfinished:
         unfinished.mkdir()
         if source is None:
             _fetch_roberta(unfinished, data)
-        elif model == "bert" and (source / "config.json").is_file() and not (source / "model.pt").is_file():
+        elif (
+            model == "bert"
+            and (source / "config.json").is_file()
+            and not (source / "model.pt").is_file()
+        ):
             _convert(source, unfinished)
         elif missing := [name for name in names if not (source / name).is_file()]:
             fail(f"--from {source}: has no {', '.join(missing)}")
@@ -75,17 +82,21 @@ def _convert(source: Path, folder: Path) -> None:
 def check_case(folder: Optional[Path], cased: bool) -> None:
     """End the program if the vocab.txt of `folder` does not agree with --cased or its absence.
 
-    An uncased vocabulary has hardly a piece with an upper-case letter. With the wrong flag most words would become
-    other pieces or unknown ones.
+    An uncased vocabulary has hardly a piece with an upper-case letter. With the wrong flag most
+    words would become other pieces or unknown ones.
     """
     path = folder / "vocab.txt" if folder is not None else None
     if path is None or not path.is_file():
         return
     pieces = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    words = [piece for piece in pieces if not (piece.startswith("[") and piece.endswith("]"))]  # [CLS], [unused7]
+    # [CLS], [unused7]
+    words = [piece for piece in pieces if not (piece.startswith("[") and piece.endswith("]"))]
     upper = [piece for piece in words if piece != piece.lower()]
     is_cased = 100 * len(upper) > len(pieces)
     if cased and not is_cased:
         fail(f"{path}: has no pieces with upper-case letters; leave out --cased")
     if is_cased and not cased:
-        fail(f"{path}: has {len(upper)} pieces with an upper-case letter, such as {upper[0]!r}; give --cased")
+        fail(
+            f"{path}: has {len(upper)} pieces with an upper-case letter, such as {upper[0]!r}; "
+            "give --cased"
+        )

@@ -1,4 +1,6 @@
-"""Pairs of segments A and B for BERT's pre-training: half of the B follow A in the text (Devlin et al., 2018)."""
+"""Pairs of segments A and B for BERT's pre-training: half of the B follow A in the text (Devlin et
+al., 2018).
+"""
 
 from typing import Any, NamedTuple
 
@@ -22,7 +24,9 @@ class Masking(NamedTuple):
     keep: float = 0.1  # share of those that stay as they are
     replace: float = 0.1  # share of those that a random word replaces
 
-    def apply(self, tokens: np.ndarray, maskable: np.ndarray, words: range, rng: np.random.Generator) -> np.ndarray:
+    def apply(
+        self, tokens: np.ndarray, maskable: np.ndarray, words: range, rng: np.random.Generator
+    ) -> np.ndarray:
         """Hide some of `tokens`, int64 [N], in place, and return their positions, at least one.
 
         Args:
@@ -42,13 +46,13 @@ class Masking(NamedTuple):
 class SentencePairs(SizedDataset):
     """Spans of documents, each cut into A and B; half of the B come from another document instead.
 
-    The spans are the same in all epochs: as many whole lines of one document as fit, and the beginning of the next.
-    The cut, the choice of B and the masked words are random. They depend on the seed, the epoch and the number of the
-    span alone, not on the worker or on earlier calls.
+    The spans are the same in all epochs: as many whole lines of one document as fit, and the
+    beginning of the next. The cut, the choice of B and the masked words are random. They depend on
+    the seed, the epoch and the number of the span alone, not on the worker or on earlier calls.
 
-    The length and the end of B do not reveal its kind. For each pair a following and a random B are found by the same
-    rule. Both are cut to the same length, at which neither ends a line. The last line of a document has no B that
-    follows if it is alone in its span.
+    The length and the end of B do not reveal its kind. For each pair a following and a random B are
+    found by the same rule. Both are cut to the same length, at which neither ends a line. The last
+    line of a document has no B that follows if it is alone in its span.
 
     Args:
         lines: binarised text, each line closed by </s>; a line without words ends a document
@@ -77,11 +81,15 @@ class SentencePairs(SizedDataset):
         self.words = range(dictionary.nspecial, masking.mask)
         # shared with the worker processes, which stay from epoch to epoch
         self._epoch = torch.ones(1, dtype=torch.int64).share_memory_()
-        self._cut_into_units(np.asarray(sizes, dtype=np.int64) - 1, (length - SPECIAL) // 2, lines_per_document)
+        self._cut_into_units(
+            np.asarray(sizes, dtype=np.int64) - 1, (length - SPECIAL) // 2, lines_per_document
+        )
         self._pack(length - SPECIAL, short_probability)
 
     def _cut_into_units(self, lengths: np.ndarray, longest: int, lines_per_document: int) -> None:
-        """Find the units, which are never cut: lines, and parts of lines that are longer than half a pair."""
+        """Find the units, which are never cut: lines, and parts of lines that are longer than half
+        a pair.
+        """
         number = -(-lengths // longest)  # of units in each line; an empty line has none
         self.unit_line = np.repeat(np.arange(len(lengths)), number)  # [U]
         nth = np.arange(len(self.unit_line)) - np.repeat(number.cumsum() - number, number)
@@ -97,14 +105,20 @@ class SentencePairs(SizedDataset):
         self.unit_document = np.repeat(np.arange(len(first)), np.diff(self.document_start))  # [U]
 
     def _pack(self, longest: int, short_probability: float) -> None:
-        """Fill each span with the units of one document that fit into `longest` tokens, or into a short span."""
+        """Fill each span with the units of one document that fit into `longest` tokens, or into a
+        short span.
+        """
         rng = np.random.default_rng([self.seed, 0])
         end = np.append(0, self.unit_length.cumsum())  # [U + 1], tokens before each unit
         # Every unit gets the end of a span that would begin there; then no search is needed.
         units = len(self.unit_length)
         short = rng.random(units) < short_probability
         # a short span has at least one unit, and room for a part of B
-        limit = np.where(short, np.maximum(rng.integers(2, max(3, longest), units), self.unit_length + 1), longest)
+        limit = np.where(
+            short,
+            np.maximum(rng.integers(2, max(3, longest), units), self.unit_length + 1),
+            longest,
+        )
         last = self.document_start[self.unit_document + 1]  # [U], the end of the document
         stop = np.minimum(np.searchsorted(end, end[:-1] + limit, side="right") - 1, last).tolist()
         starts, unit = [], 0
@@ -147,17 +161,23 @@ class SentencePairs(SizedDataset):
         return np.concatenate(parts)
 
     def _candidate(self, start: int, room: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Find a B of at most `room` tokens from unit `start` on; return the unit that it stops before, and its length.
+        """Find a B of at most `room` tokens from unit `start` on; return the unit that it stops
+        before, and its length.
 
         If the document ends before that, B ends at random within the document's last unit.
         """
-        stop = int(np.searchsorted(self.unit_end, self.unit_end[start] + room))  # the first that fills the room
+        # the first that fills the room
+        stop = int(np.searchsorted(self.unit_end, self.unit_end[start] + room))
         stop = min(stop, int(self.document_start[self.unit_document[start] + 1]))
         found = int(self.unit_end[stop] - self.unit_end[start])
-        return stop, room if found >= room else found - int(rng.integers(self.unit_length[stop - 1]))
+        return stop, room if found >= room else found - int(
+            rng.integers(self.unit_length[stop - 1])
+        )
 
     def _elsewhere(self, document: int, room: int, rng: np.random.Generator) -> int:
-        """Choose a unit of another document, preferably with `room` tokens between it and the end."""
+        """Choose a unit of another document,
+        preferably with `room` tokens between it and the end.
+        """
         start = 0
         for _ in range(TRIES):
             other = int(rng.integers(self.documents - 1))
@@ -215,8 +235,9 @@ class SentencePairs(SizedDataset):
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch, padded on the right.
 
-        Its tensors are `src_tokens`, `segments` and `target`, all int64 [B, N], and `next_sentence`, int64 [B], FOLLOWS
-        or RANDOM. `target` has the masked words, and padding elsewhere.
+        Its tensors are `src_tokens`, `segments` and `target`, all int64 [B, N], and
+        `next_sentence`, int64 [B], FOLLOWS or RANDOM. `target` has the masked words, and padding
+        elsewhere.
         """
         if not samples:
             return {}

@@ -58,7 +58,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse two values of one name; JSON would take the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        name = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
+        name = next(
+            name for name, number in Counter(name for name, _ in pairs).items() if number > 1
+        )
         raise ValueError(f"an object has {name!r} twice")
     return content
 
@@ -89,7 +91,9 @@ def _question(value: Any, context: int, place: str) -> Question:
     answers = []
     for i, answer in enumerate(_field({"answers": [], **value}, "answers", list, place)):
         where = f"{place}.answers[{i}]"
-        answers.append(Answer(_field(answer, "text", str, where), _field(answer, "answer_start", int, where)))
+        answers.append(
+            Answer(_field(answer, "text", str, where), _field(answer, "answer_start", int, where))
+        )
     return Question(name, text, context, tuple(answers))
 
 
@@ -105,17 +109,20 @@ def _field(value: Any, name: str, kind: type, place: str) -> Any:
 
 
 def locate(context: str, answers: Iterable[Answer]) -> Optional[tuple[int, int]]:
-    """Return the first character and the last + 1 of the first answer found at its `start`, or None."""
+    """Return the first character and the last + 1 of the first answer found at its `start`, or
+    None.
+    """
     for answer in answers:
         if answer.text and answer.start >= 0 and context.startswith(answer.text, answer.start):
             return answer.start, answer.start + len(answer.text)
     return None
 
 
-# ---- the metrics -----------------------------------------------------------------------------------------------------
+# ---- the metrics -------------------------------------------------------------------------------
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII alone, as the official evaluation has it
+# ASCII alone, as the official evaluation has it
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(answer: str) -> str:
@@ -128,7 +135,9 @@ def exact_match(prediction: str, gold: str) -> float:
 
 
 def f1(prediction: str, gold: str) -> float:
-    """Return F1 of the bags of words; it is 0 if either is empty, even if both are and match exactly."""
+    """Return F1 of the bags of words; it is 0 if either is empty, even if both are and match
+    exactly.
+    """
     predicted, expected = normalise(prediction).split(), normalise(gold).split()
     common = sum((Counter(predicted) & Counter(expected)).values())
     if common == 0:
@@ -145,7 +154,8 @@ class Score(NamedTuple):
 
 
 def score(questions: Iterable[Question], predictions: dict[str, str]) -> Score:
-    """Return the means over all questions with gold answers; of several answers the best one counts.
+    """Return the means over all questions with gold answers; of several answers the best one
+    counts.
 
     A question without a prediction is wrong.
     """

@@ -1,7 +1,9 @@
-"""The task of SQuAD 1.1: the answer to a question is a span of its context (Devlin et al. 2019, section 4.2).
+"""The task of SQuAD 1.1: the answer to a question is a span of its context (Devlin et al. 2019,
+section 4.2).
 
-The data are a folder with dict.txt, a WordPiece vocabulary, and a file of SQuAD's layout for each set, train.json and
-valid.json. Loading a set cuts the text into windows; fairseq's --batch-size counts windows.
+The data are a folder with dict.txt, a WordPiece vocabulary, and a file of SQuAD's layout for each
+set, train.json and valid.json. Loading a set cuts the text into windows; fairseq's --batch-size
+counts windows.
 """
 
 import logging
@@ -40,15 +42,20 @@ def _flag(default: Any, text: str) -> Any:
 
 @dataclass
 class SquadTaskConfig(FairseqDataclass):
-    data: str = field(default=MISSING, metadata={"help": "folder with dict.txt, train.json and valid.json"})
-    cased: bool = field(default=False, metadata={"help": "the vocabulary is cased: keep case and accents"})
+    data: str = field(
+        default=MISSING, metadata={"help": "folder with dict.txt, train.json and valid.json"}
+    )
+    cased: bool = field(
+        default=False, metadata={"help": "the vocabulary is cased: keep case and accents"}
+    )
     max_seq_length: int = _flag(384, "tokens of a window: question, context, [CLS] and two [SEP]")
     doc_stride: int = _flag(128, "tokens of a context between the beginnings of its windows")
     max_query_length: int = _flag(64, "tokens of a question, longer ones are cut")
     n_best_size: int = _flag(20, "answers of each window in --nbest-file")
     max_answer_length: int = _flag(30, "the most tokens of a predicted answer")
     nbest_file: Optional[str] = field(
-        default=None, metadata={"help": "file that fairseq-validate writes the best answers of each window to"}
+        default=None,
+        metadata={"help": "file that fairseq-validate writes the best answers of each window to"},
     )
     max_positions: int = _flag(512, "the positions of the model")
     train_subset: str = II("dataset.train_subset")
@@ -65,17 +72,22 @@ def check(cfg: SquadTaskConfig) -> None:
         if getattr(cfg, name) < 1:
             raise OptionError(f"{option_name(name)} {getattr(cfg, name)}: must be at least 1")
     if cfg.max_seq_length > cfg.max_positions:
-        raise OptionError(f"--max-seq-length {cfg.max_seq_length}: must be at most --max-positions {cfg.max_positions}")
+        raise OptionError(
+            f"--max-seq-length {cfg.max_seq_length}: must be at most --max-positions "
+            f"{cfg.max_positions}"
+        )
     room = _sizes(cfg).least_room
     if room < 1:
         least = cfg.max_query_length + SPECIAL + 1
         raise OptionError(
-            f"--max-seq-length {cfg.max_seq_length}: must be at least {least}, or no context fits beside "
+            f"--max-seq-length {cfg.max_seq_length}: must be at least {least}, or no context fits "
+            "beside "
             f"--max-query-length {cfg.max_query_length}"
         )
     if cfg.doc_stride > room:
         raise OptionError(
-            f"--doc-stride {cfg.doc_stride}: must be at most {room}, the room for context in a window; "
+            f"--doc-stride {cfg.doc_stride}: must be at most {room}, the room for context in a "
+            "window; "
             "else tokens between two windows are never read"
         )
 
@@ -89,10 +101,14 @@ def gather_rows(rows: Tensor) -> Tensor:
     group = distributed.get_data_parallel_group()
     if distributed.get_world_size(group) == 1:
         return rows
-    numbers = torch.stack(distributed.all_gather(torch.tensor([len(rows)], device=rows.device), group)).flatten()
+    numbers = torch.stack(
+        distributed.all_gather(torch.tensor([len(rows)], device=rows.device), group)
+    ).flatten()
     padded = rows.new_zeros(int(numbers.max()), rows.shape[1])
     padded[: len(rows)] = rows
-    return torch.cat([part[:number] for part, number in zip(distributed.all_gather(padded, group), numbers)])
+    return torch.cat(
+        [part[:number] for part, number in zip(distributed.all_gather(padded, group), numbers)]
+    )
 
 
 @register_task("squad", dataclass=SquadTaskConfig)
@@ -119,7 +135,8 @@ class SquadTask(Task):
         dictionary = Dictionary.load(path)
         if not any(symbol.startswith(CONTINUATION) for symbol in dictionary.symbols):
             raise OptionError(
-                f"{path}: must be a WordPiece vocabulary; it has no piece that begins with {CONTINUATION}"
+                f"{path}: must be a WordPiece vocabulary; it has no piece that begins with "
+                f"{CONTINUATION}"
             )
         dictionary.add_symbol("<mask>")  # where a masked language model has it
         return cls(cfg, dictionary)
@@ -146,8 +163,10 @@ class SquadTask(Task):
         self._questions += content.questions
         self._contexts += [content.contexts[question.context] for question in content.questions]
         logger.info(
-            f"{path}: {len(content.questions):,} questions, {len(windows):,} windows; {windows.cut:,} questions cut to "
-            f"{self.cfg.max_query_length} tokens; {windows.unlocated:,} whose answer is not where the file says, left "
+            f"{path}: {len(content.questions):,} questions, {len(windows):,} windows; "
+            f"{windows.cut:,} questions cut to "
+            f"{self.cfg.max_query_length} tokens; {windows.unlocated:,} whose answer is not where "
+            "the file says, left "
             "out of the loss"
         )
         self.datasets[split] = windows
@@ -161,16 +180,16 @@ class SquadTask(Task):
     def decode(self, sample: dict[str, Any], logits: Tensor) -> Tensor:
         """Find the best answer of each window, and write the n best ones to --nbest-file.
 
-        The answers of all workers are gathered for `reduce_metrics`, so every worker must decode a batch. fairseq can
-        gather such logging outputs itself, but only on GPUs.
+        The answers of all workers are gathered for `reduce_metrics`, so every worker must decode a
+        batch. fairseq can gather such logging outputs itself, but only on GPUs.
 
         Args:
             sample: a batch of B windows
             logits: [B, N, 2]; -inf for padding
 
         Returns:
-            float64 [B, 4] on the CPU: the question's number, the answer's first character and last + 1, and its
-            score; a window without an answer has an empty one with a score of -inf
+            float64 [B, 4] on the CPU: the question's number, the answer's first character and last
+            + 1, and its score; a window without an answer has an empty one with a score of -inf
         """
         number = 1 if self.cfg.nbest_file is None else self.cfg.n_best_size
         spans = spans_of(sample, logits, number, self.cfg.max_answer_length)
@@ -184,7 +203,9 @@ class SquadTask(Task):
 
     def _nbest_file(self) -> NBestFile:
         if distributed.get_data_parallel_world_size() > 1:
-            raise OptionError(f"--nbest-file {self.cfg.nbest_file}: needs --distributed-world-size 1")
+            raise OptionError(
+                f"--nbest-file {self.cfg.nbest_file}: needs --distributed-world-size 1"
+            )
         if self._nbest is None:
             try:
                 self._nbest = NBestFile(self.cfg.nbest_file)

@@ -37,26 +37,32 @@ class Pieces(NamedTuple):
     characters: np.ndarray  # int32 [n, 2]: the first character of each piece, and its last + 1
 
     def covering(self, start: int, end: int) -> Optional[tuple[int, int]]:
-        """Return the first and the last piece of the characters start to end - 1; None if no piece has any."""
+        """Return the first and the last piece of the characters start to end - 1; None if no piece
+        has any.
+        """
         first = int(np.searchsorted(self.characters[:, 1], start, side="right"))
         last = int(np.searchsorted(self.characters[:, 0], end, side="left")) - 1
         return (first, last) if first <= last else None
 
 
 def windows_of(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Return the beginning and the length of each window of a text of `length` tokens; at least one.
+    """Return the beginning and the length of each window of a text of `length` tokens; at least
+    one.
 
-    The library `tokenizers` would take the overlap of two windows instead, which depends on the question's length.
+    The library `tokenizers` would take the overlap of two windows instead, which depends on the
+    question's length.
     """
     starts = range(0, max(length - room, 0) + stride, stride)
     return [(start, min(room, length - start)) for start in starts]
 
 
 def has_most_context(windows: Sequence[tuple[int, int]], number: int) -> np.ndarray:
-    """Return which tokens of window `number` have more context in it than in any other window; bool [its length].
+    """Return which tokens of window `number` have more context in it than in any other window; bool
+    [its length].
 
-    The context of a token is the smaller of its distances to both ends, plus a hundredth of the window's length. The
-    first of equal windows wins. By this rule of Devlin et al. an answer may start at a token in one window only.
+    The context of a token is the smaller of its distances to both ends, plus a hundredth of the
+    window's length. The first of equal windows wins. By this rule of Devlin et al. an answer may
+    start at a token in one window only.
     """
     start, length = windows[number]
     tokens = start + np.arange(length)
@@ -73,12 +79,14 @@ class SquadWindows(SizedDataset):
         squad: the questions
         dictionary: bos is [CLS], eos is [SEP]
         tokeniser: its pieces are the symbols of `dictionary`
-        sizes: of the windows; with a stride above `sizes.least_room`, some tokens would be in no window
+        sizes: of the windows; with a stride above `sizes.least_room`, some tokens would be in no
+            window
         first_question: the number of the first question, for a task with several data sets
         seed: of the order, which changes from epoch to epoch; None sorts the windows by length
 
     Attributes:
-        unlocated: the number of questions whose answers are not where the file says; the loss ignores them
+        unlocated: the number of questions whose answers are not where the file says; the loss
+            ignores them
         cut: the number of questions that were too long
     """
 
@@ -109,9 +117,12 @@ class SquadWindows(SizedDataset):
             self.answers.append(context.covering(*found) if found else None)
             self.unlocated += bool(question.answers) and self.answers[-1] is None
             room = sizes.max_seq_length - len(self.queries[-1]) - SPECIAL
-            windows += [(number, *window) for window in windows_of(len(context.ids), room, sizes.doc_stride)]
+            windows += [
+                (number, *window) for window in windows_of(len(context.ids), room, sizes.doc_stride)
+            ]
             self._first_window.append(len(windows))
-        self._windows = np.array(windows, dtype=np.int64).reshape(-1, 3)  # question, first piece, pieces
+        # question, first piece, pieces
+        self._windows = np.array(windows, dtype=np.int64).reshape(-1, 3)
         queries = np.array([len(query) for query in self.queries], dtype=np.int64)
         self.sizes = queries[self._windows[:, 0]] + self._windows[:, 2] + SPECIAL
 
@@ -142,14 +153,15 @@ class SquadWindows(SizedDataset):
         Returns:
             tokens: int64 [n]
             segments: int64 [n], 1 after the first [SEP]
-            target: int64 [2], first and last token of the answer; 0 and 0, [CLS], if the window lacks a part of it;
-                IGNORED if the answer is unknown
+            target: int64 [2], first and last token of the answer; 0 and 0, [CLS], if the window
+                lacks a part of it; IGNORED if the answer is unknown
             starts: bool [n], where an answer may begin
             ends: bool [n], where an answer may end: the context
             places: int64 [n, 2], for a token of the context its first character and its last + 1
             question: the number of the question, counted from `first_question`
             question_id: the id of the question in the file
-            window: the number of this window among the question's, from 0 on, and how many there are
+            window: the number of this window among the question's, from 0 on, and how many there
+                are
         """
         number, first, length = map(int, self._windows[index])
         query, question = self.queries[number], self.squad.questions[number]
@@ -192,12 +204,16 @@ class SquadWindows(SizedDataset):
         return torch.tensor(answer) - first + before
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a batch of B windows, padded on the right to N tokens; padding is no start and no end."""
+        """Return a batch of B windows, padded on the right to N tokens; padding is no start and no
+        end.
+        """
         if not samples:
             return {}
 
         def padded(name: str, value: Any) -> Tensor:
-            return torch.nn.utils.rnn.pad_sequence([sample[name] for sample in samples], True, value)
+            return torch.nn.utils.rnn.pad_sequence(
+                [sample[name] for sample in samples], True, value
+            )
 
         lengths = torch.tensor([len(sample["tokens"]) for sample in samples])
         return {

@@ -1,4 +1,6 @@
-"""BERT's WordPiece tokeniser (Wu et al. 2016, section 4.1), whose ids are those of fairseq's dictionary."""
+"""BERT's WordPiece tokeniser (Wu et al. 2016, section 4.1), whose ids are those of fairseq's
+dictionary.
+"""
 
 import re
 from bisect import bisect_left
@@ -23,12 +25,15 @@ _NO_SPACES = re.compile(r"[^\t\n\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u
 
 
 def normalizer(lowercase: bool) -> normalizers.Normalizer:
-    """Clean the text and set ideographs apart; with `lowercase` also fold case and strip accents."""
+    """Clean the text and set ideographs apart;
+    with `lowercase` also fold case and strip accents.
+    """
     return normalizers.BertNormalizer(lowercase=lowercase)
 
 
 def wordpiece(dictionary: Dictionary, lowercase: bool) -> Tokenizer:
-    """Build the tokeniser of a dictionary. A special token in a text, such as '[SEP]', is text to it.
+    """Build the tokeniser of a dictionary. A special token in a text, such as '[SEP]', is text to
+    it.
 
     Args:
         dictionary: fairseq's, of the pieces of a vocab.txt
@@ -47,14 +52,16 @@ def wordpiece(dictionary: Dictionary, lowercase: bool) -> Tokenizer:
 
 
 def characters_of(text: str, encoding: Encoding) -> list[tuple[int, int]]:
-    """Return for each piece the characters of `text` that it stands for: the first, and the last + 1.
+    """Return for each piece the characters of `text` that it stands for: the first, and the last +
+    1.
 
     Accents and invisible characters that the tokeniser drops belong to the piece before them.
     """
     starts = [start for start, _ in encoding.offsets]
     found = []
     for start, end in encoding.offsets:
-        following = bisect_left(starts, end)  # not the next piece: several pieces can share a character
+        # not the next piece: several pieces can share a character
+        following = bisect_left(starts, end)
         limit = starts[following] if following < len(starts) else len(text)
         found.append((start, _NO_SPACES.match(text, end, limit).end()))
     return found
@@ -67,7 +74,8 @@ def read_vocabulary(path: str | Path) -> list[str]:
         OptionError: the file is not UTF-8, or lacks a special piece
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # not splitlines: some pieces are line breaks to it
+        # not splitlines: some pieces are line breaks to it
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise OptionError(f"{path}: is not UTF-8") from error
     words = lines[:-1] if lines[-1] == "" else lines
@@ -77,7 +85,8 @@ def read_vocabulary(path: str | Path) -> list[str]:
 
 
 def write_dictionary(words: Sequence[str], path: Path, source: str | Path) -> Dictionary:
-    """Write fairseq's dictionary of a vocabulary, in its order, without the special symbols that fairseq adds.
+    """Write fairseq's dictionary of a vocabulary, in its order, without the special symbols that
+    fairseq adds.
 
     Args:
         words: the pieces of a vocab.txt

@@ -23,13 +23,22 @@ from tqdm import tqdm
 CHUNK = 1 << 20
 TIMEOUT = 60.0  # seconds without a byte
 ATTEMPTS = 5  # for each URL, as long as they bring nothing
-# An archive may unpack to RATIO times its size, but to FLOOR bytes in any case and to LIMIT bytes at most.
+# An archive may unpack to RATIO times its size, but to FLOOR bytes in any case and to LIMIT bytes
+# at most.
 LIMIT = 32 << 30  # LM1B, the largest here, has 4 GB
 RATIO = 100  # text never reaches it
 FLOOR = 64 << 20
 
 COMPRESSIONS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # of a single file
-DAMAGE = (EOFError, OSError, ValueError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+DAMAGE = (
+    EOFError,
+    OSError,
+    ValueError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
 class Archive(NamedTuple):
@@ -48,12 +57,22 @@ def note(message: str) -> None:
 
 
 def bar(total: int | None, title: str, **settings: Any) -> tqdm:
-    """Return a progress bar in bytes. Outside a terminal it stays, so that the next message begins a new line."""
+    """Return a progress bar in bytes. Outside a terminal it stays, so that the next message begins
+    a new line.
+    """
     settings["leave"] = settings.get("leave", True) or not sys.stderr.isatty()
-    return tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, dynamic_ncols=True, **settings)
+    return tqdm(
+        total=total,
+        desc=title,
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        dynamic_ncols=True,
+        **settings,
+    )
 
 
-# ---- atomic writes ---------------------------------------------------------------------------------------------------
+# ---- atomic writes -----------------------------------------------------------------------------
 
 
 def remove(path: Path) -> None:
@@ -66,7 +85,9 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def complete(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for a file or folder to write; rename it to `path` if the block succeeds."""
+    """Yield a temporary path for a file or folder to write; rename it to `path` if the block
+    succeeds.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
     remove(unfinished)
@@ -79,12 +100,15 @@ def complete(path: Path) -> Iterator[Path]:
         remove(unfinished)
 
 
-# ---- fetching --------------------------------------------------------------------------------------------------------
+# ---- fetching ----------------------------------------------------------------------------------
 
 
 def sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file, bar(path.stat().st_size, f"checking {path.name}", leave=False) as progress:
+    with (
+        path.open("rb") as file,
+        bar(path.stat().st_size, f"checking {path.name}", leave=False) as progress,
+    ):
         while chunk := file.read(CHUNK):
             digest.update(chunk)
             progress.update(len(chunk))
@@ -92,10 +116,12 @@ def sha256(path: Path) -> str:
 
 
 def obtain(archive: Archive, data: Path) -> Path:
-    """Return the path of the archive: in the folder ARCHIVES if the environment has it, else fetched to data/archives.
+    """Return the path of the archive: in the folder ARCHIVES if the environment has it, else
+    fetched to data/archives.
 
-    A fetched file must have the published sum. A local one may have another; the program prints a note, and
-    `check_counts` checks the content. MIRROR of the environment replaces everything before the file's name in the URLs.
+    A fetched file must have the published sum. A local one may have another; the program prints a
+    note, and `check_counts` checks the content. MIRROR of the environment replaces everything
+    before the file's name in the URLs.
     """
     if os.environ.get("ARCHIVES"):
         return _local(archive, Path(os.environ["ARCHIVES"]))
@@ -118,7 +144,10 @@ def obtain(archive: Archive, data: Path) -> Path:
             fail(f"{archive.file}: {url} gave a file whose sha256 is not {archive.sha256}; removed")
     kept = _length(_part(path))
     kept = f"; {_part(path)}: {kept:,} bytes are kept, run again to go on" if kept else ""
-    fail(f"{archive.file} cannot be fetched ({'; '.join(reasons)}){kept}; or name a folder that has it as ARCHIVES")
+    fail(
+        f"{archive.file} cannot be fetched ({'; '.join(reasons)}){kept}; or name a folder that has "
+        "it as ARCHIVES"
+    )
 
 
 def _local(archive: Archive, folder: Path) -> Path:
@@ -126,7 +155,10 @@ def _local(archive: Archive, folder: Path) -> Path:
     if not path.is_file():
         fail(f"ARCHIVES={folder}: {archive.file} is missing")
     if archive.sha256 is not None and (found := sha256(path)) != archive.sha256:
-        note(f"{path}: sha256 {found} is not the published {archive.sha256}; what it holds is checked instead")
+        note(
+            f"{path}: sha256 {found} is not the published {archive.sha256}; what it holds is "
+            "checked instead"
+        )
     return path
 
 
@@ -139,7 +171,9 @@ def _length(path: Path) -> int:
 
 
 class _Resuming:
-    """A downloader for pooch that keeps <file>.part and asks for the rest; pooch's own starts from the beginning."""
+    """A downloader for pooch that keeps <file>.part and asks for the rest; pooch's own starts from
+    the beginning.
+    """
 
     def __init__(self, path: Path):
         self.part = _part(path)
@@ -163,26 +197,39 @@ class _Resuming:
         have = _length(self.part)
         headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
-            if response.status_code == 416:  # no bytes after these: the file is complete, or another one
+            # no bytes after these: the file is complete, or another one
+            if response.status_code == 416:
                 whole = response.headers.get("Content-Range") == f"bytes */{have}"
                 if not whole:
                     self.part.unlink()
-                    raise requests.ConnectionError(f"the file there is not the one that {self.part.name} is a part of")
+                    raise requests.ConnectionError(
+                        f"the file there is not the one that {self.part.name} is a part of"
+                    )
                 return
             response.raise_for_status()
             start = have if response.status_code == 206 else 0
-            total = start + int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
+            total = (
+                start + int(response.headers["Content-Length"])
+                if "Content-Length" in response.headers
+                else None
+            )
             mode = "ab" if start else "wb"
-            with self.part.open(mode) as file, bar(total, self.part.stem, initial=start) as progress:
-                response.raw.enforce_content_length = False  # it would lose the last bytes of a broken connection
+            with (
+                self.part.open(mode) as file,
+                bar(total, self.part.stem, initial=start) as progress,
+            ):
+                # it would lose the last bytes of a broken connection
+                response.raw.enforce_content_length = False
                 for chunk in response.iter_content(CHUNK):
                     file.write(chunk)
                     progress.update(len(chunk))
         if total is not None and _length(self.part) != total:
-            raise requests.ConnectionError(f"the connection ended after {_length(self.part):,} of {total:,} bytes")
+            raise requests.ConnectionError(
+                f"the connection ended after {_length(self.part):,} of {total:,} bytes"
+            )
 
 
-# ---- unpacking -------------------------------------------------------------------------------------------------------
+# ---- unpacking ---------------------------------------------------------------------------------
 
 
 class Refused(ValueError):
@@ -192,13 +239,15 @@ class Refused(ValueError):
 def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
     """Unpack the files of an archive to `folder`.
 
-    End the program if the archive is damaged, unpacks to too many bytes, or has no wanted file. Links, special files
-    and names that lead out of `folder` are refused, too (by tarfile's filter 'data').
+    End the program if the archive is damaged, unpacks to too many bytes, or has no wanted file.
+    Links, special files and names that lead out of `folder` are refused, too (by tarfile's filter
+    'data').
 
     Args:
         path: .zip, a tar, or a single file as .gz, .bz2, .xz
         folder: is created if it does not exist
-        wanted: returns True if a file of this name, with / between folders, is unpacked; by default all are
+        wanted: returns True if a file of this name, with / between folders, is unpacked; by default
+            all are
     """
     folder.mkdir(parents=True, exist_ok=True)
     limit = min(LIMIT, max(FLOOR, RATIO * path.stat().st_size))
@@ -210,16 +259,24 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] | None = None
             number = _unpack_tar(path, folder, wanted, limit)
         elif path.suffix in COMPRESSIONS:
             number = 1
-            with COMPRESSIONS[path.suffix](path) as source, (folder / path.stem).open("wb") as target:
+            with (
+                COMPRESSIONS[path.suffix](path) as source,
+                (folder / path.stem).open("wb") as target,
+            ):
                 while chunk := source.read(CHUNK):
                     limit = _spend(limit, len(chunk))
                     target.write(chunk)
         else:
             raise Refused(f"must end in .zip, .tar.*, or one of {', '.join(COMPRESSIONS)}")
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:  # this machine's fault, such as a full disk
+        # this machine's fault, such as a full disk
+        if isinstance(error, OSError) and error.errno is not None:
             fail(f"{path}: cannot be unpacked: {error.filename or folder}: {error.strerror}")
-        fail(f"{path}: {error}" if isinstance(error, Refused) else f"{path}: truncated, damaged or unsafe ({error})")
+        fail(
+            f"{path}: {error}"
+            if isinstance(error, Refused)
+            else f"{path}: truncated, damaged or unsafe ({error})"
+        )
     if not number:
         fail(f"{path}: has none of the files that are wanted")
 
@@ -265,12 +322,15 @@ def _unpack_zip(path: Path, folder: Path, wanted: Callable[[str], bool] | None, 
     return number
 
 
-# ---- content ---------------------------------------------------------------------------------------------------------
+# ---- content -----------------------------------------------------------------------------------
 
 
 def read_lines(path: Path, title: str = "") -> Iterator[str]:
     """Yield the lines of a UTF-8 text, with a progress bar. Only a line feed ends a line."""
-    with path.open("rb") as file, bar(path.stat().st_size, title or f"reading {path.name}", leave=False) as progress:
+    with (
+        path.open("rb") as file,
+        bar(path.stat().st_size, title or f"reading {path.name}", leave=False) as progress,
+    ):
         for number, line in enumerate(file, 1):
             progress.update(len(line))
             try:
@@ -292,9 +352,13 @@ def count(lines: Iterable[str]) -> dict[str, int]:
 
 
 def check_counts(name: str, found: Mapping[str, int], expected: Mapping[str, int]) -> None:
-    """End the program unless `found` has all numbers of `expected`; `name` is the text in the message."""
+    """End the program unless `found` has all numbers of `expected`; `name` is the text in the
+    message.
+    """
     wrong = [
-        f"{found[what]:,} {what}, must be {number:,}" for what, number in expected.items() if found[what] != number
+        f"{found[what]:,} {what}, must be {number:,}"
+        for what, number in expected.items()
+        if found[what] != number
     ]
     if wrong:
         fail(f"{name}: {'; '.join(wrong)}")

@@ -13,21 +13,31 @@ fail = failing("average")
 def last_checkpoints(folder: Path, number: int) -> list[Path]:
     """Return the last `number` checkpoints, the oldest first.
 
-    These are checkpoints of epochs (checkpoint3.pt) or, if there are too few, of updates (checkpoint_1_50.pt).
+    These are checkpoints of epochs (checkpoint3.pt) or, if there are too few, of updates
+    (checkpoint_1_50.pt).
     """
     kinds = {"epochs": r"checkpoint(\d+)\.pt", "updates": r"checkpoint_\d+_(\d+)\.pt"}
     there = []
     for kind, pattern in kinds.items():
-        matches = ((re.fullmatch(pattern, path.name), path) for path in folder.glob("checkpoint*.pt"))
-        found = [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]
+        matches = (
+            (re.fullmatch(pattern, path.name), path) for path in folder.glob("checkpoint*.pt")
+        )
+        found = [
+            path for _, path in sorted((int(match[1]), path) for match, path in matches if match)
+        ]
         if len(found) >= number:
             return found[-number:]
         there.append(f"{len(found)} of {kind}")
-    fail(f"AVERAGE={number}: {folder} has {' and '.join(there)}; {number} checkpoints of one kind are needed")
+    fail(
+        f"AVERAGE={number}: {folder} has {' and '.join(there)}; {number} checkpoints of one kind "
+        "are needed"
+    )
 
 
 def average(paths: list[Path], target: Path) -> None:
-    """Write the last checkpoint, with the mean of all models' floating-point tensors; sums are in double precision."""
+    """Write the last checkpoint, with the mean of all models' floating-point tensors; sums are in
+    double precision.
+    """
     import torch  # takes seconds; wrong arguments are refused before
 
     import mixhead_plugin
@@ -50,12 +60,18 @@ def average(paths: list[Path], target: Path) -> None:
             fail(f"{path}: is no checkpoint of fairseq-train ({reason})")
         model = state["model"]
         if sums and model.keys() != sums.keys():
-            fail(f"{path}: holds another model than {paths[0].name}: {', '.join(sorted(model.keys() ^ sums.keys()))}")
+            fail(
+                f"{path}: holds another model than {paths[0].name}: "
+                f"{', '.join(sorted(model.keys() ^ sums.keys()))}"
+            )
         for name, tensor in model.items():
             if not isinstance(tensor, torch.Tensor):
                 fail(f"{path}: {name} is no tensor")
             if name in sums and sums[name].shape != tensor.shape:
-                fail(f"{path}: holds another model than {paths[0].name}: {name} is {list(tensor.shape)}")
+                fail(
+                    f"{path}: holds another model than {paths[0].name}: {name} is "
+                    f"{list(tensor.shape)}"
+                )
             if tensor.is_floating_point():
                 sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
             else:

@@ -1,7 +1,8 @@
-"""Compute BLEU from the output of fairseq-generate; with --score-reference, the likelihood of the references.
+"""Compute BLEU from the output of fairseq-generate; with --score-reference, the likelihood of the
+references.
 
-`python -m common.bleu DATA RESULTS [FLAG OF fairseq-generate ...]`: RESULTS is its --results-path, unless the flags
-name another. The translations are also written there, in the order of the corpus.
+`python -m common.bleu DATA RESULTS [FLAG OF fairseq-generate ...]`: RESULTS is its --results-path,
+unless the flags name another. The translations are also written there, in the order of the corpus.
 """
 
 import argparse
@@ -39,7 +40,8 @@ def in_corpus_order(output: Iterable[str], number: int) -> list[str]:
 
 
 def nats_a_token(output: Iterable[str], number: int) -> float:
-    """Return the negative log-likelihood of `number` references, which fairseq prints in bits a token.
+    """Return the negative log-likelihood of `number` references, which fairseq prints in bits a
+    token.
 
     Every token counts once, the end of the sentence too; nothing is smoothed.
 
@@ -59,24 +61,32 @@ def nats_a_token(output: Iterable[str], number: int) -> float:
 
 
 def compounds_split(line: str) -> str:
-    """Split hyphenated words, as papers on English-German have done since 2017 before scoring tokens."""
+    """Split hyphenated words, as papers on English-German have done since 2017 before scoring
+    tokens.
+    """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
 
 def token_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Return BLEU of tokenised lines, and the line that `fairseq-score --sys ... --ref ...` prints."""
+    """Return BLEU of tokenised lines, and the line
+    that `fairseq-score --sys ... --ref ...` prints.
+    """
     from fairseq.data import Dictionary  # takes seconds; only tokens need it
     from fairseq.scoring import bleu
 
     words = Dictionary()
     scorer = bleu.Scorer(bleu.BleuConfig(pad=words.pad(), eos=words.eos(), unk=words.unk()))
     for hypothesis, reference in zip(hypotheses, references, strict=True):
-        hypothesis, reference = (words.encode_line(line, append_eos=True) for line in (hypothesis, reference))
+        hypothesis, reference = (
+            words.encode_line(line, append_eos=True) for line in (hypothesis, reference)
+        )
         scorer.add(reference, hypothesis)
     return scorer.score(), scorer.result_string()
 
 
-def text_bleu(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool) -> tuple[float, str]:
+def text_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], lowercase: bool
+) -> tuple[float, str]:
     """Return sacreBLEU of plain lines, and its signature with the details."""
     metric = sacrebleu.BLEU(lowercase=lowercase)
     score = metric.corpus_score(list(hypotheses), [list(references)])
@@ -93,7 +103,9 @@ def main() -> None:
     args = parser.parse_known_args()[0]
 
     subset, results = args.gen_subset, args.results_path or args.results
-    raw, tokens = (args.data / "reference" / f"{subset}.{kind}.{TARGET}" for kind in ("raw", "tokens"))
+    raw, tokens = (
+        args.data / "reference" / f"{subset}.{kind}.{TARGET}" for kind in ("raw", "tokens")
+    )
     if not raw.exists():
         fail(f"--gen-subset {subset}: {raw} is missing; it has the references")
     references = read_lines(raw)
@@ -113,12 +125,17 @@ def main() -> None:
         token_references = read_lines(tokens)
         metric, details = token_bleu(hypotheses, token_references)
         print(f"tokenised, lower case (fairseq-score): {details}")
-        split = [[compounds_split(line) for line in lines] for lines in (hypotheses, token_references)]
+        split = [
+            [compounds_split(line) for line in lines] for lines in (hypotheses, token_references)
+        ]
         print(f"the same after compound splitting:     {token_bleu(*split)[1]}")
         detokenize = MosesDetokenizer(lang=TARGET).detokenize
         plain = [detokenize(line.split()) for line in hypotheses]
         write_lines(results / f"{subset}.detokenised.{TARGET}", plain)
-        print(f"detokenised, lower case (sacreBLEU):   {text_bleu(plain, references, lowercase=True)[1]}")
+        print(
+            "detokenised, lower case (sacreBLEU):   "
+            f"{text_bleu(plain, references, lowercase=True)[1]}"
+        )
     else:
         metric, details = text_bleu(hypotheses, references, lowercase=False)
         print(f"detokenised, cased (sacreBLEU): {details}")

@@ -1,4 +1,6 @@
-"""Parallel text: files of one sentence a line, where equal line numbers are translations of each other."""
+"""Parallel text: files of one sentence a line, where equal line numbers are translations of each
+other.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +13,9 @@ SOURCE, TARGET = LANGUAGES = ("de", "en")
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines without their ends. Only a line feed ends a line: sentences of TED contain other separators."""
+    """Return the lines without their ends. Only a line feed ends a line: sentences of TED contain
+    other separators.
+    """
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -27,24 +31,36 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def pairs_of(source: Sequence[str], target: Sequence[str], name: str) -> list[tuple[str, str]]:
-    """Pair the sentences of both languages. If their numbers differ, the program ends and names `name`."""
+    """Pair the sentences of both languages. If their numbers differ, the program ends and names
+    `name`.
+    """
     if len(source) != len(target):
-        fail(f"{name}: {len(source):,} German and {len(target):,} English lines; must have the same number")
+        fail(
+            f"{name}: {len(source):,} German and {len(target):,} English lines; must have the same "
+            "number"
+        )
     return list(zip(source, target))
 
 
 def read_text(folder: Path, form: str = "{split}.{language}") -> dict[str, list[str]]:
-    """Return the lines of each split and language, by "train.de" and so on; `form` is the pattern of file names."""
+    """Return the lines of each split and language, by "train.de" and so on; `form` is the pattern
+    of file names.
+    """
     names = [(split, language) for split in SPLITS for language in LANGUAGES]
     files = {".".join(name): form.format(split=name[0], language=name[1]) for name in names}
     require_files(folder, files.values())
     return {name: read_lines(folder / file) for name, file in files.items()}
 
 
-def compare_counts(name: str, found: Mapping[str, int], expected: Mapping[str, int], any_counts: bool) -> None:
+def compare_counts(
+    name: str, found: Mapping[str, int], expected: Mapping[str, int], any_counts: bool
+) -> None:
     """End the program unless `found` is as expected; with --any-counts, only print it."""
     if any_counts:
-        note(f"{name}: {', '.join(f'{number:,} {what}' for what, number in found.items())} (not checked)")
+        note(
+            f"{name}: {', '.join(f'{number:,} {what}' for what, number in found.items())} (not "
+            "checked)"
+        )
     else:
         check_counts(name, found, expected)
 

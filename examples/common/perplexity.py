@@ -16,7 +16,8 @@ import numpy
 
 EVALUATED = re.compile(r"Evaluated ([\d,]+) tokens")
 LOSS = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
-INDEX = struct.Struct("<9sQBQ")  # the head of fairseq's MMapIndexedDataset: magic, version, type of the tokens, lines
+# the head of fairseq's MMapIndexedDataset: magic, version, type of the tokens, lines
+INDEX = struct.Struct("<9sQBQ")
 
 
 class Counts(NamedTuple):
@@ -68,7 +69,9 @@ def perplexity(lines: Iterable[str], counts: Counts) -> Perplexity:
     if tokens is None or loss is None:
         raise Unknown("fairseq-eval-lm has printed no loss")
     if tokens != counts.tokens:
-        raise Unknown(f"{tokens:,} of {counts.tokens:,} tokens were evaluated; a part is not comparable")
+        raise Unknown(
+            f"{tokens:,} of {counts.tokens:,} tokens were evaluated; a part is not comparable"
+        )
     if not (math.isfinite(loss) and math.isfinite(found)):
         raise Unknown(f"the loss is {loss}, the perplexity {found}")
     return Perplexity(found, 2 ** (loss * tokens / counts.words))
@@ -108,7 +111,8 @@ def _cut(args: argparse.Namespace) -> Cut:
         raise Unknown(f"--tokens-per-sample {args.tokens_per_sample}: must be a number such as 64")
     if args.task == "truncated_bptt_lm" and args.context_window != "0":
         raise Unknown(
-            f"--context-window {args.context_window}: must be 0 with --task {args.task}; what a word sees before its "
+            f"--context-window {args.context_window}: must be 0 with --task {args.task}; what a "
+            "word sees before its "
             "window is in --model-overrides, such as \"{'mem_len': 640}\""
         )
     return Cut(args.task, int(args.tokens_per_sample))
@@ -118,7 +122,9 @@ def main(
     count: Callable[[Path, str], Counts] = counts_of_index,
     report: Callable[[Path, str, Counts, Perplexity], list[str]] = per_word,
 ) -> int:
-    """Pass the log on to stderr, then print the lines of `report`; `count` reads the numbers of the set."""
+    """Pass the log on to stderr, then print the lines of `report`; `count` reads the numbers of the
+    set.
+    """
     arguments = argparse.ArgumentParser(prog="evaluate.sh", allow_abbrev=False)
     arguments.add_argument("data", type=Path)
     arguments.add_argument("--gen-subset", default="test")
@@ -136,7 +142,8 @@ def main(
         return 1
     if read := cut.without_target(counts):
         print(
-            f"{args.gen_subset}: {counts.tokens - read:,} of {counts.tokens:,} tokens are predicted, all but the first "
+            f"{args.gen_subset}: {counts.tokens - read:,} of {counts.tokens:,} tokens are "
+            "predicted, all but the first "
             f"of every {cut.tokens}"
         )
     for line in report(args.data, args.gen_subset, counts, result):

@@ -1,4 +1,6 @@
-"""Share code between the prepare.py of all recipes: start and end, folders, flags, fairseq-preprocess."""
+"""Share code between the prepare.py of all recipes: start and end, folders, flags,
+fairseq-preprocess.
+"""
 
 import argparse
 import fcntl
@@ -18,13 +20,15 @@ from common.archives import fail, note
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-# ---- start and end ---------------------------------------------------------------------------------------------------
+# ---- start and end ------------------------------------------------------------------------------
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal of ENDINGS has arrived. As after Ctrl-C, unfinished files are removed on the way out."""
+    """A signal of ENDINGS has arrived. As after Ctrl-C, unfinished files are removed on the way
+    out.
+    """
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -38,7 +42,9 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def start(main: Callable[..., Any], *arguments: Any) -> NoReturn:
-    """Run `main` as the program. After a signal it prints one line and exits with 128 + the signal's number."""
+    """Run `main` as the program. After a signal it prints one line and exits with 128 + the
+    signal's number.
+    """
     for number in ENDINGS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _interrupt)
@@ -51,7 +57,9 @@ def start(main: Callable[..., Any], *arguments: Any) -> NoReturn:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let signals end the process at once, without clean-up. Python cannot handle them during a long call of C++."""
+    """Let signals end the process at once, without clean-up. Python cannot handle them during a
+    long call of C++.
+    """
     before = {number: signal.getsignal(number) for number in ENDINGS}
     ours = [number for number, handler in before.items() if handler == _interrupt]
     for number in ours:
@@ -63,7 +71,7 @@ def ending_at_once() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-# ---- folders ---------------------------------------------------------------------------------------------------------
+# ---- folders -----------------------------------------------------------------------------------
 
 LOCK = "prepare.lock"  # in DATA; it stays, and the system drops the lock when its processes end
 _locks: set[int] = set()  # descriptors of locked files
@@ -86,7 +94,10 @@ def data_folder() -> Iterator[Path]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            fail(f"DATA={folder}: another prepare.sh uses it (process {file.read().strip()} or one that it started)")
+            fail(
+                f"DATA={folder}: another prepare.sh uses it (process {file.read().strip()} or one "
+                "that it started)"
+            )
         file.truncate(0)
         print(os.getpid(), file=file, flush=True)
         _locks.add(file.fileno())
@@ -102,10 +113,15 @@ def mark_unchecked(folder: Path) -> None:
 
 
 def refuse_unchecked(folders: Iterable[Path], any_counts: bool) -> None:
-    """End the program if one of the folders was made with --any-counts, unless this run has the flag, too."""
+    """End the program if one of the folders was made with --any-counts, unless this run has the
+    flag, too.
+    """
     for folder in folders:
         if (folder / UNCHECKED).exists() and not any_counts:
-            fail(f"{folder}: made with --any-counts, so its counts are unchecked; give --any-counts, or remove it")
+            fail(
+                f"{folder}: made with --any-counts, so its counts are unchecked; give "
+                "--any-counts, or remove it"
+            )
 
 
 def require_files(folder: Path, names: Iterable[str]) -> None:
@@ -115,8 +131,12 @@ def require_files(folder: Path, names: Iterable[str]) -> None:
             fail(f"{folder}: {name} is missing; remove the folder to have it made again")
 
 
-def is_ready(folder: Path, settings: Mapping[str, Any], files: Iterable[str], any_counts: bool) -> bool:
-    """Return True if the folder exists; end the program if it lacks one of `files` or has other settings."""
+def is_ready(
+    folder: Path, settings: Mapping[str, Any], files: Iterable[str], any_counts: bool
+) -> bool:
+    """Return True if the folder exists; end the program if it lacks one of `files` or has other
+    settings.
+    """
     if not folder.exists():
         return False
     refuse_unchecked([folder], any_counts)
@@ -125,22 +145,29 @@ def is_ready(folder: Path, settings: Mapping[str, Any], files: Iterable[str], an
         content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         made = dict(content.get("settings", content))
     except (ValueError, AttributeError, TypeError, RecursionError):
-        fail(f"{folder / SETTINGS}: is not made by prepare.sh; remove {folder} to have it made again")
+        fail(
+            f"{folder / SETTINGS}: is not made by prepare.sh; remove {folder} to have it made again"
+        )
     for name, value in settings.items():
         if made.get(name) != value:
-            fail(f"{folder}: made with {name} {made.get(name)}, not {value}; remove it, or choose another DATA")
+            fail(
+                f"{folder}: made with {name} {made.get(name)}, not {value}; remove it, or choose "
+                "another DATA"
+            )
     note(f"{folder} is there already")
     return True
 
 
-def write_settings(folder: Path, settings: Mapping[str, Any], any_counts: bool, **more: Any) -> None:
+def write_settings(
+    folder: Path, settings: Mapping[str, Any], any_counts: bool, **more: Any
+) -> None:
     content = json.dumps({"settings": dict(settings), **more}, indent=2)
     (folder / SETTINGS).write_text(f"{content}\n", encoding="utf-8")
     if any_counts:
         mark_unchecked(folder)
 
 
-# ---- flags -----------------------------------------------------------------------------------------------------------
+# ---- flags -------------------------------------------------------------------------------------
 
 
 class Parser(argparse.ArgumentParser):
@@ -160,25 +187,39 @@ def parser(description: str) -> Parser:
     arguments.add_argument(
         "--any-counts",
         action="store_true",
-        help="for text of your own in the same layout: print the numbers of lines and tokens instead of checking them",
+        help=(
+            "for text of your own in the same layout: print the numbers of lines and tokens "
+            "instead of checking them"
+        ),
     )
     arguments.add_argument(
-        "--workers", type=int, default=CORES, metavar="N", help="processes at a time (default: %(default)s)"
+        "--workers",
+        type=int,
+        default=CORES,
+        metavar="N",
+        help="processes at a time (default: %(default)s)",
     )
     return arguments
 
 
-# ---- fairseq-preprocess ----------------------------------------------------------------------------------------------
+# ---- fairseq-preprocess ------------------------------------------------------------------------
 
 
 def preprocess(destination: Path, workers: int, flags: Sequence[str]) -> None:
     """Run fairseq-preprocess; it creates `destination`, and keeps its log there."""
     program = shutil.which("fairseq-preprocess")
     if program is None:
-        fail("fairseq-preprocess is not on the PATH: run scripts/setup.sh, or activate an environment that has fairseq")
-    note(f"fairseq-preprocess writes {destination.name.removesuffix('.unfinished')}, {workers} processes")
+        fail(
+            "fairseq-preprocess is not on the PATH: run scripts/setup.sh, or activate an "
+            "environment that has fairseq"
+        )
+    note(
+        f"fairseq-preprocess writes {destination.name.removesuffix('.unfinished')}, {workers} "
+        "processes"
+    )
     command = [program, *map(str, flags), "--destdir", str(destination), "--workers", str(workers)]
-    # In its own session it gets no Ctrl-C; this process kills it. It keeps the lock even if this process is killed.
+    # In its own session it gets no Ctrl-C; this process kills it. It keeps the lock even if this
+    # process is killed.
     process = subprocess.Popen(command, start_new_session=True, pass_fds=tuple(_locks))
     try:
         status = process.wait()

@@ -41,12 +41,16 @@ def learn_pieces(sentences: Iterable[str], path: Path, size: int) -> None:
                 model_writer=model,
                 vocab_size=size,
                 character_coverage=1.0,
-                num_threads=4,  # fixed: with another number the sums differ by rounding, and so may the pieces
+                # fixed: with another number the sums differ by rounding, and so may the pieces
+                num_threads=4,
                 minloglevel=2,
             )
     except RuntimeError as error:
         reason = re.sub(r"^.*\] ", "", str(error).splitlines()[0])
-        fail(f"--vocabulary {size}: sentencepiece cannot learn so many pieces from this text ({reason.rstrip('. ')})")
+        fail(
+            f"--vocabulary {size}: sentencepiece cannot learn so many pieces from this text "
+            f"({reason.rstrip('. ')})"
+        )
     with complete(path) as unfinished:
         unfinished.write_bytes(model.getvalue())
 
@@ -62,7 +66,9 @@ SUBWORDS = {
 }
 
 
-def in_subwords(text: Mapping[str, Sequence[str]], kind: str, folder: Path, vocabulary: int) -> dict[str, list[str]]:
+def in_subwords(
+    text: Mapping[str, Sequence[str]], kind: str, folder: Path, vocabulary: int
+) -> dict[str, list[str]]:
     """Return every text in subwords. Learn them from the texts train.* unless an earlier run did.
 
     Args:
@@ -78,6 +84,9 @@ def in_subwords(text: Mapping[str, Sequence[str]], kind: str, folder: Path, voca
         subwords.learn(train, path, vocabulary)
     cutter = subwords.cutter(path)
     return {
-        name: [cutter(line) for line in tqdm(lines, desc=f"cutting {name}", unit="line", dynamic_ncols=True)]
+        name: [
+            cutter(line)
+            for line in tqdm(lines, desc=f"cutting {name}", unit="line", dynamic_ncols=True)
+        ]
         for name, lines in text.items()
     }

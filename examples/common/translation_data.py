@@ -1,7 +1,7 @@
 """Make the folder that train.sh and evaluate.sh of a translation recipe read.
 
-It has the files of fairseq-preprocess, the references for BLEU as reference/{valid,test}.{raw,tokens}.en, and the flags
-of prepare.sh as settings.json.
+It has the files of fairseq-preprocess, the references for BLEU as
+reference/{valid,test}.{raw,tokens}.en, and the flags of prepare.sh as settings.json.
 """
 
 import shutil
@@ -41,7 +41,11 @@ def binarise(
         for name, lines in references.items():
             write_lines(unfinished / "reference" / f"{name}.{TARGET}", lines)
         prefixes = [part for split in SPLITS for part in (f"--{split}pref", str(text / split))]
-        preprocess(unfinished, workers, ["--source-lang", SOURCE, "--target-lang", TARGET, *prefixes, *flags])
+        preprocess(
+            unfinished,
+            workers,
+            ["--source-lang", SOURCE, "--target-lang", TARGET, *prefixes, *flags],
+        )
         shutil.rmtree(text)
         write_settings(unfinished, settings, any_counts=not checked)
     note(f"{folder} is ready")

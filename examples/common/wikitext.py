@@ -6,8 +6,26 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from common.archives import Archive, check_counts, complete, count, fail, note, obtain, read_lines, unpack
-from common.prepare import UNCHECKED, data_folder, mark_unchecked, parser, preprocess, refuse_unchecked, require_files
+from common.archives import (
+    Archive,
+    check_counts,
+    complete,
+    count,
+    fail,
+    note,
+    obtain,
+    read_lines,
+    unpack,
+)
+from common.prepare import (
+    UNCHECKED,
+    data_folder,
+    mark_unchecked,
+    parser,
+    preprocess,
+    refuse_unchecked,
+    require_files,
+)
 
 SPLITS = ("train", "valid", "test")
 # " = Title = " begins an article; sections have more signs: " = = Section = = "
@@ -23,13 +41,21 @@ class WikiText(NamedTuple):
 
 
 def found_counts(path: Path) -> dict[str, int]:
-    """Count a text as WikiText's authors do: each line ends in an <eos>, which is a token and a type."""
+    """Count a text as WikiText's authors do: each line ends in an <eos>, which is a token and a
+    type.
+    """
     found = count(read_lines(path, f"counting {path.name}"))
-    return {"lines": found["lines"], "tokens": found["tokens"] + found["lines"], "types": found["types"] + 1}
+    return {
+        "lines": found["lines"],
+        "tokens": found["tokens"] + found["lines"],
+        "types": found["types"] + 1,
+    }
 
 
 def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
-    """Return the folder with wiki.{train,valid,test}.tokens; unpack and count them if it does not exist."""
+    """Return the folder with wiki.{train,valid,test}.tokens; unpack and count them if it does not
+    exist.
+    """
     folder = data / "text"
     if folder.exists():
         refuse_unchecked([folder], any_counts=not check)
@@ -44,7 +70,9 @@ def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
             if not path.exists():
                 fail(f"{archive}: {corpus.name}/{path.name} is missing")
             found = found_counts(path)
-            note(f"{path.name}: " + ", ".join(f"{number:,} {what}" for what, number in found.items()))
+            note(
+                f"{path.name}: " + ", ".join(f"{number:,} {what}" for what, number in found.items())
+            )
             if check:
                 check_counts(f"{archive}: {corpus.name}/{path.name}", found, corpus.counts[split])
             path.rename(unfinished / path.name)
@@ -56,7 +84,9 @@ def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
 
 
 def articles(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the words of every article. A title has blank lines around it; other lines that look like one do not."""
+    """Yield the words of every article. A title has blank lines around it; other lines that look
+    like one do not.
+    """
     words: list[str] = []
     before, line = "", ""
     for after in chain(lines, [""]):
@@ -80,7 +110,9 @@ def join_articles(source: Path, target: Path) -> None:
 
 
 def spell_bytes(source: Path, target: Path) -> None:
-    """Write each byte of the text as a word of two hexadecimal digits. The </s> is the byte that ends a line."""
+    """Write each byte of the text as a word of two hexadecimal digits. The </s> is the byte that
+    ends a line.
+    """
     with source.open("rb") as lines, target.open("w", encoding="ascii") as file:
         for line in lines:
             file.write(line.removesuffix(b"\n").hex(" ") + "\n")
@@ -90,7 +122,9 @@ REWRITE = {"articles": join_articles, "bytes": spell_bytes}  # by --breaks
 
 
 def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
-    """Run fairseq-preprocess on `text`, with an </s> after every line or after every article; or on its bytes."""
+    """Run fairseq-preprocess on `text`, with an </s> after every line or after every article; or on
+    its bytes.
+    """
     unchecked = (text / UNCHECKED).exists()
     with complete(destination) as unfinished:
         if rewrite := REWRITE.get(breaks):
@@ -100,7 +134,11 @@ def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
             for split in SPLITS:
                 rewrite(text / f"wiki.{split}.tokens", rewritten / f"wiki.{split}.tokens")
             text = rewritten
-        files = [word for split in SPLITS for word in (f"--{split}pref", str(text / f"wiki.{split}.tokens"))]
+        files = [
+            word
+            for split in SPLITS
+            for word in (f"--{split}pref", str(text / f"wiki.{split}.tokens"))
+        ]
         preprocess(unfinished, workers, ["--only-source", *files])
         if unchecked:
             mark_unchecked(unfinished)
@@ -113,7 +151,8 @@ def main(corpus: WikiText) -> None:
         "--breaks",
         choices=("lines", *REWRITE),
         default="lines",
-        help="put an </s> after every line, as for published numbers, or after every article; or cut the lines into "
+        help="put an </s> after every line, as for published numbers, "
+        "or after every article; or cut the lines into "
         "bytes (default: %(default)s)",
     )
     args = arguments.parse_args()

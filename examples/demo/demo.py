@@ -1,4 +1,6 @@
-"""Train fairseq's model and the Mixhead one with the same flags, and score both with fairseq's own commands."""
+"""Train fairseq's model and the Mixhead one with the same flags, and score both with fairseq's own
+commands.
+"""
 
 import argparse
 import gzip
@@ -38,14 +40,14 @@ BEAM = 5
 POSITIONS = 1024  # of fairseq's transformer, by default
 SAMPLES = 5
 
-# Both models have these flags; 4 heads are the best of 4, 8 and 32 in docs/protocol.md, 'Pilots', for both.
+# Both models have these flags; 4 heads are the best of 4, 8 and 32 in docs/protocol.md, 'Pilots',
+# for both.
 FLAGS = """
-    --source-lang de --target-lang en --share-all-embeddings
-    --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 512
-    --encoder-attention-heads 4 --decoder-attention-heads 4 --dropout 0.1
-    --criterion label_smoothed_cross_entropy --label-smoothing 0.1
-    --optimizer adam --adam-betas (0.9,0.98) --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 200 --clip-norm 1.0
-    --max-tokens 1500
+    --source-lang de --target-lang en --share-all-embeddings --encoder-layers 2 --decoder-layers 2
+    --encoder-embed-dim 128 --encoder-ffn-embed-dim 512 --encoder-attention-heads 4
+    --decoder-attention-heads 4 --dropout 0.1 --criterion label_smoothed_cross_entropy
+    --label-smoothing 0.1 --optimizer adam --adam-betas (0.9,0.98) --lr 3e-3 --lr-scheduler
+    inverse_sqrt --warmup-updates 200 --clip-norm 1.0 --max-tokens 1500
 """.split()
 
 
@@ -65,15 +67,24 @@ class Result(NamedTuple):
     hypotheses: list[str]
 
 
-def run(command: list[str], log: Path, threads: int, bar: tqdm | None = None) -> tuple[list[str], float]:
-    """Run one of fairseq's commands; return its lines, which `log` keeps, and its seconds. `bar` follows a training."""
+def run(
+    command: list[str], log: Path, threads: int, bar: tqdm | None = None
+) -> tuple[list[str], float]:
+    """Run one of fairseq's commands; return its lines, which `log` keeps, and its seconds. `bar`
+    follows a training.
+    """
     command = [str(Path(sys.executable).parent / command[0]), *command[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     start = time.monotonic()
     lines = []
     with log.open("w") as file:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
         )
         RUNNING.append(process)
         for line in process.stdout:
@@ -85,14 +96,18 @@ def run(command: list[str], log: Path, threads: int, bar: tqdm | None = None) ->
         RUNNING.remove(process)
     if status != 0:
         tail = "\n".join(deque(lines, 15))
-        fail(f"{Path(command[0]).name} failed; its whole output is in {log}, these are its last lines:\n{tail}")
+        fail(
+            f"{Path(command[0]).name} failed; its whole output is in {log}, these are its last "
+            f"lines:\n{tail}"
+        )
     return lines, time.monotonic() - start
 
 
 def side_by_side(work: Callable[[str, int, int], Result], archs: tuple[str, ...]) -> list[Result]:
     """Call `work(arch, row, threads)` for all architectures at once; they share the cores evenly.
 
-    Two processes of one thread each are faster than one of two threads, because the threads wait for each other.
+    Two processes of one thread each are faster than one of two threads, because the threads wait
+    for each other.
     """
     threads = max(1, CORES // len(archs))
     with ThreadPoolExecutor(max_workers=min(len(archs), CORES)) as pool:
@@ -123,16 +138,40 @@ def follow(line: str, bar: tqdm) -> None:
 def train(
     arch: str, data: Path, save: Path, args: argparse.Namespace, row: int, threads: int
 ) -> tuple[int, list[tuple[int, float]], float]:
-    """Train `arch`; return the number of its parameters, its perplexity at every validation, and its seconds."""
-    command = ["fairseq-train", str(data), "--user-dir", str(PLUGIN), "--arch", arch, *FLAGS, *WHOLE_SETS]
-    command += ["--max-update", str(args.updates), "--validate-interval-updates", str(max(1, args.updates // 8))]
+    """Train `arch`; return the number of its parameters, its perplexity at every validation, and
+    its seconds.
+    """
+    command = [
+        "fairseq-train",
+        str(data),
+        "--user-dir",
+        str(PLUGIN),
+        "--arch",
+        arch,
+        *FLAGS,
+        *WHOLE_SETS,
+    ]
+    command += [
+        "--max-update",
+        str(args.updates),
+        "--validate-interval-updates",
+        str(max(1, args.updates // 8)),
+    ]
     command += ["--seed", str(args.seed), "--save-dir", str(save), "--no-epoch-checkpoints"]
     command += ["--log-format", "json", "--log-interval", "10", "--num-workers", "0"]
-    with tqdm(total=args.updates, desc=f"{arch:>22}", unit="update", position=row, dynamic_ncols=True) as bar:
+    with tqdm(
+        total=args.updates, desc=f"{arch:>22}", unit="update", position=row, dynamic_ncols=True
+    ) as bar:
         lines, seconds = run(command, save.with_suffix(".train.log"), threads, bar)
-    (parameters,) = (m[1] for m in map(re.compile(r"num\. shared model params: ([\d,]+)").search, lines) if m)
+    (parameters,) = (
+        m[1] for m in map(re.compile(r"num\. shared model params: ([\d,]+)").search, lines) if m
+    )
     logged = (logged_stats(line) for line in lines)
-    validation = [(int(s["valid_num_updates"]), float(s["valid_ppl"])) for kind, s in logged if kind == "valid"]
+    validation = [
+        (int(s["valid_num_updates"]), float(s["valid_ppl"]))
+        for kind, s in logged
+        if kind == "valid"
+    ]
     return int(parameters.replace(",", "")), validation, seconds
 
 
@@ -155,14 +194,17 @@ def subwords(text: Path, out: Path, size: int) -> None:
         for language in LANGUAGES:
             file = text / f"{split}.{language}"
             cut = [pieces.encode(line, out_type=str) for line in read_lines(file)]
-            if split != "train":  # fairseq leaves such a sentence out of a training, but ends where it should be scored
+            # fairseq leaves such a sentence out of a training, but ends where it should be scored
+            if split != "train":
                 refuse_long(file, cut)
             with (out / file.name).open("w", encoding="utf-8", newline="\n") as target:
                 target.writelines(f"{' '.join(line)}\n" for line in cut)
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the sentences of a file. Only a line feed ends one: text may hold other separators, such as a lone CR."""
+    """Return the sentences of a file. Only a line feed ends one: text may hold other separators,
+    such as a lone CR.
+    """
     try:
         text = file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -197,25 +239,52 @@ def own_parallel_text(folder: Path) -> Path:
                 fail(f"DATA={folder}: {file.name} is missing")
             counts.append(len(read_lines(file)))
         if counts[0] != counts[1] or counts[0] == 0:
-            fail(f"DATA={folder}: {split}.de has {counts[0]} lines, {split}.en {counts[1]}; they must match")
+            fail(
+                f"DATA={folder}: {split}.de has {counts[0]} lines, {split}.en {counts[1]}; they "
+                "must match"
+            )
     return folder
 
 
 def write_corpus(folder: Path) -> Path:
-    """Unpack the pairs of examples/demo/corpus to `folder`; the last ones are for validation and test."""
+    """Unpack the pairs of examples/demo/corpus to `folder`; the last ones are for validation and
+    test.
+    """
     for language in LANGUAGES:
         with gzip.open(CORPUS / f"{language}.gz", "rt", encoding="utf-8") as file:
             lines = file.readlines()
-        parts = {"train": lines[: -2 * HELD_OUT], "valid": lines[-2 * HELD_OUT : -HELD_OUT], "test": lines[-HELD_OUT:]}
+        parts = {
+            "train": lines[: -2 * HELD_OUT],
+            "valid": lines[-2 * HELD_OUT : -HELD_OUT],
+            "test": lines[-HELD_OUT:],
+        }
         for split, part in parts.items():
             (folder / f"{split}.{language}").write_text("".join(part), encoding="utf-8")
     return folder
 
 
-def translate(data: Path, save: Path, references: list[str], threads: int) -> tuple[float, list[str], float]:
+def translate(
+    data: Path, save: Path, references: list[str], threads: int
+) -> tuple[float, list[str], float]:
     """Return BLEU, the translations in the order of the test set, and the seconds."""
-    command = ["fairseq-generate", str(data), "--user-dir", str(PLUGIN), "--path", str(save / "checkpoint_best.pt")]
-    command += ["--source-lang", "de", "--target-lang", "en", "--beam", str(BEAM), "--remove-bpe", "sentencepiece"]
+    command = [
+        "fairseq-generate",
+        str(data),
+        "--user-dir",
+        str(PLUGIN),
+        "--path",
+        str(save / "checkpoint_best.pt"),
+    ]
+    command += [
+        "--source-lang",
+        "de",
+        "--target-lang",
+        "en",
+        "--beam",
+        str(BEAM),
+        "--remove-bpe",
+        "sentencepiece",
+    ]
     command += ["--max-tokens", "6000", "--max-len-a", "1.2", "--max-len-b", "10", *WHOLE_SETS]
     lines, seconds = run(command, save.with_suffix(".generate.log"), threads)
     found = (re.match(r"H-(\d+)\t\S+\t(.*)$", line) for line in lines)
@@ -226,15 +295,25 @@ def translate(data: Path, save: Path, references: list[str], threads: int) -> tu
 
 
 def report(results: list[Result]) -> None:
-    print(f"\n{'model':<24} {METRIC:>10} {'parameters':>11} {'added':>7} {'training':>10} {'translation':>12}")
+    print(
+        f"\n{'model':<24} {METRIC:>10} {'parameters':>11} {'added':>7} {'training':>10} "
+        f"{'translation':>12}"
+    )
     for r in results:
         print(
-            f"{r.arch:<24} {r.score:>10.2f} {r.parameters:>11,} {r.parameters - results[0].parameters:>7,} "
+            f"{r.arch:<24} {r.score:>10.2f} {r.parameters:>11,} "
+            f"{r.parameters - results[0].parameters:>7,} "
             f"{r.train_seconds:>8.0f} s {r.score_seconds:>10.0f} s"
         )
     updates = results[0].validation[-1][0]
-    print("\nThis shows that everything works. It does not show how good Mixhead is, because it is one seed after")
-    print(f"{updates} updates, and a lead so early in training can disappear. docs/does-it-help.md has several seeds.")
+    print(
+        "\nThis shows that everything works. It does not show how good Mixhead is, because it is "
+        "one seed after"
+    )
+    print(
+        f"{updates} updates, and a lead so early in training can disappear. docs/does-it-help.md "
+        "has several seeds."
+    )
 
 
 def record(results: list[Result], args: argparse.Namespace, folder: Path) -> None:
@@ -295,7 +374,10 @@ def main() -> None:
         (folder / part).mkdir(parents=True)
     start = time.monotonic()
     compare(args, folder)
-    print(f"\nin {time.monotonic() - start:.0f} s; results, pictures, checkpoints and logs: {os.path.relpath(folder)}")
+    print(
+        f"\nin {time.monotonic() - start:.0f} s; results, pictures, checkpoints and logs: "
+        f"{os.path.relpath(folder)}"
+    )
 
 
 if __name__ == "__main__":

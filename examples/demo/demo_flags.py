@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Read the flags of scripts/demo.sh. It needs the standard library alone, because nothing is installed yet."""
+"""Read the flags of scripts/demo.sh. It needs the standard library alone, because nothing is
+installed yet.
+"""
 
 import argparse
 from pathlib import Path
@@ -22,7 +24,9 @@ def new_folder(text: str) -> Path:
 def read_flags(words: "list[str] | None" = None) -> argparse.Namespace:
     """Return the flags of the command line; end the program if one is wrong, or after --help."""
     description = "Train fairseq's model and the Mixhead one with the same flags, and score both."
-    parser = argparse.ArgumentParser(prog="scripts/demo.sh", description=description, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo.sh", description=description, allow_abbrev=False
+    )
     text = "updates of each model (default: %(default)s)"
     parser.add_argument("--updates", type=at_least_1, default=UPDATES, metavar="N", help=text)
     text = "sentencepiece pieces (default: %(default)s)"

@@ -1,4 +1,5 @@
-"""Train the small checkpoint of examples/demo/pretrained, which `python -m mixhead_plugin.analysis view` can show.
+"""Train the small checkpoint of examples/demo/pretrained, which `python -m mixhead_plugin.analysis
+view` can show.
 
 It translates German to English by words, on those pairs of `corpus/` that have common words alone.
 """
@@ -19,10 +20,10 @@ HELD_OUT = 200
 FLAGS = """
     --arch mixhead_transformer --source-lang de --target-lang en --share-decoder-input-output-embed
     --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 48 --encoder-ffn-embed-dim 96
-    --encoder-attention-heads 8 --decoder-attention-heads 8 --dropout 0.1
-    --criterion label_smoothed_cross_entropy --label-smoothing 0.1
-    --optimizer adam --adam-betas (0.9,0.98) --lr 5e-3 --lr-scheduler inverse_sqrt --warmup-updates 300 --clip-norm 1.0
-    --max-tokens 2000 --max-update 1040 --seed 1 --num-workers 0 --no-epoch-checkpoints --log-interval 100
+    --encoder-attention-heads 8 --decoder-attention-heads 8 --dropout 0.1 --criterion
+    label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas (0.9,0.98) --lr
+    5e-3 --lr-scheduler inverse_sqrt --warmup-updates 300 --clip-norm 1.0 --max-tokens 2000
+    --max-update 1040 --seed 1 --num-workers 0 --no-epoch-checkpoints --log-interval 100
     --validate-interval 5 --required-batch-size-multiple 1
 """.split()
 
@@ -41,10 +42,14 @@ def write_text(folder: Path) -> None:
     """Write the pairs whose words are all among the most frequent ones."""
     sides = {language: words(language) for language in ("de", "en")}
     common = {
-        language: {word for word, _ in Counter(word for row in rows for word in row).most_common(WORDS)}
+        language: {
+            word for word, _ in Counter(word for row in rows for word in row).most_common(WORDS)
+        }
         for language, rows in sides.items()
     }
-    fits = [i for i in range(len(sides["de"])) if all(common[x].issuperset(sides[x][i]) for x in sides)]
+    fits = [
+        i for i in range(len(sides["de"])) if all(common[x].issuperset(sides[x][i]) for x in sides)
+    ]
     parts = fits[: -2 * HELD_OUT], fits[-2 * HELD_OUT : -HELD_OUT], fits[-HELD_OUT:]
     for split, part in zip(SPLITS, parts, strict=True):
         for language, rows in sides.items():
@@ -53,7 +58,9 @@ def write_text(folder: Path) -> None:
 
 
 def shrink(trained: Path, data: Path, target: Path) -> None:
-    """Write the dictionaries, and the checkpoint in half precision without the optimizer and without local folders."""
+    """Write the dictionaries, and the checkpoint in half precision without the optimizer and
+    without local folders.
+    """
     mixhead_plugin.register()  # torch's safe loader then takes fairseq's classes
     state = torch.load(trained)
     cfg = state["cfg"]
@@ -78,7 +85,15 @@ def main() -> None:
     work.mkdir(parents=True)
     write_text(work)
     preprocess(work, data)
-    command = ["fairseq-train", str(data), "--user-dir", str(PLUGIN), "--save-dir", str(work), *FLAGS]
+    command = [
+        "fairseq-train",
+        str(data),
+        "--user-dir",
+        str(PLUGIN),
+        "--save-dir",
+        str(work),
+        *FLAGS,
+    ]
     run(command, work / "train.log", 1)
     shrink(work / "checkpoint_best.pt", data, ROOT / HERE)
 

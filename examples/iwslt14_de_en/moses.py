@@ -5,7 +5,8 @@ import re
 import regex
 from sacremoses import MosesTokenizer
 
-# tokenizer.perl's letters and digits. sacremoses' own tables lack CJK, except for Chinese, and much of newer Unicode.
+# tokenizer.perl's letters and digits. sacremoses' own tables lack CJK, except for Chinese, and much
+# of newer Unicode.
 ALPHA, NUMBER = r"\p{Alphabetic}", r"\p{N}"
 ALNUM = ALPHA + r"\p{Nd}"
 # Perl removes these control characters; Python takes them for white space.
@@ -15,8 +16,8 @@ SEPARATORS = dict.fromkeys(range(0x1C, 0x20))
 class Tokenizer(MosesTokenizer):
     """sacremoses, corrected where it differs from `tokenizer.perl -l LANGUAGE`.
 
-    It has other character tables. And since November 2018 tokenizer.perl always splits off the full stop at the end of
-    a line ("am I." becomes "am I .").
+    It has other character tables. And since November 2018 tokenizer.perl always splits off the full
+    stop at the end of a line ("am I." becomes "am I .").
     """
 
     def __init__(self, language: str):
@@ -55,7 +56,9 @@ class Tokenizer(MosesTokenizer):
 
     def __call__(self, line: str) -> str:
         """Return the tokens of `line`, XML-escaped, with one space between them."""
-        return " ".join(self.tokenize(line.translate(SEPARATORS), escape=True, return_str=True).split())
+        return " ".join(
+            self.tokenize(line.translate(SEPARATORS), escape=True, return_str=True).split()
+        )
 
 
 def lowercase(line: str) -> str:
@@ -64,7 +67,9 @@ def lowercase(line: str) -> str:
 
 
 def is_clean(source: str, target: str, longest: int = 175, ratio: float = 1.5) -> bool:
-    """Return True if `clean-corpus-n.perl -ratio RATIO ... 1 LONGEST` keeps this pair of tokenised lines."""
+    """Return True if `clean-corpus-n.perl -ratio RATIO ... 1 LONGEST` keeps this pair of tokenised
+    lines.
+    """
     lengths = [len(source.split()), len(target.split())]
     if min(lengths) < 1 or max(lengths) > longest or max(lengths) > ratio * min(lengths):
         return False

@@ -1,4 +1,6 @@
-"""Prepare IWSLT14 German-English: lower-cased Moses tokens and 10,000 joint merges as published, and variants."""
+"""Prepare IWSLT14 German-English: lower-cased Moses tokens and 10,000 joint merges as published,
+and variants.
+"""
 
 import re
 import shutil
@@ -20,7 +22,15 @@ from common.parallel_text import (
     read_text,
     write_lines,
 )
-from common.prepare import UNCHECKED, data_folder, is_ready, mark_unchecked, parser, refuse_unchecked, start
+from common.prepare import (
+    UNCHECKED,
+    data_folder,
+    is_ready,
+    mark_unchecked,
+    parser,
+    refuse_unchecked,
+    start,
+)
 from common.subwords import SUBWORDS, in_subwords
 from common.translation_data import binarise
 from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
@@ -64,7 +74,10 @@ KINDS = Pair._fields
 
 def file_names(name: str) -> tuple[str, str]:
     """Return the two files of TRAIN or of a member of TEST."""
-    return tuple(f"{name}.{language}" if name == TRAIN else f"{name}.de-en.{language}.xml" for language in LANGUAGES)
+    return tuple(
+        f"{name}.{language}" if name == TRAIN else f"{name}.de-en.{language}.xml"
+        for language in LANGUAGES
+    )
 
 
 def training_text(lines: Sequence[str]) -> list[str]:
@@ -99,8 +112,12 @@ class Reader:
 
     def _tokens(self, pair: tuple[str, str], name: str) -> tuple[str, str]:
         if name != TRAIN:  # the published preparation does this to the test set alone
-            pair = tuple(sentence.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'") for sentence in pair)
-        return tuple(lowercase(tokenizer(sentence)) for tokenizer, sentence in zip(self.tokenizers, pair))
+            pair = tuple(
+                sentence.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'") for sentence in pair
+            )
+        return tuple(
+            lowercase(tokenizer(sentence)) for tokenizer, sentence in zip(self.tokenizers, pair)
+        )
 
 
 def prepare_text(
@@ -136,16 +153,27 @@ def prepare_text(
             compare_counts(name, {"pairs": len(members)}, {"pairs": pairs[name]}, any_counts)
             for kind in KINDS:
                 for side, language in enumerate(LANGUAGES):
-                    write_lines(unfinished / f"{name}.{kind}.{language}", (getattr(p, kind)[side] for p in members))
+                    write_lines(
+                        unfinished / f"{name}.{kind}.{language}",
+                        (getattr(p, kind)[side] for p in members),
+                    )
         shutil.rmtree(unfinished / "de-en")
         if any_counts:
             mark_unchecked(unfinished)
 
 
 def prepare_data(
-    text: Path, data: Path, subwords: str, vocabulary: int, concatenate: int, workers: int, join: bool = False
+    text: Path,
+    data: Path,
+    subwords: str,
+    vocabulary: int,
+    concatenate: int,
+    workers: int,
+    join: bool = False,
 ) -> Path:
-    """Make the folder `variant(subwords, concatenate, join)` in `data`, the text in subwords for fairseq; return it."""
+    """Make the folder `variant(subwords, concatenate, join)` in `data`, the text in subwords for
+    fairseq; return it.
+    """
     folder = data / variant(subwords, concatenate, join)
     settings = {"--vocabulary": vocabulary}
     if is_ready(folder, settings, (), any_counts=True):  # main refuses unchecked folders
@@ -153,12 +181,20 @@ def prepare_data(
     kinds = KINDS if subwords == "bpe" else ("raw",)
     lines = read_text(text, f"{{split}}.{kinds[-1]}.{{language}}")
     pieces = in_subwords(lines, subwords, data / "subwords", vocabulary)
-    references = {f"{s}.{k}": read_lines(text / f"{s}.{k}.{TARGET}") for s in ("valid", "test") for k in kinds}
+    references = {
+        f"{s}.{k}": read_lines(text / f"{s}.{k}.{TARGET}") for s in ("valid", "test") for k in kinds
+    }
     if concatenate:
         for split in SPLITS:
             parts = groups([len(line.split()) for line in pieces[f"{split}.{SOURCE}"]], concatenate)
             for texts in (pieces, references):
-                texts.update({name: joined(texts[name], parts) for name in texts if name.startswith(f"{split}.")})
+                texts.update(
+                    {
+                        name: joined(texts[name], parts)
+                        for name in texts
+                        if name.startswith(f"{split}.")
+                    }
+                )
     # the published recipe keeps a dictionary for each language
     flags = ["--joined-dictionary"] if join or subwords == "sentencepiece" else []
     checked = not (text / UNCHECKED).exists()
@@ -178,7 +214,11 @@ def compare_with_published(folder: Path, pieces: Mapping[str, Sequence[str]]) ->
     found = {name: sum(len(line.split()) + 1 for line in lines) for name, lines in pieces.items()}
     for language in LANGUAGES:  # the file lacks four of fairseq's symbols
         found[f"dict.{language}"] = len(read_lines(folder / f"dict.{language}.txt")) + 4
-    different = [f"{name} {found[name]:,} ({number:,})" for name, number in PUBLISHED.items() if found[name] != number]
+    different = [
+        f"{name} {found[name]:,} ({number:,})"
+        for name, number in PUBLISHED.items()
+        if found[name] != number
+    ]
     if different:
         note(f"subwords and types that differ from the published ones: {', '.join(different)}")
     else:
@@ -187,31 +227,48 @@ def compare_with_published(folder: Path, pieces: Mapping[str, Sequence[str]]) ->
 
 def main(arguments: Any = None) -> None:
     flags = parser(__doc__)
-    flags.add_argument("--subwords", choices=SUBWORDS, default="bpe", help="(default: %(default)s, as published)")
     flags.add_argument(
-        "--vocabulary", type=int, default=MERGES, metavar="N", help="merges or pieces (default: %(default)s)"
+        "--subwords", choices=SUBWORDS, default="bpe", help="(default: %(default)s, as published)"
     )
     flags.add_argument(
-        "--concatenate", type=int, default=0, metavar="N", help="join sentences to about N source subwords, such as 240"
+        "--vocabulary",
+        type=int,
+        default=MERGES,
+        metavar="N",
+        help="merges or pieces (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--concatenate",
+        type=int,
+        default=0,
+        metavar="N",
+        help="join sentences to about N source subwords, such as 240",
     )
     text = (
-        "one dictionary for both languages, which train.sh --share-all-embeddings needs (sentencepiece always has it)"
+        "one dictionary for both languages, which train.sh --share-all-embeddings needs "
+        "(sentencepiece always has it)"
     )
     flags.add_argument("--joined-dictionary", action="store_true", help=text)
     args = flags.parse_args(arguments)
     if args.vocabulary < 1:
         fail(f"--vocabulary {args.vocabulary}: must be at least 1")
     if args.concatenate < 0:
-        fail(f"--concatenate {args.concatenate}: must be at least 1, or 0 for sentences as they are")
+        fail(
+            f"--concatenate {args.concatenate}: must be at least 1, or 0 for sentences as they are"
+        )
     with data_folder() as data:
         text = data / "text"
         join = args.joined_dictionary
-        refuse_unchecked([text, data / variant(args.subwords, args.concatenate, join)], args.any_counts)
+        refuse_unchecked(
+            [text, data / variant(args.subwords, args.concatenate, join)], args.any_counts
+        )
         if not text.is_dir():
             archive = obtain(ARCHIVE, data)
             remove(data / "subwords")  # perhaps from another text
             prepare_text(archive, text, any_counts=args.any_counts)
-        prepare_data(text, data, args.subwords, args.vocabulary, args.concatenate, args.workers, join)
+        prepare_data(
+            text, data, args.subwords, args.vocabulary, args.concatenate, args.workers, join
+        )
 
 
 if __name__ == "__main__":

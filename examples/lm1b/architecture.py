@@ -21,7 +21,10 @@ def main() -> int:
         print(architecture(path))
     except Exception as error:  # a file that is no checkpoint fails in any way
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"evaluate: error: {path}: is no checkpoint of fairseq-train ({reason})", file=sys.stderr)
+        print(
+            f"evaluate: error: {path}: is no checkpoint of fairseq-train ({reason})",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

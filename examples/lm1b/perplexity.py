@@ -1,4 +1,6 @@
-"""Read perplexity per subword and per word from the log of fairseq-eval-lm; `examples/lm1b/evaluate.sh` runs this."""
+"""Read perplexity per subword and per word from the log of fairseq-eval-lm;
+`examples/lm1b/evaluate.sh` runs this.
+"""
 
 import json
 import sys

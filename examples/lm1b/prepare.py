@@ -1,7 +1,8 @@
-"""Prepare the One Billion Word benchmark (Chelba et al., 2013) for fairseq, in words and in 32,768 subwords.
+"""Prepare the One Billion Word benchmark (Chelba et al., 2013) for fairseq, in words and in 32,768
+subwords.
 
-After an interruption the next run continues with the shard that was unfinished. A process holds one block of a shard
-in memory, or the vocabulary.
+After an interruption the next run continues with the shard that was unfinished. A process holds one
+block of a shard in memory, or the vocabulary.
 """
 
 import json
@@ -14,7 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.archives import Archive, check_counts, complete, fail, note, obtain, remove, unpack
-from common.prepare import data_folder, ending_at_once, mark_unchecked, parser, refuse_unchecked, start
+from common.prepare import (
+    data_folder,
+    ending_at_once,
+    mark_unchecked,
+    parser,
+    refuse_unchecked,
+    start,
+)
 from lm1b.shards import (
     Encoder,
     Symbols,
@@ -38,11 +46,14 @@ ARCHIVE = Archive(
     "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
 )
 TRAINING = re.compile(r"(?:.*/)?training-monolingual\.tokenized\.shuffled/news\.en-\d{5}-of-\d{5}")
-HELD_OUT = re.compile(r"(?:.*/)?heldout-monolingual\.tokenized\.shuffled/news\.en\.heldout-\d{5}-of-\d{5}")
+HELD_OUT = re.compile(
+    r"(?:.*/)?heldout-monolingual\.tokenized\.shuffled/news\.en\.heldout-\d{5}-of-\d{5}"
+)
 
-# The benchmark's README has 159,658 words for held-out shard 0, 446 of them unknown, and 165,560 for shard 1; an end of
-# line counts as a word. tensorflow/lingvo has their 6,075 and 6,206 sentences, as test and validation set. Many papers
-# have the numbers of the training set; the README's 829,250,940 include both ends of each sentence.
+# The benchmark's README has 159,658 words for held-out shard 0, 446 of them unknown, and 165,560
+# for shard 1; an end of line counts as a word. tensorflow/lingvo has their 6,075 and 6,206
+# sentences, as test and validation set. Many papers have the numbers of the training set; the
+# README's 829,250,940 include both ends of each sentence.
 PUBLISHED = {
     "training set": {"shards": 99, "lines": 30_301_028, "tokens": 768_648_884, "types": 2_425_337},
     "held-out set": {"shards": 50, "lines": 306_688},
@@ -64,7 +75,9 @@ class Text(NamedTuple):
 
     @property
     def sets(self) -> dict[str, list[Path]]:
-        """Return the files of each of fairseq's sets; `heldout` includes the validation and the test set."""
+        """Return the files of each of fairseq's sets; `heldout` includes the validation and the
+        test set.
+        """
         return {
             "train": self.training,
             "valid": self.held_out[1:2],
@@ -81,24 +94,37 @@ def unpacked(data: Path) -> Text:
         for made in ("counts", "word.parts", "subword.parts"):  # perhaps from another text
             remove(data / made)
         with complete(folder) as unfinished:
-            unpack(archive, unfinished, lambda name: bool(TRAINING.fullmatch(name) or HELD_OUT.fullmatch(name)))
+            unpack(
+                archive,
+                unfinished,
+                lambda name: bool(TRAINING.fullmatch(name) or HELD_OUT.fullmatch(name)),
+            )
     files = sorted(path for path in folder.rglob("news.en*") if path.is_file())
     names = {path: path.relative_to(folder).as_posix() for path in files}
-    text = Text(*([path for path in files if kind.fullmatch(names[path])] for kind in (TRAINING, HELD_OUT)))
+    text = Text(
+        *([path for path in files if kind.fullmatch(names[path])] for kind in (TRAINING, HELD_OUT))
+    )
     if not text.training or len(text.held_out) < 2:
         fail(
-            f"{folder}: has {len(text.training)} training and {len(text.held_out)} held-out shards, must have at "
+            f"{folder}: has {len(text.training)} training and {len(text.held_out)} held-out "
+            "shards, must have at "
             "least 1 and 2; remove it to unpack the archive again"
         )
     return text
 
 
-def counted(text: Text, data: Path, workers: int, expected: Mapping[str, Mapping[str, int]]) -> Counter[bytes]:
-    """Return how often each word of the training set occurs; end the program unless all counts are as `expected`."""
+def counted(
+    text: Text, data: Path, workers: int, expected: Mapping[str, Mapping[str, int]]
+) -> Counter[bytes]:
+    """Return how often each word of the training set occurs; end the program unless all counts are
+    as `expected`.
+    """
     held_out = {path: _lines_and_tokens(path) for path in text.held_out}
     for name, files in text.sets.items():
         if name != "train":
-            found = {what: sum(held_out[path][what] for path in files) for what in ("lines", "tokens")}
+            found = {
+                what: sum(held_out[path][what] for path in files) for what in ("lines", "tokens")
+            }
             title = "held-out set" if name == "heldout" else name
             _check(data, title, {"shards": len(files), **found}, expected)
     # counting takes minutes
@@ -108,8 +134,12 @@ def counted(text: Text, data: Path, workers: int, expected: Mapping[str, Mapping
     return words
 
 
-def _check(data: Path, name: str, found: Mapping[str, int], expected: Mapping[str, Mapping[str, int]]) -> None:
-    """Print the counts. If they are wrong, remove the text, so that the next run unpacks it again; end the program."""
+def _check(
+    data: Path, name: str, found: Mapping[str, int], expected: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Print the counts. If they are wrong, remove the text, so that the next run unpacks it again;
+    end the program.
+    """
     note(f"{name}: {', '.join(f'{number:,} {what}' for what, number in found.items())}")
     wanted = {what: number for what, number in expected.get(name, {}).items() if what in found}
     if any(found[what] != number for what, number in wanted.items()):
@@ -126,16 +156,21 @@ def _lines_and_tokens(path: Path) -> dict[str, int]:
     return found
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
+# ---- words -------------------------------------------------------------------------------------
 
 
-def prepare_words(data: Path, text: Text, words: Counter[bytes], workers: int, checked: bool) -> None:
-    """Make DATA/word. The dictionary has the words that occur at least three times, the most frequent first."""
+def prepare_words(
+    data: Path, text: Text, words: Counter[bytes], workers: int, checked: bool
+) -> None:
+    """Make DATA/word. The dictionary has the words that occur at least three times, the most
+    frequent first.
+    """
     from fairseq.data import Dictionary
 
     parts = data / "word.parts"
     dictionary = Dictionary()
-    reserved = {dictionary[i].encode() for i in range(dictionary.nspecial)}  # cannot be words of the dictionary
+    # cannot be words of the dictionary
+    reserved = {dictionary[i].encode() for i in range(dictionary.nspecial)}
     try:
         for word, number in words.items():
             if number >= LEAST_COUNT and word not in reserved:
@@ -151,18 +186,24 @@ def prepare_words(data: Path, text: Text, words: Counter[bytes], workers: int, c
     if checked:
         note(f"published: {VOCABULARY - 3:,}, and 3 symbols")
     source = parts / "dict.txt"
-    totals = _binarise("words", data, text, workers, checked, dictionary, word_encoder, source, [source.name])
+    totals = _binarise(
+        "words", data, text, workers, checked, dictionary, word_encoder, source, [source.name]
+    )
     test = totals["test"]
     note(f"test: {test['unknown']:,} of {test['tokens']:,} tokens are unknown words")
     if checked:
         note(f"published: {UNKNOWN_IN_TEST:,}")
 
 
-# ---- subwords --------------------------------------------------------------------------------------------------------
+# ---- subwords ----------------------------------------------------------------------------------
 
 
-def prepare_subwords(data: Path, text: Text, workers: int, size: int, sample: int, checked: bool) -> None:
-    """Make DATA/subword: sentencepiece's byte-pair encoding, learned on a sample; no word is unknown."""
+def prepare_subwords(
+    data: Path, text: Text, workers: int, size: int, sample: int, checked: bool
+) -> None:
+    """Make DATA/subword: sentencepiece's byte-pair encoding, learned on a sample; no word is
+    unknown.
+    """
     from fairseq.data import Dictionary
     from sentencepiece import SentencePieceProcessor
 
@@ -200,12 +241,16 @@ def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> byte
                 pad_id=3,  # so that no piece looks like one of fairseq's own symbols
                 byte_fallback=True,  # for characters that the sample lacks
                 character_coverage=0.9999,
-                normalization_rule_name="identity",  # the likelihood must be that of the original text
+                # the likelihood must be that of the original text
+                normalization_rule_name="identity",
                 num_threads=workers,
                 minloglevel=1,
             )
     except RuntimeError as error:
-        fail(f"--subwords {size}: sentencepiece cannot learn as many from this text ({str(error).splitlines()[0]})")
+        fail(
+            f"--subwords {size}: sentencepiece cannot learn as many from this text "
+            f"({str(error).splitlines()[0]})"
+        )
     return model.getvalue()
 
 
@@ -221,7 +266,7 @@ def _sample(shards: Sequence[Path], number: int) -> Iterator[str]:
                     fail(f"{shard}: is not UTF-8 ({error.reason})")
 
 
-# ---- both ------------------------------------------------------------------------------------------------------------
+# ---- both --------------------------------------------------------------------------------------
 
 
 def _binarise(
@@ -235,7 +280,8 @@ def _binarise(
     source: Path,
     kept: Sequence[str],
 ) -> dict[str, dict[str, int]]:
-    """Make DATA/<unit>: every data set, the files named `kept`, and statistics.json for evaluate.sh.
+    """Make DATA/<unit>: every data set, the files named `kept`, and statistics.json for
+    evaluate.sh.
 
     statistics.json counts words as the benchmark does: an end of line is one.
     """
@@ -265,19 +311,35 @@ def _binarise(
 
 def _refuse_another_size(dictionary: Path, size: int) -> None:
     if dictionary.exists():
-        found = len(dictionary.read_text(encoding="utf-8").split("\n")) - 1 + 4  # the symbols that fairseq adds
+        # the symbols that fairseq adds
+        found = len(dictionary.read_text(encoding="utf-8").split("\n")) - 1 + 4
         if found != size:
-            fail(f"--subwords {size}: {dictionary.parent} has {found}; remove it, or choose another folder as DATA")
+            fail(
+                f"--subwords {size}: {dictionary.parent} has {found}; remove it, or choose another "
+                "folder as DATA"
+            )
 
 
-def main(arguments: Sequence[str] | None = None, expected: Mapping[str, Mapping[str, int]] = PUBLISHED) -> int:
+def main(
+    arguments: Sequence[str] | None = None, expected: Mapping[str, Mapping[str, int]] = PUBLISHED
+) -> int:
     flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--form", choices=("word", "subword", "both"), default="both", help="what to prepare")
     flags.add_argument(
-        "--subwords", type=int, default=SUBWORDS, metavar="N", help="size of the subword dictionary (%(default)s)"
+        "--form", choices=("word", "subword", "both"), default="both", help="what to prepare"
     )
     flags.add_argument(
-        "--sample", type=int, default=SAMPLE, metavar="N", help="sentences to learn subwords from (%(default)s)"
+        "--subwords",
+        type=int,
+        default=SUBWORDS,
+        metavar="N",
+        help="size of the subword dictionary (%(default)s)",
+    )
+    flags.add_argument(
+        "--sample",
+        type=int,
+        default=SAMPLE,
+        metavar="N",
+        help="sentences to learn subwords from (%(default)s)",
     )
     options = flags.parse_args(arguments)
     for name in ("subwords", "sample", "workers"):

@@ -46,11 +46,12 @@ def lines_of(block: bytes) -> list[bytes]:
     return lines
 
 
-# ---- counting --------------------------------------------------------------------------------------------------------
+# ---- counting ----------------------------------------------------------------------------------
 
 
 def count_shard(shard: Path, folder: Path) -> None:
-    """Write `folder`: counts.json (lines, tokens) and words.txt (each type and how often it occurs).
+    """Write `folder`: counts.json (lines, tokens) and words.txt (each type and how often it
+    occurs).
 
     ASCII white space separates tokens; the corpus has other spaces inside words.
     """
@@ -85,7 +86,7 @@ def add_counts(folders: Sequence[Path]) -> tuple[dict[str, int], Counter[bytes]]
     return {**found, "types": len(words)}, words
 
 
-# ---- symbols ---------------------------------------------------------------------------------------------------------
+# ---- symbols -----------------------------------------------------------------------------------
 
 
 class Symbols(NamedTuple):
@@ -96,7 +97,8 @@ class Symbols(NamedTuple):
     end: int  # of a line
 
 
-Encoder = Callable[[list[bytes]], Iterator[list[int]]]  # lines -> the numbers of each, without the end of line
+# lines -> the numbers of each, without the end of line
+Encoder = Callable[[list[bytes]], Iterator[list[int]]]
 
 
 def word_encoder(dictionary: Path, symbols: Symbols) -> Encoder:
@@ -112,7 +114,9 @@ def word_encoder(dictionary: Path, symbols: Symbols) -> Encoder:
 
 
 def piece_encoder(model: Path, symbols: Symbols) -> Encoder:
-    """Return an encoder to sentencepiece's pieces; dict.txt has them in the model's order, without control symbols."""
+    """Return an encoder to sentencepiece's pieces; dict.txt has them in the model's order, without
+    control symbols.
+    """
     import sentencepiece
 
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
@@ -127,11 +131,15 @@ def piece_encoder(model: Path, symbols: Symbols) -> Encoder:
     return encode
 
 
-# ---- binary files ----------------------------------------------------------------------------------------------------
+# ---- binary files ------------------------------------------------------------------------------
 
 
-def binarise_shard(shard: Path, folder: Path, encode: Encoder, symbols: Symbols, dtype: type) -> None:
-    """Write `folder`: tokens.bin, sizes.bin (tokens of each line) and counts.json (lines, tokens, unknown)."""
+def binarise_shard(
+    shard: Path, folder: Path, encode: Encoder, symbols: Symbols, dtype: type
+) -> None:
+    """Write `folder`: tokens.bin, sizes.bin (tokens of each line) and counts.json (lines, tokens,
+    unknown).
+    """
     counts = {"lines": 0, "tokens": 0, "unknown": 0}
     folder.mkdir()
     with (folder / "tokens.bin").open("wb") as tokens, (folder / "sizes.bin").open("wb") as sizes:
@@ -144,7 +152,9 @@ def binarise_shard(shard: Path, folder: Path, encode: Encoder, symbols: Symbols,
                     numbers.append(symbols.end)
                     lengths.append(len(line) + 1)
             except UnicodeDecodeError as error:
-                raise Damaged(f"{shard}: is not UTF-8 after {counts['lines']:,} lines ({error.reason})") from error
+                raise Damaged(
+                    f"{shard}: is not UTF-8 after {counts['lines']:,} lines ({error.reason})"
+                ) from error
             tokens.write(numpy.array(numbers, dtype=dtype).tobytes())
             sizes.write(lengths.tobytes())
             counts["lines"] += len(lengths)
@@ -154,9 +164,11 @@ def binarise_shard(shard: Path, folder: Path, encode: Encoder, symbols: Symbols,
 
 
 def join(folders: Sequence[Path], prefix: Path, dtype: type) -> dict[str, int]:
-    """Join the shards to one MMapIndexedDataset of fairseq, `prefix`.bin and `prefix`.idx; return its counts.
+    """Join the shards to one MMapIndexedDataset of fairseq, `prefix`.bin and `prefix`.idx; return
+    its counts.
 
-    fairseq's own builder keeps the offset of every line as a Python object, which takes a gigabyte for LM1B.
+    fairseq's own builder keeps the offset of every line as a Python object, which takes a gigabyte
+    for LM1B.
     """
     from fairseq.data.indexed_dataset import MMapIndexedDataset
 
@@ -166,7 +178,10 @@ def join(folders: Sequence[Path], prefix: Path, dtype: type) -> dict[str, int]:
             total[what] += number
     width = numpy.dtype(dtype).itemsize
     data, index = prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
-    with bar(total["tokens"] * width, f"joining {prefix.name}", leave=False) as progress, data.open("wb") as target:
+    with (
+        bar(total["tokens"] * width, f"joining {prefix.name}", leave=False) as progress,
+        data.open("wb") as target,
+    ):
         for folder in folders:
             with (folder / "tokens.bin").open("rb") as source:
                 shutil.copyfileobj(source, target, BLOCK)
@@ -179,7 +194,9 @@ def join(folders: Sequence[Path], prefix: Path, dtype: type) -> dict[str, int]:
             target.write((folder / "sizes.bin").read_bytes())
         offset = 0
         for folder in folders:
-            lengths = numpy.fromfile(folder / "sizes.bin", dtype=numpy.int32).astype(numpy.int64) * width
+            lengths = (
+                numpy.fromfile(folder / "sizes.bin", dtype=numpy.int32).astype(numpy.int64) * width
+            )
             ends = offset + numpy.cumsum(lengths)
             target.write((ends - lengths).tobytes())
             offset += int(lengths.sum())
@@ -192,12 +209,19 @@ def _write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content) + "\n")
 
 
-# ---- many shards, many processes -------------------------------------------------------------------------------------
+# ---- many shards, many processes ---------------------------------------------------------------
 
 _encoders: dict[tuple, Encoder] = {}  # at most one, kept by each process from shard to shard
 
 
-def _with_encoder(shard: Path, folder: Path, make: Callable[..., Encoder], source: Path, symbols: Symbols, dtype: type):
+def _with_encoder(
+    shard: Path,
+    folder: Path,
+    make: Callable[..., Encoder],
+    source: Path,
+    symbols: Symbols,
+    dtype: type,
+):
     key = (make, source)
     if key not in _encoders:
         _encoders.clear()
@@ -222,7 +246,14 @@ def _start_worker() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _each(title: str, shards: Sequence[Path], folder: Path, workers: int, work: Callable[..., None], *rest: Any):
+def _each(
+    title: str,
+    shards: Sequence[Path],
+    folder: Path,
+    workers: int,
+    work: Callable[..., None],
+    *rest: Any,
+):
     """Call `work(shard, folder/<name of shard>, *rest)` for the shards that have no folder yet."""
     missing = [shard for shard in shards if not (folder / shard.name).is_dir()]
     sizes = {shard: shard.stat().st_size for shard in shards}
@@ -230,7 +261,9 @@ def _each(title: str, shards: Sequence[Path], folder: Path, workers: int, work: 
     folder.mkdir(parents=True, exist_ok=True)
     tasks = {shard: (_finish, work, shard, folder / shard.name, *rest) for shard in missing}
     try:
-        with bar(everything, title, initial=everything - sum(sizes[shard] for shard in missing)) as progress:
+        with bar(
+            everything, title, initial=everything - sum(sizes[shard] for shard in missing)
+        ) as progress:
             if min(workers, len(missing)) < 2:
                 for shard, (function, *arguments) in tasks.items():
                     function(*arguments)
@@ -239,13 +272,18 @@ def _each(title: str, shards: Sequence[Path], folder: Path, workers: int, work: 
                 for shard in _side_by_side(tasks, min(workers, len(missing))):
                     progress.update(sizes[shard])
     except BrokenProcessPool:
-        fail(f"{title}: a process was killed, out of memory? Run again with a smaller --workers than {workers}")
+        fail(
+            f"{title}: a process was killed, out of memory? Run again with a smaller --workers "
+            f"than {workers}"
+        )
     except Damaged as error:
         fail(str(error))
 
 
 def _side_by_side(tasks: Mapping[Path, tuple], workers: int) -> Iterator[Path]:
-    """Call `function(*arguments)` for each (function, *arguments) in a process; yield its key when it has ended."""
+    """Call `function(*arguments)` for each (function, *arguments) in a process; yield its key when
+    it has ended.
+    """
     # spawned, because forking a process that has threads may hang
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
         futures = {pool.submit(*task): key for key, task in tasks.items()}
@@ -255,13 +293,18 @@ def _side_by_side(tasks: Mapping[Path, tuple], workers: int) -> Iterator[Path]:
                 yield futures[future]
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                tqdm.write("prepare: interrupted; waits until the current shards are finished", file=sys.stderr)
+                tqdm.write(
+                    "prepare: interrupted; waits until the current shards are finished",
+                    file=sys.stderr,
+                )
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
 def count_shards(shards: Sequence[Path], folder: Path, workers: int) -> list[Path]:
-    """Call `count_shard` for every shard that was not counted; return the folders in the order of the shards."""
+    """Call `count_shard` for every shard that was not counted; return the folders in the order of
+    the shards.
+    """
     _each("counting words", shards, folder, workers, count_shard)
     return [folder / shard.name for shard in shards]
 
@@ -276,7 +319,8 @@ def binarise_shards(
     symbols: Symbols,
     dtype: type,
 ) -> list[Path]:
-    """Call `binarise_shard` for every shard that has no folder; return the folders in the order of the shards.
+    """Call `binarise_shard` for every shard that has no folder; return the folders in the order of
+    the shards.
 
     Each process makes its own encoder by `make(source, symbols)`.
     """

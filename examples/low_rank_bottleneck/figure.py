@@ -12,16 +12,25 @@ from mixhead_plugin.heads.figures import VARIANTS
 LOOKS = {
     "softmax": dict(color=VARIANTS["softmax"], marker="o", markersize=4, linestyle="-"),
     # This curve is nearly that of softmax, so its markers are frames around those points.
-    "sigsoftmax": dict(color=VARIANTS["sigsoftmax"], marker="s", markersize=8, markerfacecolor="none", linestyle="--"),
+    "sigsoftmax": dict(
+        color=VARIANTS["sigsoftmax"],
+        marker="s",
+        markersize=8,
+        markerfacecolor="none",
+        linestyle="--",
+    ),
     "mixhead": dict(color=VARIANTS["A"], marker="^", markersize=5, linestyle="-"),
     "fixhead": dict(color=VARIANTS["fixhead"], marker="", linestyle="-."),
 }
 SMALLEST = 1e-3  # below it the axis is linear, to show 0
 
 
-def draw(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, str], settings: dict[str, Any]) -> None:
+def draw(
+    folder: Path, rows: list[dict[str, Any]], tasks: dict[str, str], settings: dict[str, Any]
+) -> None:
     """Write low_rank_bottleneck.png and .svg."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq turns on everyone's debugging messages
+    # fairseq turns on everyone's debugging messages
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     n, sizes = settings["positions"], settings["sizes"]
     figure = Figure(figsize=(9.6, 4.4))
     axes = figure.subplots(1, len(tasks), sharey=True)
@@ -29,7 +38,9 @@ def draw(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, str], settin
         for name, look in LOOKS.items():
             line = [row for row in rows if row["task"] == task and row["attention"] == name]
             if name == "fixhead":
-                axis.axhline(line[0]["mean"], label=f"fixhead: heads of size {n}", linewidth=2, **look)
+                axis.axhline(
+                    line[0]["mean"], label=f"fixhead: heads of size {n}", linewidth=2, **look
+                )
                 continue
             across = [row["head_size"] for row in line]
             means, spreads = ([row[key] for row in line] for key in ("mean", "std"))

@@ -1,6 +1,7 @@
 """Fit layers of attention heads to random stochastic matrices.
 
-S seeds, H heads, n positions, d is the size of the embedding, D that of a head. All tensors are float64.
+S seeds, H heads, n positions, d is the size of the embedding, D that of a head. All tensors are
+float64.
 """
 
 from typing import NamedTuple
@@ -29,10 +30,11 @@ class Fit(NamedTuple):
 
 
 def random_problem(positions: int, heads: int, seeds: int, sharpness: float) -> Problem:
-    """Draw targets; a row is the softmax of independent normal numbers with the standard deviation `sharpness`.
+    """Draw targets; a row is the softmax of independent normal numbers with the standard deviation
+    `sharpness`.
 
-    A seed gives the same matrices whatever the number of seeds. Every embedding of full row rank allows a head the same
-    matrices; an orthogonal one is easiest for the optimizer.
+    A seed gives the same matrices whatever the number of seeds. Every embedding of full row rank
+    allows a head the same matrices; an orthogonal one is easiest for the optimizer.
     """
     embeddings, targets = [], []
     for seed in range(seeds):
@@ -45,12 +47,16 @@ def random_problem(positions: int, heads: int, seeds: int, sharpness: float) -> 
 
 
 def uniform_squares(targets: Tensor) -> Tensor:
-    """Return ||1/n - P||_F^2 [S, H], the error of uniform attention; all errors are divided by it."""
+    """Return ||1/n - P||_F^2 [S, H], the error of uniform attention;
+    all errors are divided by it.
+    """
     return (targets - 1 / targets.shape[-1]).square().sum((-2, -1))
 
 
 def effective_rank(matrices: Tensor) -> Tensor:
-    """Return exp of the entropy of the normalized singular values, [...]: n if all are equal, 1 if there is one."""
+    """Return exp of the entropy of the normalized singular values, [...]: n if all are equal, 1 if
+    there is one.
+    """
     values = torch.linalg.svdvals(matrices)
     shares = values / values.sum(-1, keepdim=True)
     return torch.special.entr(shares).sum(-1).exp()
@@ -59,7 +65,8 @@ def effective_rank(matrices: Tensor) -> Tensor:
 def layer_weights(
     embedding: Tensor, query: Tensor, key: Tensor, normalizer: str, mixing: Tensor | None = None
 ) -> Tensor:
-    """Return the (mixed) attention weights of a layer: the output of `ops.attention` if the values are the identity.
+    """Return the (mixed) attention weights of a layer: the output of `ops.attention` if the values
+    are the identity.
 
     Args:
         embedding: [S, n, d]
@@ -81,7 +88,14 @@ def layer_weights(
 
 
 def fit(
-    problem: Problem, *, normalizer: str, head_size: int, mixed: bool, together: bool, start: str, iterations: int
+    problem: Problem,
+    *,
+    normalizer: str,
+    head_size: int,
+    mixed: bool,
+    together: bool,
+    start: str,
+    iterations: int,
 ) -> Fit:
     """Minimise ||A - P||_F^2 over W_Q, W_K and, if `mixed`, M, by L-BFGS.
 
@@ -90,7 +104,8 @@ def fit(
         normalizer: a key of `NORMALIZERS`
         head_size: D
         mixed: mix the heads' weights by a learned matrix M
-        together: fit only the first (mixed) head, to the first target; otherwise every (mixed) head to its own target
+        together: fit only the first (mixed) head, to the first target; otherwise every (mixed) head
+            to its own target
         start: "random" for normal W_Q and W_K; "constructed" for those of theorem 1, cut to rank D
         iterations: the most iterations of L-BFGS
 
@@ -113,7 +128,9 @@ def fit(
     uniform = uniform_squares(targets)
 
     def weights() -> Tensor:
-        return layer_weights(embedding, query, key, normalizer, mixing if mixed else None)[:, :served]
+        return layer_weights(embedding, query, key, normalizer, mixing if mixed else None)[
+            :, :served
+        ]
 
     optimizer = torch.optim.LBFGS(
         free,
@@ -136,15 +153,23 @@ def fit(
         fitted = weights()
     squares = (fitted - targets).square().sum((-2, -1))
     if not squares.isfinite().all():
-        raise ArithmeticError(f"{normalizer}, head size {head_size}, {start} start: the error is not finite")
+        raise ArithmeticError(
+            f"{normalizer}, head size {head_size}, {start} start: the error is not finite"
+        )
     return Fit(squares, effective_rank(fitted))
 
 
-def _random_start(seeds: int, heads: int, embedding_size: int, head_size: int) -> tuple[Tensor, Tensor]:
+def _random_start(
+    seeds: int, heads: int, embedding_size: int, head_size: int
+) -> tuple[Tensor, Tensor]:
     """Return W_Q and W_K, [S, H, d, D] each, that make queries and keys standard normal."""
     drawn = []
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
-        drawn.append(torch.randn(2, heads, embedding_size, head_size, generator=generator, dtype=torch.float64))
+        drawn.append(
+            torch.randn(
+                2, heads, embedding_size, head_size, generator=generator, dtype=torch.float64
+            )
+        )
     query, key = torch.stack(drawn, 1) / embedding_size**0.5
     return query.clone(), key.clone()

@@ -1,13 +1,14 @@
 #!/usr/bin/env python
-"""Measure how large a head must be to give any attention weights (low-rank bottleneck paper, theorem 1).
+"""Measure how large a head must be to give any attention weights (low-rank bottleneck paper,
+theorem 1).
 
     examples/low_rank_bottleneck/run.py                     minutes on a CPU
     examples/low_rank_bottleneck/run.py --quick             seconds, a test
     examples/low_rank_bottleneck/run.py --sizes 4 8 16 --sharpness 3
 
-First check the theorem; the exit status is 1 if that fails. Then fit W_Q, W_K and Mixhead's M of a layer, for each head
-size. Its attention weights shall come near random matrices whose rows sum to 1. Write results.json,
-low_rank_bottleneck.png and low_rank_bottleneck.svg to --output.
+First check the theorem; the exit status is 1 if that fails. Then fit W_Q, W_K and Mixhead's M of a
+layer, for each head size. Its attention weights shall come near random matrices whose rows sum to
+1. Write results.json, low_rank_bottleneck.png and low_rank_bottleneck.svg to --output.
 """
 
 import argparse
@@ -26,10 +27,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common.errors import failing
 from low_rank_bottleneck.figure import draw
-from low_rank_bottleneck.fitting import STARTS, Problem, effective_rank, fit, random_problem, uniform_squares
+from low_rank_bottleneck.fitting import (
+    STARTS,
+    Problem,
+    effective_rank,
+    fit,
+    random_problem,
+    uniform_squares,
+)
 from low_rank_bottleneck.theorems import Check, checks, smallest_error
 
-DEFAULTS = dict(positions=32, heads=4, seeds=5, iterations=300, sizes=[1, 2, 4, 8, 12, 16, 20, 24, 28, 30, 31, 32])
+DEFAULTS = dict(
+    positions=32,
+    heads=4,
+    seeds=5,
+    iterations=300,
+    sizes=[1, 2, 4, 8, 12, 16, 20, 24, 28, 30, 31, 32],
+)
 QUICK = dict(positions=8, heads=2, seeds=2, iterations=60, sizes=[1, 2, 4, 7, 8])
 AT_LEAST = dict(positions=2, heads=2, seeds=2, iterations=1)
 
@@ -53,19 +67,37 @@ TASKS = {"own": "every head has a matrix of its own", "one": "one matrix from al
 
 def parse(arguments: list[str] | None) -> Namespace:
     parser = argparse.ArgumentParser(
-        prog="low_rank_bottleneck", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="low_rank_bottleneck",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    shown = {name: " ".join(map(str, value)) if name == "sizes" else value for name, value in DEFAULTS.items()}
-    parser.add_argument("--positions", type=int, help=f"n, the size of the matrices ({shown['positions']})")
+    shown = {
+        name: " ".join(map(str, value)) if name == "sizes" else value
+        for name, value in DEFAULTS.items()
+    }
+    parser.add_argument(
+        "--positions", type=int, help=f"n, the size of the matrices ({shown['positions']})"
+    )
     parser.add_argument("--heads", type=int, help=f"heads of the layer ({shown['heads']})")
-    parser.add_argument("--sizes", type=int, nargs="+", help=f"sizes of a head, up to n ({shown['sizes']})")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", help=f"sizes of a head, up to n ({shown['sizes']})"
+    )
     parser.add_argument("--seeds", type=int, help=f"sets of matrices ({shown['seeds']})")
     parser.add_argument(
-        "--sharpness", type=float, default=1.0, help="standard deviation of the matrices' logits (%(default)s)"
+        "--sharpness",
+        type=float,
+        default=1.0,
+        help="standard deviation of the matrices' logits (%(default)s)",
     )
-    parser.add_argument("--iterations", type=int, help=f"of L-BFGS in each fit ({shown['iterations']})")
-    parser.add_argument("--quick", action="store_true", help="other defaults: 8 positions, 2 heads, 2 seeds, ...")
-    parser.add_argument("--output", type=Path, default=Path("runs/low_rank_bottleneck"), help="(%(default)s)")
+    parser.add_argument(
+        "--iterations", type=int, help=f"of L-BFGS in each fit ({shown['iterations']})"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="other defaults: 8 positions, 2 heads, 2 seeds, ..."
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/low_rank_bottleneck"), help="(%(default)s)"
+    )
     options = parser.parse_args(arguments)
     sizes_given = options.sizes is not None
     for name, value in (QUICK if options.quick else DEFAULTS).items():
@@ -87,13 +119,17 @@ def parse(arguments: list[str] | None) -> Namespace:
 
 
 def measure(options: Namespace, problem: Problem) -> list[dict[str, Any]]:
-    """Return a row for every task, attention and head size; fixhead's are those of softmax at size n."""
+    """Return a row for every task, attention and head size; fixhead's are those of softmax at size
+    n.
+    """
     rows = []
     plan = [(size, name, task) for size in options.sizes for name in ATTENTIONS for task in TASKS]
     if options.positions not in options.sizes:  # for fixhead
         plan.append((options.positions, "softmax", "own"))
     # Heads without mixing are independent of each other: one fit serves both tasks.
-    plan = [(size, name, task) for size, name, task in plan if ATTENTIONS[name].mixed or task == "own"]
+    plan = [
+        (size, name, task) for size, name, task in plan if ATTENTIONS[name].mixed or task == "own"
+    ]
     with tqdm(total=len(plan) * len(STARTS), desc="fits", disable=None) as bar:
         for size, name, task in plan:
             normalizer, mixed = ATTENTIONS[name]
@@ -114,14 +150,21 @@ def measure(options: Namespace, problem: Problem) -> list[dict[str, Any]]:
                 bar.update()
             for served in [task] if mixed else TASKS:
                 targets = 1 if served == "one" else options.heads
-                squares = torch.stack([fitted.squares[:, :targets] for fitted in fits])  # [starts, S, targets]
+                # [starts, S, targets]
+                squares = torch.stack([fitted.squares[:, :targets] for fitted in fits])
                 ranks = torch.stack([fitted.effective_rank[:, :targets] for fitted in fits])
                 rows.append(_row(served, name, size, squares, ranks, problem, options))
     return _with_fixhead(rows, options)
 
 
 def _row(
-    task: str, name: str, size: int, squares: torch.Tensor, ranks: torch.Tensor, problem: Problem, options: Namespace
+    task: str,
+    name: str,
+    size: int,
+    squares: torch.Tensor,
+    ranks: torch.Tensor,
+    problem: Problem,
+    options: Namespace,
 ) -> dict[str, Any]:
     """Return the result of each seed's better start; squares and ranks are [starts, S, targets]."""
     uniform = uniform_squares(problem.targets)[:, : squares.shape[2]]  # [S, targets]
@@ -147,7 +190,11 @@ def _row(
 
 
 def _with_fixhead(rows: list[dict[str, Any]], options: Namespace) -> list[dict[str, Any]]:
-    largest = [row for row in rows if row["attention"] == "softmax" and row["head_size"] == options.positions]
+    largest = [
+        row
+        for row in rows
+        if row["attention"] == "softmax" and row["head_size"] == options.positions
+    ]
     rows = [row for row in rows if row["head_size"] in options.sizes]
     return rows + [{**row, "attention": FIXHEAD} for row in largest]
 
@@ -162,7 +209,10 @@ def bounds(problem: Problem, rows: list[dict[str, Any]]) -> list[Check]:
             if not least.any():
                 continue
             ratio = float((torch.tensor(row["seeds"], dtype=torch.float64) / least).min())
-            name = f"theorem 1: softmax, head size {row['head_size']}: error found / proven smallest error"
+            name = (
+                f"theorem 1: softmax, head size {row['head_size']}: error found / proven smallest "
+                "error"
+            )
             found.append(Check(name, ratio, 1.0, above=True))
     return found
 
@@ -176,13 +226,21 @@ def print_checks(found: list[Check]) -> None:
 
 
 def table(task: str, rows: list[dict[str, Any]], sizes: list[int]) -> str:
-    """Return a Markdown table: a line for every head size, mean and standard deviation over the seeds."""
+    """Return a Markdown table: a line for every head size, mean and standard deviation over the
+    seeds.
+    """
     names = [*ATTENTIONS, FIXHEAD]
-    cells = {(row["attention"], row["head_size"]): _cell(row) for row in rows if row["task"] == task}
+    cells = {
+        (row["attention"], row["head_size"]): _cell(row) for row in rows if row["task"] == task
+    }
     (fixhead,) = [cell for (name, _), cell in cells.items() if name == FIXHEAD]
     lines = ["| head size | " + " | ".join(names) + " |", "|" + "---:|" * (len(names) + 1)]
     for size in sizes:
-        lines.append(f"| {size} | " + " | ".join(cells[name, size] for name in ATTENTIONS) + f" | {fixhead} |")
+        lines.append(
+            f"| {size} | "
+            + " | ".join(cells[name, size] for name in ATTENTIONS)
+            + f" | {fixhead} |"
+        )
     return "\n".join(lines)
 
 
@@ -208,7 +266,9 @@ def main(arguments: list[str] | None = None) -> None:
     proven = bounds(problem, rows)
     print_checks(proven)
     for task, what in TASKS.items():
-        print(f"\n{what}: error, 1 is that of uniform weights\n\n{table(task, rows, options.sizes)}")
+        print(
+            f"\n{what}: error, 1 is that of uniform weights\n\n{table(task, rows, options.sizes)}"
+        )
     settings = {name: getattr(options, name) for name in (*DEFAULTS, "sharpness")}
     results = {
         "settings": settings,
@@ -220,7 +280,10 @@ def main(arguments: list[str] | None = None) -> None:
     }
     (options.output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     draw(options.output, rows, TASKS, settings)
-    print(f"\n{results['seconds']} s; results.json, low_rank_bottleneck.png and .svg: {options.output}")
+    print(
+        f"\n{results['seconds']} s; results.json, low_rank_bottleneck.png and .svg: "
+        f"{options.output}"
+    )
     if not all(check.holds for check in [*found, *proven]):
         fail("a check failed; see above")
 

@@ -1,6 +1,8 @@
-"""Check theorem 1 of 'Low-Rank Bottleneck in Multi-head Attention Models' by computations that can fail.
+"""Check theorem 1 of 'Low-Rank Bottleneck in Multi-head Attention Models' by computations that can
+fail.
 
-Positions are rows here, columns in the paper: X is [n, d], and the rows of P sum to 1. All tensors are float64.
+Positions are rows here, columns in the paper: X is [n, d], and the rows of P sum to 1. All tensors
+are float64.
 """
 
 import math
@@ -31,24 +33,30 @@ def project(embedding: Tensor, projection: Tensor) -> Tensor:
 
 
 def scores_of(weights: Tensor, normalizer: str) -> Tensor:
-    """Return scores [..., n, n] that the normalizer turns into `weights` p; these are positive with row sums 1.
+    """Return scores [..., n, n] that the normalizer turns into `weights` p; these are positive with
+    row sums 1.
 
-    softmax: s = log p minus the mean of its row. A constant in a row changes no weight. Without it the rank is at most
-    n - 1. sigsoftmax: s solves exp(s) sigmoid(s) = n p, a quadratic equation in exp(s).
+    softmax: s = log p minus the mean of its row. A constant in a row changes no weight. Without it
+    the rank is at most n - 1. sigsoftmax: s solves exp(s) sigmoid(s) = n p, a quadratic equation in
+    exp(s).
     """
     if normalizer == "softmax":
         return _centred_log(weights)
     if normalizer == "sigsoftmax":
         scaled = weights * weights.shape[-1]
         return ((scaled + (scaled.square() + 4 * scaled).sqrt()) / 2).log()
-    raise ValueError(f"normalizer {normalizer!r}: must be softmax or sigsoftmax, which have a construction")
+    raise ValueError(
+        f"normalizer {normalizer!r}: must be softmax or sigsoftmax, which have a construction"
+    )
 
 
-def construct(embedding: Tensor, weights: Tensor, head_size: int, normalizer: str) -> tuple[Tensor, Tensor]:
+def construct(
+    embedding: Tensor, weights: Tensor, head_size: int, normalizer: str
+) -> tuple[Tensor, Tensor]:
     """Return W_Q and W_K of a head with these weights (theorem 1, eqs 4 to 7).
 
-    The scores are cut to rank `head_size` by keeping the largest singular values. The weights are exact if head_size is
-    at least n; for softmax n - 1 is enough.
+    The scores are cut to rank `head_size` by keeping the largest singular values. The weights are
+    exact if head_size is at least n; for softmax n - 1 is enough.
 
     Args:
         embedding: X [..., n, d] of full row rank
@@ -69,11 +77,14 @@ def construct(embedding: Tensor, weights: Tensor, head_size: int, normalizer: st
 
 
 def smallest_error(weights: Tensor, head_size: int) -> Tensor:
-    """Return a lower bound [...] of ||A - P||_F for softmax heads of that size; it is 0 from n - 1 on.
+    """Return a lower bound [...] of ||A - P||_F for softmax heads of that size.
 
-    log A is the scores plus a constant in each row. So the centred log A has rank D at most. Let t^2 be the sum of the
-    squared singular values of the centred log P after the first D. The distance between both is at least t. Now let
-    ||A - P||_F = e. For each element |log a - log p| <= |a - p| / (min p - e). Hence t <= e / (min p - e).
+    It is 0 from n - 1 on.
+
+    log A is the scores plus a constant in each row. So the centred log A has rank D at most. Let
+    t^2 be the sum of the squared singular values of the centred log P after the first D. The
+    distance between both is at least t. Now let ||A - P||_F = e. For each element
+    |log a - log p| <= |a - p| / (min p - e). Hence t <= e / (min p - e).
     """
     tail = torch.linalg.svdvals(_centred_log(weights))[..., head_size:].square().sum(-1).sqrt()
     if head_size >= weights.shape[-1] - 1:  # the tail is rounding
@@ -98,16 +109,26 @@ def _construction(n: int) -> list[Check]:
     target = torch.empty(1, n, n, dtype=torch.float64).exponential_(generator=generator)
     target /= target.sum(-1, keepdim=True)  # uniform over all stochastic matrices
     found = []
-    for normalizer, head_size in (("softmax", n), ("softmax", 2 * n), ("softmax", n - 1), ("sigsoftmax", n)):
+    for normalizer, head_size in (
+        ("softmax", n),
+        ("softmax", 2 * n),
+        ("softmax", n - 1),
+        ("sigsoftmax", n),
+    ):
         query, key = construct(embedding, target, head_size, normalizer)
         error = (_weights(embedding, query, key, normalizer) - target).abs().max()
-        name = f"theorem 1: {normalizer}, n {n}, head size {head_size}: largest error of the construction"
+        name = (
+            f"theorem 1: {normalizer}, n {n}, head size {head_size}: largest error of the "
+            "construction"
+        )
         found.append(Check(name, float(error), 1e-9, above=False))
     return found
 
 
 def _counterexample() -> list[Check]:
-    """Check theorem 1, second part: for n = 2 and X = [1, 0] of size 1, the second row always has equal scores."""
+    """Check theorem 1, second part: for n = 2 and X = [1, 0] of size 1, the second row always has
+    equal scores.
+    """
     embedding = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
     target = torch.tensor([[0.5, 0.5], [0.75, 0.25]], dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
@@ -116,21 +137,37 @@ def _counterexample() -> list[Check]:
         # 10,000 heads with projections from tiny to huge.
         query, key = torch.randn(2, 10000, 1, 1, generator=generator, dtype=torch.float64)
         size = torch.logspace(-3, 2, 10000, dtype=torch.float64)[:, None, None]
-        errors = torch.linalg.matrix_norm(_weights(embedding, size * query, size * key, normalizer) - target)
-        name = f"theorem 1: {normalizer}, n 2, size 1, the paper's P: smallest error of 10000 heads (sqrt(1/8) = 0.354)"
+        errors = torch.linalg.matrix_norm(
+            _weights(embedding, size * query, size * key, normalizer) - target
+        )
+        name = (
+            f"theorem 1: {normalizer}, n 2, size 1, the paper's P: smallest error of 10000 heads "
+            "(sqrt(1/8) = 0.354)"
+        )
         found.append(Check(name, float(errors.min()), math.sqrt(1 / 8) - 1e-12, above=True))
     return found
 
 
 def _full_rank(n: int) -> list[Check]:
-    """Check what the theorem does not exclude: for points on a circle, heads of size 2 give weights of full rank."""
+    """Check what the theorem does not exclude: for points on a circle, heads of size 2 give weights
+    of full rank.
+    """
     angles = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
     points = torch.stack([angles.cos(), angles.sin()], 1)  # [n, 2]
     gap = 1 - math.cos(2 * math.pi / n)
     scale = math.sqrt(20 * math.sqrt(2) / gap)  # scores off the diagonal are at least 20 lower
-    weights = _weights(points, *(scale * torch.eye(2, dtype=torch.float64)[None],) * 2, "softmax")[0]
+    weights = _weights(points, *(scale * torch.eye(2, dtype=torch.float64)[None],) * 2, "softmax")[
+        0
+    ]
     smallest = torch.linalg.svdvals(weights)[-1]
-    return [Check(f"softmax, n {n}, head size 2: smallest singular value of a sharp A", float(smallest), 0.99, True)]
+    return [
+        Check(
+            f"softmax, n {n}, head size 2: smallest singular value of a sharp A",
+            float(smallest),
+            0.99,
+            True,
+        )
+    ]
 
 
 def _weights(embedding: Tensor, query: Tensor, key: Tensor, normalizer: str) -> Tensor:

@@ -6,8 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from common.archives import Archive, complete, count, fail, obtain, remove, unpack
-from common.parallel_text import LANGUAGES, TARGET, compare_counts, pairs_of, read_lines, read_text, write_lines
-from common.prepare import UNCHECKED, data_folder, is_ready, mark_unchecked, parser, refuse_unchecked, start
+from common.parallel_text import (
+    LANGUAGES,
+    TARGET,
+    compare_counts,
+    pairs_of,
+    read_lines,
+    read_text,
+    write_lines,
+)
+from common.prepare import (
+    UNCHECKED,
+    data_folder,
+    is_ready,
+    mark_unchecked,
+    parser,
+    refuse_unchecked,
+    start,
+)
 from common.subwords import in_subwords
 from common.translation_data import binarise
 
@@ -22,7 +38,9 @@ SHA256 = {
     "test_2016_flickr.de": "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
     "test_2016_flickr.en": "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
 }
-ARCHIVES = {name: Archive(f"{name}.gz", (f"{URL}{name}.gz",), sha256) for name, sha256 in SHA256.items()}
+ARCHIVES = {
+    name: Archive(f"{name}.gz", (f"{URL}{name}.gz",), sha256) for name, sha256 in SHA256.items()
+}
 COUNTS = {
     "train.de": {"lines": 29_000, "tokens": 322_383, "types": 24_889},
     "train.en": {"lines": 29_000, "tokens": 345_020, "types": 15_456},
@@ -41,9 +59,14 @@ def use_nested_archives() -> None:
 
 
 def prepare_text(
-    data: Path, folder: Path, counts: Mapping[str, Mapping[str, int]] = COUNTS, any_counts: bool = False
+    data: Path,
+    folder: Path,
+    counts: Mapping[str, Mapping[str, int]] = COUNTS,
+    any_counts: bool = False,
 ) -> None:
-    """Write the archives to `folder`/{train,valid,test}.{de,en}; the folder appears when it is complete."""
+    """Write the archives to `folder`/{train,valid,test}.{de,en}; the folder appears when it is
+    complete.
+    """
     remove(data / "subwords")  # perhaps from another text
     with complete(folder) as unfinished:
         raw = unfinished / "raw"
@@ -76,7 +99,11 @@ def prepare_data(text: Path, folder: Path, vocabulary: int, workers: int) -> Non
 def main(arguments: Any = None) -> None:
     flags = parser(__doc__)
     flags.add_argument(
-        "--vocabulary", type=int, default=4000, metavar="N", help="pieces of both languages (default: %(default)s)"
+        "--vocabulary",
+        type=int,
+        default=4000,
+        metavar="N",
+        help="pieces of both languages (default: %(default)s)",
     )
     args = flags.parse_args(arguments)
     if args.vocabulary < 1:

@@ -1,5 +1,7 @@
 #!/usr/bin/env python
-"""Nearest neighbour (Amsel, Yehudai, Bruna 2025): find the point of a set that is next to a query."""
+"""Nearest neighbour (Amsel, Yehudai, Bruna 2025):
+find the point of a set that is next to a query.
+"""
 
 import sys
 from pathlib import Path
@@ -18,7 +20,9 @@ ROWS = 32  # of a batch
 
 
 def draw(width: int, generator: torch.Generator) -> Batch:
-    """Draw points [B, N, d] and queries [B, Q, d] on the sphere, and the point next to each query [B, Q, d]."""
+    """Draw points [B, N, d] and queries [B, Q, d] on the sphere, and the point next to each query
+    [B, Q, d].
+    """
     both = torch.randn(ROWS, POINTS + QUERIES, DIMENSION, generator=generator)
     points, queries = F.normalize(both, dim=-1).split((POINTS, QUERIES), 1)
     nearest = torch.matmul(queries, points.transpose(1, 2)).argmax(-1)  # [B, Q]
@@ -30,7 +34,9 @@ class Model(nn.Module):
 
     def __init__(self, arm: str, head_size: int, width: int):
         super().__init__()
-        self.attention = attention(arm, DIMENSION, width // head_size, bias=False, head_dim=head_size)
+        self.attention = attention(
+            arm, DIMENSION, width // head_size, bias=False, head_dim=head_size
+        )
 
     def forward(self, points: Tensor, queries: Tensor) -> Tensor:
         return self.attention(queries, points, points, need_weights=False)[0]  # [B, Q, d]

@@ -1,4 +1,5 @@
-"""Train fairseq's models, with the plugin's attention, to number a row of zeros 1 .. n. They see only distances.
+"""Train fairseq's models, with the plugin's attention, to number a row of zeros 1 .. n. They see
+only distances.
 
 B rows, N positions, E is the size of the embedding.
 """
@@ -19,7 +20,9 @@ from mixhead_plugin.parts.relative_position import BucketedBias
 mixhead_plugin.register_names()
 
 WIDTH = 32
-SHAPE = "--{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-layers 2 --{side}-attention-heads 4"
+SHAPE = (
+    "--{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-layers 2 --{side}-attention-heads 4"
+)
 PLAIN = "--dropout 0 --attention-dropout 0 --no-token-positional-embeddings --head-mixing none"
 BIAS = 1.0  # standard deviation of T5's initial biases (see `Probe`); with 0.2, relu2 learns slowly
 
@@ -41,9 +44,15 @@ class Variant(NamedTuple):
     what: str = ""  # explains the variant in --help
 
     def blind(self, causal: bool) -> bool:
-        """Return True if in theory it sees no positions: the weights of a row sum to 1, and all values are equal."""
+        """Return True if in theory it sees no positions: the weights of a row sum to 1, and all
+        values are equal.
+        """
         seen = "begin" in self.markers or ("end" in self.markers and not causal)
-        return not seen and "gain" not in self.flags and ("normalizer" not in self.flags or "softmax" in self.flags)
+        return (
+            not seen
+            and "gain" not in self.flags
+            and ("normalizer" not in self.flags or "softmax" in self.flags)
+        )
 
 
 KINDS = {
@@ -68,9 +77,13 @@ VARIANTS = {
     "unnormalized": Variant("--attention-normalizer unnormalized"),
     "relu2": Variant("--attention-normalizer relu2"),
     "swish-l2": Variant("--attention-normalizer swish-l2"),
-    "gain": Variant("--relative-gain {n}", what="softmax, a learned factor on the weights for each distance"),
+    "gain": Variant(
+        "--relative-gain {n}", what="softmax, a learned factor on the weights for each distance"
+    ),
     "markers": Variant(markers="begin end", what="softmax, <s> 0 ... 0 </s>"),
-    "end-marker": Variant(markers="end", what="softmax, 0 ... 0 </s>, as sources of translation are"),
+    "end-marker": Variant(
+        markers="end", what="softmax, 0 ... 0 </s>, as sources of translation are"
+    ),
 }
 POSITIONS = ("rotary", "t5")
 
@@ -93,8 +106,9 @@ class Setting(NamedTuple):
 class Probe(nn.Module):
     """A model with a linear layer that reads one number, in units of n, from each state.
 
-    T5's biases start at random numbers here; in the plugin they start at 0. With equal inputs the gradient there would
-    be 0, because the sum of a row of l2 weights is largest when all biases are equal.
+    T5's biases start at random numbers here; in the plugin they start at 0. With equal inputs the
+    gradient there would be 0, because the sum of a row of l2 weights is largest when all biases are
+    equal.
     """
 
     def __init__(self, setting: Setting, impl: str = "auto"):
@@ -104,7 +118,9 @@ class Probe(nn.Module):
         self.words = Dictionary()
         self.words.add_symbol("0")
         task = SimpleNamespace(
-            source_dictionary=self.words, target_dictionary=self.words, max_positions=lambda: 64 * setting.n
+            source_dictionary=self.words,
+            target_dictionary=self.words,
+            max_positions=lambda: 64 * setting.n,
         )
         flags = [*kind.flags.split(), *PLAIN.split(), *setting.flags(), "--attention-impl", impl]
         torch.manual_seed(setting.seed)
@@ -116,13 +132,17 @@ class Probe(nn.Module):
         self.readout = nn.Linear(WIDTH, 1)
 
     def features(self, lengths: list[int]) -> Tensor:
-        """Return the states of the zeros, [B, N, E]. States after the end of a row have no meaning."""
+        """Return the states of the zeros, [B, N, E].
+
+        States after the end of a row have no meaning.
+        """
         tokens = self.tokens(lengths)
         if self.causal:
             states = self.stack.extract_features(tokens, None)[0]  # [B, N, E]
         else:
             real = tokens.ne(self.words.pad()).sum(1)
-            states = self.stack(tokens, src_lengths=real)["encoder_out"][0].transpose(0, 1)  # [B, N, E]
+            # [B, N, E]
+            states = self.stack(tokens, src_lengths=real)["encoder_out"][0].transpose(0, 1)
         first = int("begin" in self.markers)
         return states[:, first : first + max(lengths)]
 
@@ -163,10 +183,11 @@ def _parse(arch: str, flags: list[str]) -> Any:
 
 
 def spread(probe: Probe, lengths: list[int]) -> float:
-    """Return the largest difference between a state and that of the first zero, relative to the largest state.
+    """Return the largest difference between a state and that of the first zero, relative to the
+    largest state.
 
-    In float64 rounding alone gives about 1e-15. If the difference is 0, the states tell neither the position nor the
-    length of the row.
+    In float64 rounding alone gives about 1e-15. If the difference is 0, the states tell neither the
+    position nor the length of the row.
     """
     probe = probe.double().eval()
     with torch.no_grad():
@@ -176,7 +197,9 @@ def spread(probe: Probe, lengths: list[int]) -> float:
 
 
 def random_spread(setting: Setting, size: float = 0.3, impl: str = "auto") -> float:
-    """Return the `spread` of an untrained model, after random numbers were added to all its parameters."""
+    """Return the `spread` of an untrained model, after random numbers were added to all its
+    parameters.
+    """
     probe = Probe(setting, impl)
     generator = torch.Generator().manual_seed(setting.seed)
     with torch.no_grad():
@@ -188,8 +211,8 @@ def random_spread(setting: Setting, size: float = 0.3, impl: str = "auto") -> fl
 def train(setting: Setting, steps: int, learning_rate: float, batch: int = 8) -> Probe:
     """Train with Adam, by least squares, on rows of random lengths up to n.
 
-    The learning rate warms up over a tenth of the steps and falls to 0 as a cosine. A causal model trains only on rows
-    of length n, which contain all shorter rows.
+    The learning rate warms up over a tenth of the steps and falls to 0 as a cosine. A causal model
+    trains only on rows of length n, which contain all shorter rows.
     """
     probe = Probe(setting)
     steps = math.ceil(KINDS[setting.kind].effort * steps)
@@ -198,7 +221,9 @@ def train(setting: Setting, steps: int, learning_rate: float, batch: int = 8) ->
     generator = torch.Generator().manual_seed(setting.seed)
     for step in range(steps):
         warm = min(1.0, 10 * (step + 1) / steps)
-        optimizer.param_groups[0]["lr"] = learning_rate * warm * (1 + math.cos(math.pi * step / steps)) / 2
+        optimizer.param_groups[0]["lr"] = (
+            learning_rate * warm * (1 + math.cos(math.pi * step / steps)) / 2
+        )
         lengths = [setting.n]
         if not probe.causal:
             lengths = torch.randint(1, setting.n + 1, (batch,), generator=generator).tolist()

@@ -1,14 +1,16 @@
 #!/usr/bin/env python
-"""Show which attentions can see positions from distances alone: n zeros in, 1 .. n out (the probe of the l2 essay).
+"""Show which attentions can see positions from distances alone: n zeros in, 1 .. n out (the probe
+of the l2 essay).
 
     examples/position_probe/run.py                  minutes on a CPU
     examples/position_probe/run.py --quick          seconds, a test
     examples/position_probe/run.py --attentions softmax l2 --relative-position t5 --models decoder
 
-Train each attention in fairseq's encoder and in its language model, on up to n zeros, and test it on more. The only
-positions are those of --relative-position. Also compare the states of all zeros at random weights, in float64: where an
-attention cannot see positions, they are equal. The exit status is 1 if the results contradict the theory. Write
-results.json, position_probe.png and position_probe.svg to --output.
+Train each attention in fairseq's encoder and in its language model, on up to n zeros, and test it
+on more. The only positions are those of --relative-position. Also compare the states of all zeros
+at random weights, in float64: where an attention cannot see positions, they are equal. The exit
+status is 1 if the results contradict the theory. Write results.json, position_probe.png and
+position_probe.svg to --output.
 """
 
 import argparse
@@ -33,7 +35,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common.errors import failing
 from position_probe.figure import draw
-from position_probe.probe import KINDS, POSITIONS, VARIANTS, Outcome, Setting, examine, random_spread, train
+from position_probe.probe import (
+    KINDS,
+    POSITIONS,
+    VARIANTS,
+    Outcome,
+    Setting,
+    examine,
+    random_spread,
+    train,
+)
 
 from mixhead_plugin.fairseq.analysis.output import plain
 
@@ -47,23 +58,47 @@ EQUAL = 1e-10  # states that differ by less are equal; rounding makes 1e-15
 
 def parse(arguments: list[str] | None) -> Namespace:
     parser = argparse.ArgumentParser(
-        prog="position_probe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="position_probe",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     named = "\n".join(f"  {name:14}{_flags(name)}" for name in VARIANTS)
     parser.epilog = f"attentions and their flags:\n{named}"
     every = {"nargs": "+", "metavar": "NAME"}
-    parser.add_argument("--attentions", choices=VARIANTS, default=list(VARIANTS), help="some of those below", **every)
-    parser.add_argument("--relative-position", choices=POSITIONS, default=list(POSITIONS), help="rotary, t5", **every)
-    parser.add_argument("--models", choices=KINDS, default=list(KINDS), help="encoder, decoder (causal)", **every)
+    parser.add_argument(
+        "--attentions",
+        choices=VARIANTS,
+        default=list(VARIANTS),
+        help="some of those below",
+        **every,
+    )
+    parser.add_argument(
+        "--relative-position",
+        choices=POSITIONS,
+        default=list(POSITIONS),
+        help="rotary, t5",
+        **every,
+    )
+    parser.add_argument(
+        "--models", choices=KINDS, default=list(KINDS), help="encoder, decoder (causal)", **every
+    )
     parser.add_argument("--n", type=int, help=f"the longest row in training ({DEFAULTS['n']})")
     parser.add_argument("--seeds", type=int, help=f"models of each kind ({DEFAULTS['seeds']})")
     parser.add_argument(
-        "--steps", type=int, help=f"of the training; the decoder has half of them ({DEFAULTS['steps']})"
+        "--steps",
+        type=int,
+        help=f"of the training; the decoder has half of them ({DEFAULTS['steps']})",
     )
     parser.add_argument("--learning-rate", type=float, default=0.01, help="(%(default)s)")
-    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="other defaults: --n 6 --seeds 1 --steps 100")
-    parser.add_argument("--output", type=Path, default=Path("runs/position_probe"), help="(%(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes (%(default)s)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="other defaults: --n 6 --seeds 1 --steps 100"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/position_probe"), help="(%(default)s)"
+    )
     options = parser.parse_args(arguments)
     for name, value in (QUICK if options.quick else DEFAULTS).items():
         if getattr(options, name) is None:
@@ -86,9 +121,13 @@ def longer(n: int) -> list[int]:
 
 
 def measure(setting: Setting, options: Namespace) -> tuple[Setting, Outcome, float]:
-    """Train and test one model; return its setting, its results and its spread at random weights."""
+    """Train and test one model; return its setting,
+    its results and its spread at random weights.
+    """
     torch.set_num_threads(1)  # the model is too small for more
-    outcome = examine(train(setting, options.steps, options.learning_rate), setting.n, longer(setting.n))
+    outcome = examine(
+        train(setting, options.steps, options.learning_rate), setting.n, longer(setting.n)
+    )
     return setting, outcome, random_spread(setting)
 
 
@@ -132,12 +171,17 @@ def rows_of(found: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]
                 "blind": VARIANTS[name].blind(KINDS[kind].causal),
                 "spread_at_random_weights": [random for *_, random in results],
                 "spread_trained": [outcome.spread for outcome in outcomes],
-                **{name: [getattr(o, name) for o in outcomes] for name in ("passed", "right", "error", "worst")},
+                **{
+                    name: [getattr(o, name) for o in outcomes]
+                    for name in ("passed", "right", "error", "worst")
+                },
                 "error_of_longer": {
-                    str(length): [outcome.longer[length] for outcome in outcomes] for length in outcomes[0].longer
+                    str(length): [outcome.longer[length] for outcome in outcomes]
+                    for length in outcomes[0].longer
                 },
                 "answers": {
-                    str(length): [round(answer, 3) for answer in row] for length, row in outcomes[0].answers.items()
+                    str(length): [round(answer, 3) for answer in row]
+                    for length, row in outcomes[0].answers.items()
                 },
             }
         )
@@ -145,15 +189,21 @@ def rows_of(found: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]
 
 
 def against_theory(rows: list[dict[str, Any]]) -> list[str]:
-    """Return what contradicts the theory: only blind attentions have equal states, and they never pass."""
+    """Return what contradicts the theory: only blind attentions have equal states, and they never
+    pass.
+    """
     problems = []
     for row in rows:
         where = f"{row['model']}, {row['attention']}, {row['position']}"
         for weights in ("at_random_weights", "trained"):
             spreads = row[f"spread_{weights}"]
             if row["blind"] and not all(spread < EQUAL for spread in spreads):
-                problems.append(f"{where}: states differ by {max(spreads):.1e} ({weights.replace('_', ' ')})")
-        if not row["blind"] and not all(spread > EQUAL for spread in row["spread_at_random_weights"]):
+                problems.append(
+                    f"{where}: states differ by {max(spreads):.1e} ({weights.replace('_', ' ')})"
+                )
+        if not row["blind"] and not all(
+            spread > EQUAL for spread in row["spread_at_random_weights"]
+        ):
             problems.append(f"{where}: states are equal at random weights")
         if row["blind"] and any(row["passed"]):
             problems.append(f"{where}: passed, which it cannot")
@@ -161,11 +211,21 @@ def against_theory(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]], kind: str) -> str:
-    """Return a Markdown table: a line for every attention and kind of position of a model, means over the seeds."""
+    """Return a Markdown table: a line for every attention and kind of position of a model, means
+    over the seeds.
+    """
     rows = [row for row in rows if row["model"] == kind]
     lengths = list(rows[0]["error_of_longer"])
     n = len(next(iter(rows[0]["answers"].values())))
-    titles = ["attention", "positions", "states differ by", "passed", "right", f"error, 1..{n}", *lengths]
+    titles = [
+        "attention",
+        "positions",
+        "states differ by",
+        "passed",
+        "right",
+        f"error, 1..{n}",
+        *lengths,
+    ]
     lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
     for row in rows:
         spreads = row["spread_at_random_weights"]
@@ -175,7 +235,8 @@ def table(rows: list[dict[str, Any]], kind: str) -> str:
             row["position"],
             apart,
             f"{sum(row['passed'])}/{len(row['passed'])}",
-            f"{math.floor(1000 * statistics.mean(row['right'])) / 10:.1f} %",  # rounded down: 100 % means all
+            # rounded down: 100 % means all
+            f"{math.floor(1000 * statistics.mean(row['right'])) / 10:.1f} %",
             f"{statistics.mean(row['error']):.2f}",
             *(f"{statistics.mean(row['error_of_longer'][length]):.1f}" for length in lengths),
         ]

@@ -1,5 +1,7 @@
 #!/usr/bin/env python
-"""Multi-query associative recall (Arora et al. 2023, 'Zoology'): name the value that stood behind a key."""
+"""Multi-query associative recall (Arora et al. 2023, 'Zoology'): name the value that stood behind a
+key.
+"""
 
 import sys
 from functools import partial
@@ -25,8 +27,8 @@ POWER = 0.1  # distances follow the power law of Zoology's data: small ones are 
 def draw(length: int, generator: torch.Generator) -> Batch:
     """Draw tokens [B, N] and answers [B, N], -1 where none is due.
 
-    A row begins with N / 4 pairs of a key and its value; no key comes twice. Each key comes once more later, between
-    blanks. There the answer is the number of its value.
+    A row begins with N / 4 pairs of a key and its value; no key comes twice. Each key comes once
+    more later, between blanks. There the answer is the number of its value.
     """
     rows, pairs = TOKENS // length, length // 4
     keys = torch.rand(rows, WORDS, generator=generator).topk(pairs).indices + 1  # [B, K], from 1 on
@@ -37,15 +39,16 @@ def draw(length: int, generator: torch.Generator) -> Batch:
     slots = (length - 2 * pairs) // 2
     likely = (POWER - 1) * torch.arange(1, slots + 1).log()
     gumbel = -torch.rand(rows, slots, generator=generator).log_().neg_().log_()
-    places = 2 * pairs + 2 * (likely + gumbel).topk(pairs).indices  # [B, K], drawn one after the other
+    # [B, K], drawn one after the other
+    places = 2 * pairs + 2 * (likely + gumbel).topk(pairs).indices
     return tokens.scatter(1, places, keys), due.scatter(1, places, answers)
 
 
 class WideAttention(nn.Module):
     """Causal softmax attention whose queries and keys, or values, are larger than a head.
 
-    It shows which half of the low-rank bottleneck a task feels. The size of a head says no more than
-    the number of heads.
+    It shows which half of the low-rank bottleneck a task feels. The size of a head says no more
+    than the number of heads.
 
     Args:
         heads: number of heads H
@@ -64,15 +67,19 @@ class WideAttention(nn.Module):
         self.v_proj = nn.Linear(WIDTH, heads * value_size)
         self.out_proj = nn.Linear(heads * value_size, WIDTH)
 
-        # Every weight starts as large as in the other contenders, whose projections are [WIDTH, WIDTH].
-        # Then scores and outputs start as large as theirs, too.
+        # Every weight starts as large as in the other contenders, whose projections are [WIDTH,
+        # WIDTH]. Then scores and outputs start as large as theirs, too.
         bound = (6 / (2 * WIDTH)) ** 0.5 * 2**-0.5
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             nn.init.uniform_(projection.weight, -bound, bound)
             nn.init.zeros_(projection.bias)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **masks: Any) -> tuple[Tensor, None]:
-        """Return the output [B, N, E] of inputs [B, N, E], and no weights. No other mask is applied."""
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, **masks: Any
+    ) -> tuple[Tensor, None]:
+        """Return the output [B, N, E] of inputs [B, N, E], and no weights. No other mask is
+        applied.
+        """
         q = self.q_proj(query).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, N, Dq]
         k = self.k_proj(key).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, N, Dq]
         v = self.v_proj(value).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, N, Dv]
@@ -93,14 +100,17 @@ def attention_of(arm: str, head_size: int) -> nn.Module:
 class Model(nn.Module):
     """A causal Transformer of two layers without positions. Each token also sees the one before it.
 
-    Without this, a first layer must learn to look one token back before a second one can learn to recall.
+    Without this, a first layer must learn to look one token back before a second one can learn to
+    recall.
     """
 
     def __init__(self, arm: str, head_size: int, length: int):
         super().__init__()
         self.tokens, self.before = (nn.Embedding(2 * WORDS + 1, WIDTH) for _ in range(2))
         heads = WIDTH // head_size
-        layer = partial(nn.TransformerEncoderLayer, WIDTH, heads, WIDTH, 0.0, batch_first=True, norm_first=True)
+        layer = partial(
+            nn.TransformerEncoderLayer, WIDTH, heads, WIDTH, 0.0, batch_first=True, norm_first=True
+        )
         self.layers = nn.ModuleList([layer(), layer()])
         for each in self.layers:
             each.self_attn = attention_of(arm, head_size)
@@ -117,8 +127,12 @@ class Model(nn.Module):
 def measure(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Return the cross-entropy of the answers in nats, and their accuracy."""
     tokens, due = batch
-    scores, right = model.answer(model(tokens)[due >= 0]), due[due >= 0]  # [answers, words], [answers]
-    return {"nats an answer": F.cross_entropy(scores, right), "accuracy": (scores.argmax(-1) == right).float().mean()}
+    # [answers, words], [answers]
+    scores, right = model.answer(model(tokens)[due >= 0]), due[due >= 0]
+    return {
+        "nats an answer": F.cross_entropy(scores, right),
+        "accuracy": (scores.argmax(-1) == right).float().mean(),
+    }
 
 
 def problem(head_size: int, length: int) -> str:
@@ -126,11 +140,15 @@ def problem(head_size: int, length: int) -> str:
     if head_size < 1 or WIDTH % head_size != 0:
         return f"--head-size {head_size}: must divide {WIDTH}, the width of the model"
     if not 4 <= length <= 4 * WORDS:
-        return f"--length {length}: must be from 4 to {4 * WORDS}, a fourth of it are keys, and no key comes twice"
+        return (
+            f"--length {length}: must be from 4 to {4 * WORDS}, a fourth of it are keys, and no "
+            "key comes twice"
+        )
     return ""
 
 
-# 'wide-values' and 'wide-queries' are softmax with heads whose values, or queries and keys, have the model's width
+# 'wide-values' and 'wide-queries' are softmax with heads whose values, or queries and keys, have
+# the model's width
 ARMS = ("softmax", "A", "B", "average", "uniform", "wide-values", "wide-queries")
 TASK = Task("recall", ARMS, "length", 64, 300, 0.01, Model, draw, measure, problem)
 

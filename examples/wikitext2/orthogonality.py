@@ -1,4 +1,5 @@
-"""Measure how far the mixing matrices of trained language models are from orthogonal, on the validation set.
+"""Measure how far the mixing matrices of trained language models are from orthogonal, on the
+validation set.
 
     PYTHONPATH=examples .venv/bin/python -m wikitext2.orthogonality DATA CHECKPOINT...
 
@@ -21,15 +22,22 @@ mixhead_plugin.register()
 
 def distance(checkpoint: Path, data: Path) -> float:
     overrides = {"data": str(data), "batch_size": 16, "max_tokens": None}
-    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(checkpoint)], arg_overrides=overrides
+    )
     model.eval()
     task.load_dataset("valid")
-    batches = task.get_batch_iterator(task.dataset("valid"), max_sentences=16).next_epoch_itr(shuffle=False)
+    batches = task.get_batch_iterator(task.dataset("valid"), max_sentences=16).next_epoch_itr(
+        shuffle=False
+    )
     total, positions = 0.0, 0
     for sample in tqdm(batches, desc=checkpoint.parent.name, leave=False, disable=None):
         tokens = sample["net_input"]["src_tokens"]
         real = tokens.ne(task.source_dictionary.pad())
-        with torch.no_grad(), RegularizedPass(model, {"orthogonal": 1.0}, {"decoder": real}) as regularized:
+        with (
+            torch.no_grad(),
+            RegularizedPass(model, {"orthogonal": 1.0}, {"decoder": real}) as regularized,
+        ):
             model(**sample["net_input"])
         number = int(real.sum())
         attentions = regularized.attentions["orthogonal"]
@@ -41,12 +49,19 @@ def distance(checkpoint: Path, data: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="a folder of prepare.sh, such as data/wikitext2/lines")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "data", type=Path, help="a folder of prepare.sh, such as data/wikitext2/lines"
+    )
     parser.add_argument("checkpoints", type=Path, nargs="+")
     arguments = parser.parse_args()
     if not (arguments.data / "dict.txt").is_file():
-        sys.exit(f"orthogonality: error: {arguments.data}: has no dict.txt; must be a folder of prepare.sh")
+        sys.exit(
+            f"orthogonality: error: {arguments.data}: has no dict.txt; must be a folder of "
+            "prepare.sh"
+        )
     for checkpoint in arguments.checkpoints:
         if not checkpoint.is_file():
             sys.exit(f"orthogonality: error: {checkpoint}: no such file")

@@ -1,4 +1,6 @@
-"""Extend fairseq's multi-head attention by a choice of normalizer, mixed heads and a free head size."""
+"""Extend fairseq's multi-head attention by a choice of normalizer, mixed heads and a free head
+size.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +19,13 @@ from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.api import attend_with_weights
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.ops.reference import append_sink, apply_gain, masked_scores, mix_heads, weighted_values
+from mixhead_plugin.ops.reference import (
+    append_sink,
+    apply_gain,
+    masked_scores,
+    mix_heads,
+    weighted_values,
+)
 from mixhead_plugin.parts import MIXINGS, PARTS, Assembly, complete, sizes_of
 
 
@@ -25,11 +33,14 @@ class Heads(NamedTuple):
     """Give a hook the heads of one attention in one pass."""
 
     mixing: Tensor | None  # M [H, H'] or [B, Nq, H, H']
-    weights: Callable[[], Tensor]  # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better
+    # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better
+    weights: Callable[[], Tensor]
 
 
 class HeadGates(NamedTuple):
-    """Scale the heads of one attention, by one factor for each head, or [B, ...] also for each sentence; None is 1."""
+    """Scale the heads of one attention, by one factor for each head, or [B, ...] also for each
+    sentence; None is 1.
+    """
 
     source: Tensor | None = None  # on the weights P_j where heads mix, [H] or [B, H]
     mixed: Tensor | None = None  # on the outputs O_i, [H'] or [B, H']
@@ -39,7 +50,8 @@ class HeadGates(NamedTuple):
         if self.source is None:
             return mixing
         gates = self.source[..., None]  # [H, 1] or [B, H, 1]
-        return mixing * (gates if gates.dim() == 2 else gates[:, None])  # [H, H'] or [B, Nq or 1, H, H']
+        # [H, H'] or [B, Nq or 1, H, H']
+        return mixing * (gates if gates.dim() == 2 else gates[:, None])
 
     def on_output(self, out: Tensor) -> Tensor:
         """Return O [B, H', Nq, D] with the gates of its heads."""
@@ -47,17 +59,19 @@ class HeadGates(NamedTuple):
 
 
 class MixheadAttention(Assembly, CachedAttention):
-    """Replace fairseq's `MultiheadAttention`: same call, buffers, parameter names and random initialisation.
+    """Replace fairseq's `MultiheadAttention`: same call, buffers, parameter names and random
+    initialisation.
 
-    The same computation (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and TorchScript.
+    The same computation (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and
+    TorchScript.
 
     Args:
         embed_dim, ..., qn_block_size: as in fairseq
         head_dim: size of a head's queries, keys and values; None for embed_dim / num_heads
         impl: the implementation of `ops.attention`
         value_init_scale: factor on the initial weights of v_proj and out_proj
-        num_mixed_heads: number of heads after mixing, each with its own values and part of out_proj; None for
-            num_heads, or num_heads / 2 with differential mixing
+        num_mixed_heads: number of heads after mixing, each with its own values and part of
+            out_proj; None for num_heads, or num_heads / 2 with differential mixing
         relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
         causal: whether queries only see earlier keys; relative positions depend on it
         mixing_lr_scale: factor on the learning rate of the head, score and feature mixing
@@ -94,13 +108,17 @@ class MixheadAttention(Assembly, CachedAttention):
         # MultiheadAttention.__init__ insists on head_dim * num_heads == embed_dim; skip it.
         super(MultiheadAttention, self).__init__(dictionary)
         if head_dim is None and embed_dim % num_heads != 0:
-            raise ValueError(f"num_heads {num_heads} does not divide embed_dim {embed_dim}: give a head_dim")
+            raise ValueError(
+                f"num_heads {num_heads} does not divide embed_dim {embed_dim}: give a head_dim"
+            )
         self.embed_dim = embed_dim
         self.kdim = kdim if kdim is not None else embed_dim
         self.vdim = vdim if vdim is not None else embed_dim
         self.qkv_same_dim = self.kdim == embed_dim and self.vdim == embed_dim
         if self_attention and not self.qkv_same_dim:
-            raise ValueError(f"self_attention needs kdim {kdim} and vdim {vdim} to equal embed_dim {embed_dim}")
+            raise ValueError(
+                f"self_attention needs kdim {kdim} and vdim {vdim} to equal embed_dim {embed_dim}"
+            )
 
         self.num_heads = num_heads
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
@@ -115,10 +133,18 @@ class MixheadAttention(Assembly, CachedAttention):
 
         # In fairseq's order, so that the same seed gives the same projections.
         inner_dim, mixed_dim = num_heads * self.head_dim, sizes.mixed_heads * sizes.value_dim
-        self.k_proj = quant_noise(nn.Linear(self.kdim, inner_dim, bias=bias), q_noise, qn_block_size)
-        self.v_proj = quant_noise(nn.Linear(self.vdim, mixed_dim, bias=bias), q_noise, qn_block_size)
-        self.q_proj = quant_noise(nn.Linear(embed_dim, inner_dim, bias=bias), q_noise, qn_block_size)
-        self.out_proj = quant_noise(nn.Linear(mixed_dim, embed_dim, bias=bias), q_noise, qn_block_size)
+        self.k_proj = quant_noise(
+            nn.Linear(self.kdim, inner_dim, bias=bias), q_noise, qn_block_size
+        )
+        self.v_proj = quant_noise(
+            nn.Linear(self.vdim, mixed_dim, bias=bias), q_noise, qn_block_size
+        )
+        self.q_proj = quant_noise(
+            nn.Linear(embed_dim, inner_dim, bias=bias), q_noise, qn_block_size
+        )
+        self.out_proj = quant_noise(
+            nn.Linear(mixed_dim, embed_dim, bias=bias), q_noise, qn_block_size
+        )
         self.bias_k = nn.Parameter(torch.empty(1, 1, inner_dim)) if add_bias_kv else None
         self.bias_v = nn.Parameter(torch.empty(1, 1, mixed_dim)) if add_bias_kv else None
         self.add_zero_attn = add_zero_attn
@@ -129,9 +155,13 @@ class MixheadAttention(Assembly, CachedAttention):
 
         relative = variant["relative_position"] != "none" or relative_gain
         if relative and (encoder_decoder_attention or add_bias_kv or add_zero_attn):
-            raise ValueError("relative positions need self-attention without constant keys, which have no position")
+            raise ValueError(
+                "relative positions need self-attention without constant keys, which have no "
+                "position"
+            )
         self.add_parts(variant, sizes, relative_gain)
-        self.normalize = NORMALIZERS[self.normalizer].weights  # TorchScript cannot look it up by name
+        # TorchScript cannot look it up by name
+        self.normalize = NORMALIZERS[self.normalizer].weights
         for mixing in (getattr(self, option) for option in MIXINGS):
             if mixing is not None:
                 scale_learning_rate(mixing, mixing_lr_scale)
@@ -147,7 +177,9 @@ class MixheadAttention(Assembly, CachedAttention):
         self.skip_embed_dim_check = False
 
     def scale_values(self) -> None:
-        """Shrink the initial W_V and W_O (l2 essay); call it again after another initialisation, such as BERT's."""
+        """Shrink the initial W_V and W_O (l2 essay); call it again after another initialisation,
+        such as BERT's.
+        """
         with torch.no_grad():
             self.v_proj.weight.mul_(self.value_init_scale)
             self.out_proj.weight.mul_(self.value_init_scale)
@@ -193,13 +225,17 @@ class MixheadAttention(Assembly, CachedAttention):
             key_padding_mask: [B, Nk], non-zero hides a key
             incremental_state: the cache of step-by-step decoding
             need_weights: also return the mixed weights, averaged over the heads
-            static_kv: all steps use the keys and values of the first step (encoder-decoder attention)
-            attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; floats are added to the scores; in other types non-zero hides
-            before_softmax: return the masked scores [B * H, Nq, Nk] and the values [B * H, Nk, D] instead
+            static_kv: all steps use the keys and values of the first step (encoder-decoder
+                attention)
+            attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; floats are added to the scores; in other types
+                non-zero hides
+            before_softmax: return the masked scores [B * H, Nq, Nk] and the values [B * H, Nk, D]
+                instead
             need_head_weights: also return the mixed weights of every head
 
         Returns:
-            output [Nq, B, embed_dim] and weights: None, [B, Nq, Nk], or [H', B, Nq, Nk] with `need_head_weights`
+            output [Nq, B, embed_dim] and weights: None, [B, Nq, Nk], or [H', B, Nq, Nk] with
+                `need_head_weights`
         """
         _, batch, embed_dim = query.size()
         if not self.skip_embed_dim_check:
@@ -210,7 +246,8 @@ class MixheadAttention(Assembly, CachedAttention):
             query, key, value, key_padding_mask, incremental_state, static_kv
         )
         bias_k, bias_v = self.bias_k, self.bias_v
-        if bias_k is not None and bias_v is not None:  # constant keys are always visible, and never cached
+        # constant keys are always visible, and never cached
+        if bias_k is not None and bias_v is not None:
             bias_k, bias_v = bias_k.expand(1, k.size(0), -1), bias_v.expand(1, k.size(0), -1)
             k = torch.cat([k, self._split_heads(bias_k, self.num_heads).to(k.dtype)], dim=2)
             v = torch.cat([v, self._split_heads(bias_v, self.num_mixed_heads).to(v.dtype)], dim=2)
@@ -222,13 +259,23 @@ class MixheadAttention(Assembly, CachedAttention):
         x = query.transpose(0, 1)  # [B, Nq, C]
         beams = batch // k.size(0)
         if beams > 1:
-            q, x = self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2), self._fold_beams(x, beams)
+            q, x = (
+                self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2),
+                self._fold_beams(x, beams),
+            )
             if attn_mask is not None:
                 attn_mask = attn_mask.repeat(1, 1, beams, 1)
         inputs = self.inputs_of(
-            q, k, v, q, x, attn_mask=attn_mask, key_padding_mask=as_bool(key_padding_mask),
-            dropout_p=self.dropout_p(), scale=self.scaling,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            q,
+            x,
+            attn_mask=attn_mask,
+            key_padding_mask=as_bool(key_padding_mask),
+            dropout_p=self.dropout_p(),
+            scale=self.scaling,
+        )
         return self._output(inputs, query, beams, before_softmax, need_weights, need_head_weights)
 
     def dropout_p(self) -> float:
@@ -246,9 +293,13 @@ class MixheadAttention(Assembly, CachedAttention):
         need_weights: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what `forward` returns for its query `x`, where `beams` hypotheses share the keys of a sentence."""
+        """Return what `forward` returns for its query `x`, where `beams` hypotheses share the keys
+        of a sentence.
+        """
         if before_softmax:
-            return masked_scores(inputs).flatten(0, 1).to(inputs.value.dtype), inputs.value.flatten(0, 1)
+            return masked_scores(inputs).flatten(0, 1).to(inputs.value.dtype), inputs.value.flatten(
+                0, 1
+            )
         need_weights = need_weights or need_head_weights
         weights: Tensor | None = None
         if torch.jit.is_scripting():
@@ -257,7 +308,8 @@ class MixheadAttention(Assembly, CachedAttention):
             out, weights = self._attend(inputs, need_weights)
         # out [B, H', Nq, D], weights [B, H', Nq, Nk] or None
 
-        out = self.gated(self._unfold_beams(out.transpose(1, 2), beams), x.transpose(0, 1))  # [B, Nq, H', D]
+        # [B, Nq, H', D]
+        out = self.gated(self._unfold_beams(out.transpose(1, 2), beams), x.transpose(0, 1))
         out = self.out_proj(out.transpose(0, 1).flatten(2))  # [Nq, B, embed_dim]
         if weights is None or not need_weights:
             return out, None
@@ -282,15 +334,20 @@ class MixheadAttention(Assembly, CachedAttention):
         return out, weights
 
     def _attend_by_definition(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """Compute `reference_with_weights` step by step: TorchScript cannot look up a normalizer by its name."""
+        """Compute `reference_with_weights` step by step: TorchScript cannot look up a normalizer by
+        its name.
+        """
         weights = mix_heads(self._weights(inputs), inputs.mixing)  # [B, H', Nq, Nk]
         return weighted_values(weights, inputs), weights
 
     def _weights(self, inputs: AttentionInputs) -> Tensor:
         """Return P [B, H, Nq, Nk], with the gains of distances, before mixing and dropout."""
-        weights = self.normalize(append_sink(masked_scores(inputs), inputs.sink))[..., : inputs.key.size(2)]
+        weights = self.normalize(append_sink(masked_scores(inputs), inputs.sink))[
+            ..., : inputs.key.size(2)
+        ]
         return apply_gain(weights, inputs.gain)
 
 
 def as_bool(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else mask.to(torch.bool)  # fairseq keeps padding masks as floats in the cache
+    # fairseq keeps padding masks as floats in the cache
+    return None if mask is None else mask.to(torch.bool)

@@ -8,8 +8,9 @@ from torch import Tensor
 class CachedAttention(MultiheadAttention):
     """The part of an attention that caches keys and values; TorchScript compiles it too.
 
-    The cache is fairseq's (`prev_key`, `prev_value`, `prev_key_padding_mask`). In encoder-decoder attention the
-    hypotheses of a sentence share a row of it; the shape of `prev_beams` [B, beams, 0] then says how many.
+    The cache is fairseq's (`prev_key`, `prev_value`, `prev_key_padding_mask`). In encoder-decoder
+    attention the hypotheses of a sentence share a row of it; the shape of `prev_beams` [B, beams,
+    0] then says how many.
     """
 
     def _keys_and_values(
@@ -21,7 +22,9 @@ class CachedAttention(MultiheadAttention):
         incremental_state: dict[str, dict[str, Tensor | None]] | None,
         static_kv: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys and values [B, H, Nk, D], those of earlier steps included, and their padding mask [B, Nk]."""
+        """Return keys and values [B, H, Nk, D], those of earlier steps included, and their padding
+        mask [B, Nk].
+        """
         k: Tensor | None = None
         v: Tensor | None = None
         saved: dict[str, Tensor | None] = {}
@@ -32,8 +35,12 @@ class CachedAttention(MultiheadAttention):
             key = query
             value = query
         if not (static_kv and "prev_key" in saved):
-            assert key is not None and value is not None, "keys and values are neither given nor cached"
-            if incremental_state is not None and self._comes_in_beams(query, key, value, key_padding_mask):
+            assert key is not None and value is not None, (
+                "keys and values are neither given nor cached"
+            )
+            if incremental_state is not None and self._comes_in_beams(
+                query, key, value, key_padding_mask
+            ):
                 key = key[:, :: self.beam_size]
                 value = value[:, :: self.beam_size]
                 if key_padding_mask is not None:
@@ -50,8 +57,12 @@ class CachedAttention(MultiheadAttention):
         assert k is not None and v is not None
         return k, v, key_padding_mask
 
-    def _after_cached(self, saved: dict[str, Tensor | None], name: str, new: Tensor | None) -> Tensor:
-        """Return rows [B, H, N, D] behind those that `saved` has under this name, and save the result there."""
+    def _after_cached(
+        self, saved: dict[str, Tensor | None], name: str, new: Tensor | None
+    ) -> Tensor:
+        """Return rows [B, H, N, D] behind those that `saved` has under this name, and save the
+        result there.
+        """
         if name in saved:
             prev = saved[name]
             assert prev is not None
@@ -61,15 +72,23 @@ class CachedAttention(MultiheadAttention):
         return new
 
     def _padding_after_cached(
-        self, saved: dict[str, Tensor | None], key_padding_mask: Tensor | None, v: Tensor, static_kv: bool
+        self,
+        saved: dict[str, Tensor | None],
+        key_padding_mask: Tensor | None,
+        v: Tensor,
+        static_kv: bool,
     ) -> Tensor | None:
         """Return the padding mask [B, Nk] of all values `v` [B, H, Nk, D], and save it."""
         prev = saved.get("prev_key_padding_mask")
-        mask = self._append_prev_key_padding_mask(key_padding_mask, prev, v.size(0), v.size(2), static_kv)
+        mask = self._append_prev_key_padding_mask(
+            key_padding_mask, prev, v.size(0), v.size(2), static_kv
+        )
         saved["prev_key_padding_mask"] = mask
         return mask
 
-    def _comes_in_beams(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> bool:
+    def _comes_in_beams(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
+    ) -> bool:
         """Return whether [N, B * beams, ...] holds every sentence `beam_size` times in a row.
 
         This compares tensors, because a module keeps the beam size of an earlier search.
@@ -79,7 +98,9 @@ class CachedAttention(MultiheadAttention):
             return False
         if key_padding_mask is not None and not self._in_beams(key_padding_mask, beams):
             return False
-        return self._in_beams(key.transpose(0, 1), beams) and self._in_beams(value.transpose(0, 1), beams)
+        return self._in_beams(key.transpose(0, 1), beams) and self._in_beams(
+            value.transpose(0, 1), beams
+        )
 
     @torch.jit.export
     def reorder_incremental_state(
@@ -87,8 +108,9 @@ class CachedAttention(MultiheadAttention):
     ) -> dict[str, dict[str, Tensor | None]] | None:
         """Let row i of the cache continue row `new_order[i]`, [B], as beam search chooses.
 
-        A cache with one row per sentence does not change while hypotheses stay with their sentences, as in beam search.
-        It follows every other order too, where fairseq's encoder-decoder attention ignores a permutation.
+        A cache with one row per sentence does not change while hypotheses stay with their
+        sentences, as in beam search. It follows every other order too, where fairseq's
+        encoder-decoder attention ignores a permutation.
         """
         if incremental_state is None:
             return incremental_state
@@ -115,7 +137,9 @@ class CachedAttention(MultiheadAttention):
         return torch.equal(rows, rows[::beams].repeat_interleave(beams, 0))
 
     def _fold_beams(self, x: Tensor, beams: int) -> Tensor:
-        """Return [B, beams * Nq, ...] from [B * beams, Nq, ...]: to the attention, hypotheses are further queries."""
+        """Return [B, beams * Nq, ...] from [B * beams, Nq, ...]: to the attention, hypotheses are
+        further queries.
+        """
         return x.unflatten(0, [-1, beams]).flatten(1, 2)
 
     def _unfold_beams(self, x: Tensor, beams: int) -> Tensor:

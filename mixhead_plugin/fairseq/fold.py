@@ -1,4 +1,6 @@
-"""Fold a model of the plugin into a checkpoint of fairseq's own architecture: `mixhead fold IN OUT`."""
+"""Fold a model of the plugin into a checkpoint of fairseq's own architecture: `mixhead fold IN
+OUT`.
+"""
 
 import os
 from argparse import Namespace
@@ -21,26 +23,33 @@ PLUGIN_FLAGS = {*OPTION_NAMES, *(f"{name}_weight" for name in PENALTIES)}
 
 
 def fold(file: str, out: str) -> None:
-    """Write the model in `file` to `out` in fairseq's architecture, with equal outputs and no state of an optimizer.
+    """Write the model in `file` to `out` in fairseq's architecture, with equal outputs and no state
+    of an optimizer.
 
-    Neither data nor dictionaries are read. Products are in float64; tensors that need none stay as they are.
+    Neither data nor dictionaries are read. Products are in float64; tensors that need none stay as
+    they are.
 
     Raises:
-        OptionError: a part that cannot fold, a model that fairseq does not have, no `file`, or an `out` that exists
+        OptionError: a part that cannot fold, a model that fairseq does not have, no `file`, or an
+            `out` that exists
     """
     if os.path.exists(out) or not os.path.isfile(file):
         raise OptionError(f"{file}, {out}: the first must be a file, the second must not exist")
     state = checkpoint_utils.load_checkpoint_to_cpu(file)
     if state.get("cfg") is None:
         raise OptionError(
-            f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its tensors alone"
+            f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its "
+            "tensors alone"
         )
     cfg = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     flags = cfg["model"] if isinstance(cfg["model"], Namespace) else Namespace(**cfg["model"])
     arch = str(model_name(flags))
-    names = {arch: _fairseqs_name(file, arch)} | {f"orthogonal_{name}": name for name in CRITERION_REGISTRY}
+    names = {arch: _fairseqs_name(file, arch)} | {
+        f"orthogonal_{name}": name for name in CRITERION_REGISTRY
+    }
     if arch in known.ARCH_CONFIG_REGISTRY and arch not in known.MODEL_DATACLASS_REGISTRY:
-        known.ARCH_CONFIG_REGISTRY[arch](flags)  # the config from a YAML file has only the values that differ
+        # the config from a YAML file has only the values that differ
+        known.ARCH_CONFIG_REGISTRY[arch](flags)
         cfg["model"] = flags
     flags = Namespace(**{**vars(AttentionOptions()), **vars(flags)})
     try:
@@ -49,8 +58,11 @@ def fold(file: str, out: str) -> None:
         raise
     except Exception as error:  # a file that was made by hand fails in many ways
         text = " ".join(str(error).split())[:200]
-        raise OptionError(f"{file}: its tensors are not those of --arch {arch} with its flags: {text}") from error
-    state["cfg"], state["args"] = _without_plugin(cfg, names), None  # `cfg` has what the `args` of old checkpoints have
+        raise OptionError(
+            f"{file}: its tensors are not those of --arch {arch} with its flags: {text}"
+        ) from error
+    # `cfg` has what the `args` of old checkpoints have
+    state["cfg"], state["args"] = _without_plugin(cfg, names), None
     for of_the_former_model in ("last_optimizer_state", "ema", "ema_fp32_params"):
         state.pop(of_the_former_model, None)
         state["extra_state"].pop(of_the_former_model, None)
@@ -62,39 +74,60 @@ def fold(file: str, out: str) -> None:
 
 
 def _fairseqs_name(file: str, arch: str) -> str:
-    """Return fairseq's name of an architecture of the plugin, or of its model, for which the config has all values."""
+    """Return fairseq's name of an architecture of the plugin, or of its model, for which the config
+    has all values.
+    """
     model = known.ARCH_MODEL_REGISTRY.get(arch, known.MODEL_REGISTRY.get(arch))
     name = next((name for name, own in MODELS.items() if own is model), "")
     if not issubclass(model or object, known.MODEL_REGISTRY.get(name, ())):
-        raise OptionError(f"{file}: --arch {arch} cannot be folded, must be the plugin's of a model that fairseq has")
-    plain = (arch.removeprefix(f"{family}_") for family in FAMILIES if arch.startswith(f"{family}_"))
+        raise OptionError(
+            f"{file}: --arch {arch} cannot be folded, must be the plugin's of a model that fairseq "
+            "has"
+        )
+    plain = (
+        arch.removeprefix(f"{family}_") for family in FAMILIES if arch.startswith(f"{family}_")
+    )
     return next((each for each in plain if each in known.ARCH_MODEL_REGISTRY), name)
 
 
 def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of fairseq's model; refuse a part without which the outputs would change."""
+    """Return the tensors of fairseq's model;
+    refuse a part without which the outputs would change.
+    """
 
     def refuse(option: str, where: str = "") -> None:
         flag = f"{option_name(option)} {getattr(flags, option)}"
-        raise OptionError(f"{file}: {flag}{where} cannot be folded, fairseq's attention has nothing that equals it")
+        raise OptionError(
+            f"{file}: {flag}{where} cannot be folded, fairseq's attention has nothing that equals "
+            "it"
+        )
 
-    without_tensors = [option for option in PARTS if not PARTS[option][getattr(flags, option)].parameters]
+    without_tensors = [
+        option for option in PARTS if not PARTS[option][getattr(flags, option)].parameters
+    ]
     for option in ("attention_normalizer", "relative_gain", "heads_per_layer", *without_tensors):
         if getattr(flags, option) != getattr(AttentionOptions, option):
             refuse(option)
-    if any(key.endswith(".q_proj.weight") and len(weight) != weight.size(1) for key, weight in state.items()):
+    if any(
+        key.endswith(".q_proj.weight") and len(weight) != weight.size(1)
+        for key, weight in state.items()
+    ):
         refuse("head_dim")
     found: dict[str, dict[str, str]] = {}  # for each attention with parts, their values
     for option in PARTS:
         for name in (key.split(f".{option}.")[0] for key in state if f".{option}." in key):
             found.setdefault(name, {})[option] = getattr(flags, option)
     for name, variant in found.items():
-        heads = getattr(flags, f"{'decoder' if 'decoder' in name.split('.') else 'encoder'}_attention_heads")
+        heads = getattr(
+            flags, f"{'decoder' if 'decoder' in name.split('.') else 'encoder'}_attention_heads"
+        )
         embed_dim = state[f"{name}.q_proj.weight"].size(1)
         if "feature_mixing" in variant:
             variant["mixed_features"] = flags.mixed_features
         assembly = Assembly()
-        assembly.add_parts(complete(variant), sizes_of(complete(variant), heads, embed_dim // heads, embed_dim))
+        assembly.add_parts(
+            complete(variant), sizes_of(complete(variant), heads, embed_dim // heads, embed_dim)
+        )
         assembly.load_state_dict({key: state.pop(f"{name}.{key}") for key in assembly.state_dict()})
         if assembly.feature_mixing is not None:
             tensors = {"output": [state[f"{name}.out_proj.weight"]]}
@@ -108,10 +141,11 @@ def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, 
 
 
 def _without_plugin(value: Any, names: dict[str, str]) -> Any:
-    """Return a config without the plugin's flags and folder, and with other names of architecture and criterion.
+    """Return a config without the plugin's flags and folder, and with other names of architecture
+    and criterion.
 
-    Without the plugin torch refuses to load a Namespace. It loads an OrderedDict with attributes, which fairseq and
-    CTranslate2 read as they read a Namespace.
+    Without the plugin torch refuses to load a Namespace. It loads an OrderedDict with attributes,
+    which fairseq and CTranslate2 read as they read a Namespace.
     """
     if isinstance(value, Namespace):
         plain = OrderedDict(_without_plugin(vars(value), names))
@@ -119,7 +153,11 @@ def _without_plugin(value: Any, names: dict[str, str]) -> Any:
         return plain
     if not isinstance(value, dict):
         return value
-    plain = {name: _without_plugin(entry, names) for name, entry in value.items() if name not in PLUGIN_FLAGS}
+    plain = {
+        name: _without_plugin(entry, names)
+        for name, entry in value.items()
+        if name not in PLUGIN_FLAGS
+    }
     for name in plain.keys() & {"arch", "_name", "criterion", "user_dir"}:
         if not isinstance(plain[name], dict):
             plain[name] = None if name == "user_dir" else names.get(plain[name], plain[name])

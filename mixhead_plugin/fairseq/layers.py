@@ -1,6 +1,8 @@
-"""fairseq's Transformer layers, encoder and decoder, with the plugin's attention at the sites that the flags cover.
+"""fairseq's Transformer layers, encoder and decoder, with the plugin's attention at the sites that
+the flags cover.
 
-`options` and `cfg` have the plugin's flags, as `options.AttentionOptions`; modules do not import that class.
+`options` and `cfg` have the plugin's flags, as `options.AttentionOptions`; modules do not import
+that class.
 """
 
 from typing import Any, ClassVar
@@ -9,7 +11,10 @@ from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import FairseqDropout
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from fairseq.modules.transformer_layer import (
+    TransformerDecoderLayerBase,
+    TransformerEncoderLayerBase,
+)
 from torch import nn
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
@@ -17,10 +22,16 @@ from mixhead_plugin.parts import VARIANT
 
 
 def flags_of_attention(options: Any) -> dict[str, Any]:
-    """Return the arguments of `MixheadAttention` that the plugin's flags set for every attention they cover."""
+    """Return the arguments of `MixheadAttention` that the plugin's flags set for every attention
+    they cover.
+    """
     return {
         "normalizer": options.attention_normalizer,
-        **{option: getattr(options, option) for option in VARIANT if option not in ("normalizer", "relative_position")},
+        **{
+            option: getattr(options, option)
+            for option in VARIANT
+            if option not in ("normalizer", "relative_position")
+        },
         "head_dim": options.head_dim,
         "impl": options.attention_impl,
         "value_init_scale": options.value_init_scale,
@@ -33,11 +44,15 @@ def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
     """Wrap a layer for activation checkpointing and FSDP, as fairseq's `build_*_layer` do."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+    return fsdp_wrap(
+        layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
+    )
 
 
 class _Layer(nn.Module):
-    """Mixin before a layer of fairseq; the attentions that fairseq's __init__ builds depend on the layer's number."""
+    """Mixin before a layer of fairseq; the attentions that fairseq's __init__ builds depend on the
+    layer's number.
+    """
 
     fairseq_class: ClassVar[type]
 
@@ -45,11 +60,16 @@ class _Layer(nn.Module):
         self.layer = layer  # nn.Module takes a plain int before its own __init__
         super().__init__(*args, **kwargs)
         for child in self.children():
-            if isinstance(child, FairseqDropout):  # --retain-dropout-modules looks for the name of fairseq's class
+            # --retain-dropout-modules looks for the name of fairseq's class
+            if isinstance(child, FairseqDropout):
                 child.module_name = self.fairseq_class.__name__
 
-    def _build_attention(self, embed_dim: int, cfg: Any, site: str, **arguments: Any) -> MixheadAttention:
-        """Return the attention that the flags ask for at `site`; `arguments` are of fairseq's attention."""
+    def _build_attention(
+        self, embed_dim: int, cfg: Any, site: str, **arguments: Any
+    ) -> MixheadAttention:
+        """Return the attention that the flags ask for at `site`; `arguments` are of fairseq's
+        attention.
+        """
         side = cfg.encoder if site == "encoder-self" else cfg.decoder
         num_heads, num_mixed_heads = cfg.heads_at(site, self.layer) or (side.attention_heads, None)
         flags = flags_of_attention(cfg)
@@ -59,7 +79,9 @@ class _Layer(nn.Module):
             flags["relative_position"] = cfg.relative_position
         flags |= {"dropout": cfg.attention_dropout, "causal": site == "decoder-self"}
         flags |= {"q_noise": self.quant_noise, "qn_block_size": self.quant_noise_block_size}
-        return MixheadAttention(embed_dim, num_heads, num_mixed_heads=num_mixed_heads, **flags, **arguments)
+        return MixheadAttention(
+            embed_dim, num_heads, num_mixed_heads=num_mixed_heads, **flags, **arguments
+        )
 
 
 class MixheadEncoderLayer(_Layer, TransformerEncoderLayerBase):
@@ -78,17 +100,23 @@ class MixheadDecoderLayer(_Layer, TransformerDecoderLayerBase):
         if not cfg.covers("decoder-self"):
             return super().build_self_attention(embed_dim, cfg, **constant_keys)
         alone = not cfg.cross_self_attention
-        return self._build_attention(embed_dim, cfg, "decoder-self", self_attention=alone, **constant_keys)
+        return self._build_attention(
+            embed_dim, cfg, "decoder-self", self_attention=alone, **constant_keys
+        )
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         if not cfg.covers("cross"):
             return super().build_encoder_attention(embed_dim, cfg)
         size = cfg.encoder.embed_dim
-        return self._build_attention(embed_dim, cfg, "cross", kdim=size, vdim=size, encoder_decoder_attention=True)
+        return self._build_attention(
+            embed_dim, cfg, "cross", kdim=size, vdim=size, encoder_decoder_attention=True
+        )
 
 
 def _layer_number(stack: nn.Module) -> int:
-    """Return the number of the layer that an encoder or a decoder builds now; fairseq builds them in order."""
+    """Return the number of the layer that an encoder or a decoder builds now; fairseq builds them
+    in order.
+    """
     stack.layers_built = getattr(stack, "layers_built", -1) + 1
     return stack.layers_built
 
@@ -99,7 +127,9 @@ class MixheadEncoder(TransformerEncoderBase):
         self.dropout_module.module_name = "TransformerEncoder"  # for --retain-dropout-modules
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
-        return _wrapped(MixheadEncoderLayer(cfg, return_fc=self.return_fc, layer=_layer_number(self)), cfg)
+        return _wrapped(
+            MixheadEncoderLayer(cfg, return_fc=self.return_fc, layer=_layer_number(self)), cfg
+        )
 
 
 class MixheadDecoder(TransformerDecoderBase):
@@ -115,6 +145,7 @@ class MixheadDecoder(TransformerDecoderBase):
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
         super().upgrade_state_dict_named(state_dict, name)
         if self.adaptive_softmax is not None:
-            # Under --share-decoder-input-output-embed fairseq adds the weight of a projection that the model lacks.
+            # Under --share-decoder-input-output-embed fairseq adds the weight of a projection that
+            # the model lacks.
             state_dict.pop(f"{name}.output_projection.weight", None)
         return state_dict

@@ -1,8 +1,8 @@
 """Scale the learning rate of some parameters, for any optimizer (mixhead section 4.3.1).
 
-Hooks of the optimizer multiply the change of a marked parameter after each step. That equals a scaled learning rate for
-every optimizer whose step is proportional to it, such as Adam and SGD. fairseq's trainer calls `scale_steps`, see
-`fairseq/repairs/learning_rate.py`.
+Hooks of the optimizer multiply the change of a marked parameter after each step. That equals a
+scaled learning rate for every optimizer whose step is proportional to it, such as Adam and SGD.
+fairseq's trainer calls `scale_steps`, see `fairseq/repairs/learning_rate.py`.
 """
 
 from typing import Any
@@ -14,9 +14,12 @@ _FACTOR = "mixing_lr_scale"
 
 
 def scale_learning_rate(module: nn.Module, factor: float) -> None:
-    """Mark all parameters of `module`: `scale_steps` will multiply their learning rate by `factor`."""
+    """Mark all parameters of `module`: `scale_steps` will multiply their learning rate
+    by `factor`.
+    """
     for parameter in module.parameters() if factor != 1 else ():
-        # Under fp16 and bf16 fairseq copies this attribute to the float32 parameters that it optimizes.
+        # Under fp16 and bf16 fairseq copies this attribute to the float32 parameters that it
+        # optimizes.
         parameter.optim_overrides = {_FACTOR: factor}
 
 

@@ -1,11 +1,13 @@
-"""Convert a checkpoint of the Mixhead authors' code into one of the plugin: `mixhead convert IN OUT`.
+"""Convert a checkpoint of the Mixhead authors' code into one of the plugin: `mixhead convert IN
+OUT`.
 
 Their attention, github.com/zhongzhang1/mixhead, keeps fairseq's projections and adds these tensors:
 
   A  stochastic_w [H, H]                     here head_mixing.weight
   B  stochastic_w [D, H], bias [H, H]        here head_mixing.query_weight, head_mixing.bias
 
-Both compute M from them as the plugin does: M[j, i] is the weight of source head j, and queries are not scaled yet.
+Both compute M from them as the plugin does: M[j, i] is the weight of source head j, and queries are
+not scaled yet.
 """
 
 import os
@@ -21,8 +23,8 @@ from torch import Tensor
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.options import SCOPES, model_name
 
-# The authors' code numbers its kinds of mixing. These compute the paper's A (7; 9 and 10 with a frozen M) and B (17; 14
-# with another start). The others normalise M, or have no static part.
+# The authors' code numbers its kinds of mixing. These compute the paper's A (7; 9 and 10 with a
+# frozen M) and B (17; 14 with another start). The others normalise M, or have no static part.
 PUBLISHED_TYPES = (7, 9, 10, 14, 17)
 
 
@@ -36,13 +38,14 @@ class Converted(NamedTuple):
 
 
 def convert(file: str, out: str) -> str:
-    """Write the model in `file` to `out` as a checkpoint of the plugin, without the state of an optimizer.
+    """Write the model in `file` to `out` as a checkpoint of the plugin, without the state of an
+    optimizer.
 
     Neither data nor dictionaries are read. Return the architecture, `mixhead_<theirs>`.
 
     Raises:
-        OptionError: no `file`, an `out` that exists, no mixing of the authors' code, one that the plugin does not
-            have, or an architecture that it does not have
+        OptionError: no `file`, an `out` that exists, no mixing of the authors' code, one that the
+            plugin does not have, or an architecture that it does not have
     """
     if not os.path.isfile(file):
         raise OptionError(f"{file}: no such file")
@@ -51,7 +54,8 @@ def convert(file: str, out: str) -> str:
     state = checkpoint_utils.load_checkpoint_to_cpu(file)
     if state.get("cfg") is None:
         raise OptionError(
-            f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its tensors alone"
+            f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its "
+            "tensors alone"
         )
     found = converted(file, state["model"])
     cfg = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
@@ -59,14 +63,20 @@ def convert(file: str, out: str) -> str:
     theirs = model_name(Namespace(**flags))
     arch = f"mixhead_{theirs}"
     if arch not in known.ARCH_MODEL_REGISTRY and arch not in known.MODEL_REGISTRY:
-        raise OptionError(f"{file}: --arch {theirs}: must be an architecture of fairseq that the plugin has, too")
+        raise OptionError(
+            f"{file}: --arch {theirs}: must be an architecture of fairseq that the plugin has, too"
+        )
     _refuse_other_mixings(file, flags)
 
     state["model"] = found.tensors
     for name in ("arch", "_name"):
         if flags.get(name) == theirs:
             flags[name] = arch
-    flags |= {"head_mixing": found.head_mixing, "attention_scope": found.attention_scope, "head_dim": found.head_dim}
+    flags |= {
+        "head_mixing": found.head_mixing,
+        "attention_scope": found.attention_scope,
+        "head_dim": found.head_dim,
+    }
     state["cfg"], state["args"] = cfg, None  # `cfg` has what the `args` of old checkpoints have
     state.pop("last_optimizer_state", None)  # its parameters have another order
     checkpoint_utils.torch_persistent_save(state, out)
@@ -74,20 +84,30 @@ def convert(file: str, out: str) -> str:
 
 
 def _refuse_other_mixings(file: str, flags: Mapping[str, Any]) -> None:
-    """Refuse a mixing that the plugin does not compute, where the config has the arguments of the authors' code."""
+    """Refuse a mixing that the plugin does not compute, where the config has the arguments of the
+    authors' code.
+    """
     kind = flags.get("mix_type", -1)
     if kind not in (-1, *PUBLISHED_TYPES):
-        raise OptionError(f"{file}: mix_type {kind}: must be one of {', '.join(map(str, PUBLISHED_TYPES))}")
+        raise OptionError(
+            f"{file}: mix_type {kind}: must be one of {', '.join(map(str, PUBLISHED_TYPES))}"
+        )
     if flags.get("pre_mix", False):
-        raise OptionError(f"{file}: pre_mix: must be false; --score-mixing mixes scores before masks are added")
+        raise OptionError(
+            f"{file}: pre_mix: must be false; --score-mixing mixes scores before masks are added"
+        )
 
 
 def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
-    """Return the tensors of a model of the authors' code with the plugin's names, and the flags that they need."""
+    """Return the tensors of a model of the authors' code with the plugin's names, and the flags
+    that they need.
+    """
     ending = ".stochastic_w"
     mixed = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
     if not mixed:
-        raise OptionError(f"{file}: has no tensor *{ending}, so it is no model of the authors' Mixhead code")
+        raise OptionError(
+            f"{file}: has no tensor *{ending}, so it is no model of the authors' Mixhead code"
+        )
 
     renamed = dict(tensors)
     mixings: set[str] = set()
@@ -97,9 +117,14 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
         bias = renamed.pop(f"{name}.bias", None)
         query = tensors.get(f"{name}.q_proj.weight")
         if query is None:
-            raise OptionError(f"{file}: has {name}{ending}, but no {name}.q_proj.weight; must be a whole model")
+            raise OptionError(
+                f"{file}: has {name}{ending}, but no {name}.q_proj.weight; must be a whole model"
+            )
         if weight.dim() != 2 or weight.size(1) == 0 or query.dim() != 2:
-            shapes = f"{name}{ending} is {list(weight.shape)}, {name}.q_proj.weight is {list(query.shape)}"
+            shapes = (
+                f"{name}{ending} is {list(weight.shape)}, {name}.q_proj.weight is "
+                f"{list(query.shape)}"
+            )
             raise OptionError(f"{file}: {shapes}; both must be matrices with numbers")
         heads = weight.size(1)
         inner_dim, embed_dim = query.shape
@@ -114,12 +139,16 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
         else:
             shape = list(weight.shape)
             raise OptionError(
-                f"{file}: {name}{ending} is {shape} {'without' if bias is None else 'with'} a bias; "
+                f"{file}: {name}{ending} is {shape} {'without' if bias is None else 'with'} a "
+                "bias; "
                 f"must be [{heads}, {heads}] without one (A), or [{head_dim}, {heads}] with one (B)"
             )
         head_dims.add(None if inner_dim == embed_dim else head_dim)
     if len(mixings) > 1:
-        raise OptionError(f"{file}: mixes some attentions position-independent, some position-wise; must be one kind")
+        raise OptionError(
+            f"{file}: mixes some attentions position-independent, some position-wise; must be one "
+            "kind"
+        )
     if len(head_dims) > 1:
         raise OptionError(f"{file}: its attentions have heads of several sizes; must be one size")
     return Converted(renamed, mixings.pop(), _scope(file, tensors, mixed), head_dims.pop())
@@ -134,8 +163,12 @@ def _site(attention: str) -> str:
 
 def _scope(file: str, tensors: Mapping[str, Tensor], mixed: list[str]) -> str:
     """Return the --attention-scope that covers the mixed attentions, and no other."""
-    every = [name.removesuffix(".q_proj.weight") for name in tensors if name.endswith(".q_proj.weight")]
+    every = [
+        name.removesuffix(".q_proj.weight") for name in tensors if name.endswith(".q_proj.weight")
+    ]
     for scope, covered in SCOPES.items():
         if {name for name in every if _site(name) in covered} == set(mixed):
             return scope
-    raise OptionError(f"{file}: mixes {len(mixed)} of {len(every)} attentions, which no --attention-scope covers")
+    raise OptionError(
+        f"{file}: mixes {len(mixed)} of {len(every)} attentions, which no --attention-scope covers"
+    )

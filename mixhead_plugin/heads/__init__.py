@@ -1,1 +1,3 @@
-"""What people do with the heads of any model: weigh them, leave them out, look at them; needs torch alone."""
+"""What people do with the heads of any model: weigh them, leave them out, look at them; needs torch
+alone.
+"""

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-# Okabe and Ito's palette for the colour-blind, without yellow. After the last colour, the style of the line changes.
+# Okabe and Ito's palette for the colour-blind, without yellow. After the last colour, the style of
+# the line changes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":")
 # A variant has the same colour in every picture.
@@ -49,8 +50,12 @@ def style() -> AbstractContextManager[None]:
     return matplotlib.rc_context(STYLE)
 
 
-def subplots(rows: int, columns: int, size: tuple[float, float], square: bool = False) -> tuple[Any, np.ndarray]:
-    """Return a figure and its axes [rows, columns], each of `size` inches; set `square` for axes of a fixed shape."""
+def subplots(
+    rows: int, columns: int, size: tuple[float, float], square: bool = False
+) -> tuple[Any, np.ndarray]:
+    """Return a figure and its axes [rows, columns], each of `size` inches; set `square` for axes of
+    a fixed shape.
+    """
     from matplotlib.figure import Figure
 
     layout = "compressed" if square else "constrained"
@@ -93,7 +98,8 @@ def heat_maps(
 ) -> Any:
     """Draw matrices in one scale of colours; in all colours but SEQUENTIAL, 0 is in the middle.
 
-    `panels` has rows of titles and matrices; None is an empty panel. The rows of a matrix may have different lengths.
+    `panels` has rows of titles and matrices; None is an empty panel. The rows of a matrix may have
+    different lengths.
     """
     figure, axes = subplots(len(panels), max(map(len, panels)), size, square)
     drawn = [ragged(panel[1]) for row in panels for panel in row if panel is not None]
@@ -101,7 +107,12 @@ def heat_maps(
     if colours != SEQUENTIAL:
         high = max(-low, high, 1e-9)
         low = -high
-    look = {"vmin": low, "vmax": high, "aspect": "equal" if square else "auto", "interpolation": "nearest"}
+    look = {
+        "vmin": low,
+        "vmax": high,
+        "aspect": "equal" if square else "auto",
+        "interpolation": "nearest",
+    }
     for axes_row, row in zip(axes, panels, strict=True):
         for axis, panel in itertools.zip_longest(axes_row, row):
             if panel is None:
@@ -124,11 +135,15 @@ def legend_below(figure: Any, axes: np.ndarray) -> None:
     for panel in axes.flat:
         for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=axes.shape[1])
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside lower center", ncols=axes.shape[1]
+    )
 
 
 def ragged(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    """Return rows of different lengths as a matrix [rows, longest row], with NaN after the end of a row."""
+    """Return rows of different lengths as a matrix [rows, longest row], with NaN after the end of a
+    row.
+    """
     return np.array([*itertools.zip_longest(*rows, fillvalue=np.nan)]).T
 
 

@@ -1,6 +1,7 @@
 """Write one HTML file that shows source heads, M and mixed heads of a model on some sentences.
 
-The file needs no network. It holds the weights in 8 bits and M in float32, compressed. This module needs torch alone.
+The file needs no network. It holds the weights in 8 bits and M in float32, compressed. This module
+needs torch alone.
 """
 
 import base64
@@ -47,9 +48,11 @@ def pack_floats(blob: bytearray, tensor: Tensor) -> dict[str, Any]:
 
 
 def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
-    """Append weights [H, Nq, Nk] in 8 bits; a weight is (code - zero) * step of its row, and 0 stays 0.
+    """Append weights [H, Nq, Nk] in 8 bits; a weight is (code - zero) * step of its row, and 0
+    stays 0.
 
-    The error is at most half a step: 1/510 of a row's largest weight, or 1/508 of its range if some are negative.
+    The error is at most half a step: 1/510 of a row's largest weight, or 1/508 of its range if some
+    are negative.
     """
     low, high = weights.amin(2).clamp(max=0), weights.amax(2).clamp(min=0)  # [H, Nq]
     step = (high - low) / torch.where(low < 0, 254, 255)
@@ -62,21 +65,34 @@ def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
     return place
 
 
-def write_page(file: str | PathLike[str], title: str, facts: str, sentences: Sequence[Sentence]) -> None:
+def write_page(
+    file: str | PathLike[str], title: str, facts: str, sentences: Sequence[Sentence]
+) -> None:
     """Write the page.
 
-    `title` names the model, and `facts` are a line on its attention. Raise ValueError without a sentence, or if a
-    weight is not finite.
+    `title` names the model, and `facts` are a line on its attention. Raise ValueError without a
+    sentence, or if a weight is not finite.
     """
     if not sentences:
         raise ValueError("a page needs at least one sentence")
     blob = bytearray()
-    shown = [one._asdict() | {"attentions": [_packed(blob, heads) for heads in one.attentions]} for one in sentences]
+    shown = [
+        one._asdict() | {"attentions": [_packed(blob, heads) for heads in one.attentions]}
+        for one in sentences
+    ]
     packed = base64.b64encode(zlib.compress(bytes(blob), 9, -zlib.MAX_WBITS)).decode()
     data = json.dumps({"sentences": shown, "blob": packed}, ensure_ascii=False, allow_nan=False)
-    template, style, script = (Path(__file__).with_name(f"page.{kind}").read_text("utf-8") for kind in PARTS)
+    template, style, script = (
+        Path(__file__).with_name(f"page.{kind}").read_text("utf-8") for kind in PARTS
+    )
     data = data.replace("<", "\\u003c")  # so that no token ends the element
-    texts = {"title": html.escape(title), "facts": html.escape(facts), "style": style, "script": script, "data": data}
+    texts = {
+        "title": html.escape(title),
+        "facts": html.escape(facts),
+        "style": style,
+        "script": script,
+        "data": data,
+    }
     Path(file).parent.mkdir(parents=True, exist_ok=True)
     Path(file).write_bytes(string.Template(template).substitute(texts).encode())
 
@@ -87,6 +103,7 @@ def _packed(blob: bytearray, attention: Attention) -> dict[str, Any]:
         raise ValueError(f"the weights of {attention.site} {attention.layer} are not finite")
     found = {"site": attention.site, "layer": attention.layer, "source": pack_weights(blob, source)}
     if mixing is not None:
-        mixed = mix_heads(source[None], mixing if mixing.dim() == 2 else mixing[None])[0]  # [H', Nq, Nk]
+        # [H', Nq, Nk]
+        mixed = mix_heads(source[None], mixing if mixing.dim() == 2 else mixing[None])[0]
         found |= {"mixing": pack_floats(blob, mixing), "mixed": pack_weights(blob, mixed)}
     return found

@@ -1,6 +1,7 @@
 """Weigh the heads of any model, silence them, and see what they do; needs torch alone.
 
-A model gives a list of `Attention`, one adapter for each of its attentions; hf/adapter.py has those of `transformers`.
+A model gives a list of `Attention`, one adapter for each of its attentions; hf/adapter.py has those
+of `transformers`.
 """
 
 import contextlib
@@ -34,11 +35,15 @@ class Attention(Protocol):
 
     @property
     def heads(self) -> int:
-        """The number of heads whose outputs go to the output projection; where heads mix, of mixed heads."""
+        """The number of heads whose outputs go to the output projection; where heads mix, of mixed
+        heads.
+        """
         ...
 
     def gate(self, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
-        """Let `change` replace the outputs of the heads [..., H', Dv] in each call, until the handle is removed."""
+        """Let `change` replace the outputs of the heads [..., H', Dv] in each call, until the
+        handle is removed.
+        """
         ...
 
     def view(self, see: Callable[[LayerHeads], None]) -> RemovableHandle:
@@ -51,7 +56,8 @@ class Attention(Protocol):
 
 
 class Gate:
-    """Factors on the outputs of heads, 1 at first; it acts in the thread that made it, and counts how often.
+    """Factors on the outputs of heads, 1 at first; it acts in the thread that made it, and counts
+    how often.
 
     Other threads call the same modules, and their calls are not meant.
     """
@@ -94,7 +100,8 @@ class Weight(Gate):
     def factors(self, outputs: Tensor) -> Tensor:
         if outputs.size(0) != self.sentences:
             raise ValueError(
-                f"{self.name}: was called with {outputs.size(0)} sentences, the first tensor of the batch has "
+                f"{self.name}: was called with {outputs.size(0)} sentences, the first tensor of "
+                "the batch has "
                 f"{self.sentences}; importance must see them apart"
             )
         if self.ones is None:  # only here it is known where offloaded weights compute
@@ -105,15 +112,17 @@ class Weight(Gate):
 
 
 _eager_lock = threading.Lock()
-_eager_blocks: list[Any] = []  # the stance that the first of several blocks has changed, and one entry for each other
+# the stance that the first of several blocks has changed, and one entry for each other
+_eager_blocks: list[Any] = []
 
 
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Let compiled modules run as they are written: a compiled graph does not see hooks that come later.
+    """Let compiled modules run as they are written: a compiled graph does not see hooks that come
+    later.
 
-    What is compiled inside would keep the hooks afterwards, so this holds for all models. The stance of torch is the
-    same for all threads: the last block restores it.
+    What is compiled inside would keep the hooks afterwards, so this holds for all models. The
+    stance of torch is the same for all threads: the last block restores it.
     """
     with _eager_lock:
         if not _eager_blocks:
@@ -133,10 +142,16 @@ def _uncompiled() -> Iterator[None]:
                 _eager_blocks.pop()
 
 
-def choose(attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[int]]) -> dict[int, list[int]]:
-    """Return the chosen heads by the number of their layer; raise ValueError if a layer or a head does not exist."""
+def choose(
+    attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[int]]
+) -> dict[int, list[int]]:
+    """Return the chosen heads by the number of their layer; raise ValueError if a layer or a head
+    does not exist.
+    """
     found: dict[int, list[int]] = {}
-    numbers: dict[int | str, int] = {attention.name: number for number, attention in enumerate(attentions)}
+    numbers: dict[int | str, int] = {
+        attention.name: number for number, attention in enumerate(attentions)
+    }
     for layer, some in heads.items():
         number = numbers.get(layer, layer)
         if not isinstance(number, int) or not 0 <= number < len(attentions):
@@ -153,17 +168,20 @@ def choose(attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[i
 def ablate(
     attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[int]]
 ) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which the outputs of some heads are 0, for calls of the model in this thread.
+    """Return a context in which the outputs of some heads are 0, for calls of the model in this
+    thread.
 
-    Raise ValueError at once for a layer or a head that does not exist, and RuntimeError at the end of the context if no
-    call passed through any of the gates.
+    Raise ValueError at once for a layer or a head that does not exist, and RuntimeError at the end
+    of the context if no call passed through any of the gates.
     """
     chosen = choose(attentions, heads)
     return _ablated(attentions, {layer: some for layer, some in chosen.items() if some})
 
 
 @contextlib.contextmanager
-def _ablated(attentions: Sequence[Attention], chosen: Mapping[int, Sequence[int]]) -> Iterator[None]:
+def _ablated(
+    attentions: Sequence[Attention], chosen: Mapping[int, Sequence[int]]
+) -> Iterator[None]:
     gates = [Silence(attentions[layer], some) for layer, some in chosen.items()]
     with _uncompiled(), _open(attentions[layer].gate(gate) for layer, gate in zip(chosen, gates)):
         yield
@@ -180,21 +198,31 @@ def _open(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 
 
 def _notice(what: str, gates: Sequence[Gate]) -> None:
-    """Say which gates no call passed: the model was not called in this thread, or its graph does not know them."""
+    """Say which gates no call passed: the model was not called in this thread, or its graph does
+    not know them.
+    """
     missed = [gate.name for gate in gates if not gate.calls]
     if missed and len(missed) == len(gates):
-        raise RuntimeError(f"{what}: had no effect, no call in this thread passed {missed[0]} or another chosen layer")
+        raise RuntimeError(
+            f"{what}: had no effect, no call in this thread passed {missed[0]} or another chosen "
+            "layer"
+        )
     if missed:
-        warnings.warn(f"{what}: had no effect on {', '.join(missed)}, which no call passed", stacklevel=4)
+        warnings.warn(
+            f"{what}: had no effect on {', '.join(missed)}, which no call passed", stacklevel=4
+        )
 
 
 def importance(
-    attentions: Sequence[Attention], batches: Iterable[Mapping[str, Any]], loss: Callable[[Mapping[str, Any]], Tensor]
+    attentions: Sequence[Attention],
+    batches: Iterable[Mapping[str, Any]],
+    loss: Callable[[Mapping[str, Any]], Tensor],
 ) -> dict[int, Tensor]:
     """Return the importance of every head by layer, each [H'] in float64.
 
-    The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1 on its output
-    (Michel et al. 2019, section 4.1; sixteen-heads essay). The model must be in evaluation mode.
+    The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1
+    on its output (Michel et al. 2019, section 4.1; sixteen-heads essay). The model must be in
+    evaluation mode.
 
     Args:
         batches: the first dimension of the first tensor of each counts sentences
@@ -215,9 +243,13 @@ def importance(
             value = loss(batch)
             if all(gate.ones is None for gate in gates):
                 _notice("importance", gates)
-            reached = {layer: gate.ones for layer, gate in enumerate(gates) if gate.ones is not None}
+            reached = {
+                layer: gate.ones for layer, gate in enumerate(gates) if gate.ones is not None
+            }
             if not value.requires_grad:
-                raise ValueError("importance: the loss has no gradient, it must not be detached or under no_grad")
+                raise ValueError(
+                    "importance: the loss has no gradient, it must not be detached or under no_grad"
+                )
             gradients = torch.autograd.grad(value, list(reached.values()), allow_unused=True)
         if all(gradient is None for gradient in gradients):
             raise ValueError("importance: the loss does not depend on any head")
@@ -227,15 +259,21 @@ def importance(
                 sums[layer] += gradient.double().abs().reshape(rows, -1).sum(0).cpu()
         sentences += rows
     if not sentences or not all(total.isfinite().all() for total in sums):
-        raise ValueError(f"importance: must have a batch and be finite; {sentences} sentences were seen")
+        raise ValueError(
+            f"importance: must have a batch and be finite; {sentences} sentences were seen"
+        )
     missed = [attention.name for attention, times in zip(attentions, passed) if not times]
     if missed:
-        warnings.warn(f"importance: is 0 for {', '.join(missed)}, on which no loss depends", stacklevel=3)
+        warnings.warn(
+            f"importance: is 0 for {', '.join(missed)}, on which no loss depends", stacklevel=3
+        )
     return {layer: total / sentences for layer, total in enumerate(sums)}
 
 
 def seen(attentions: Sequence[Attention], call: Callable[[], object]) -> dict[int, LayerHeads]:
-    """Return what the heads of every attention do when it is first used in a call of the model, by layer."""
+    """Return what the heads of every attention do when it is first used in a call of the model, by
+    layer.
+    """
     found: dict[int, LayerHeads] = {}
     thread = threading.get_ident()
 
@@ -246,6 +284,10 @@ def seen(attentions: Sequence[Attention], call: Callable[[], object]) -> dict[in
 
         return keep
 
-    with torch.no_grad(), _uncompiled(), _open(each.view(see(layer)) for layer, each in enumerate(attentions)):
+    with (
+        torch.no_grad(),
+        _uncompiled(),
+        _open(each.view(see(layer)) for layer, each in enumerate(attentions)),
+    ):
         call()
     return dict(sorted(found.items()))

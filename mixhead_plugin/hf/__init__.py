@@ -1,4 +1,6 @@
-"""Mixed heads in models of Hugging Face's `transformers`, from 5.4 on; docs/huggingface.md has examples."""
+"""Mixed heads in models of Hugging Face's `transformers`, from 5.4 on; docs/huggingface.md has
+examples.
+"""
 
 from mixhead_plugin.heads.study import LayerHeads
 from mixhead_plugin.hf import saving
@@ -9,7 +11,16 @@ from mixhead_plugin.hf.mixing import fold, mix, unmix
 from mixhead_plugin.hf.viewing import view
 from mixhead_plugin.parts import PARTS, VARIANT, mixing_parameters, parameter_groups
 
-__all__ = ["LAYOUTS", "NAME", "PARTS", "VARIANT", "LayerHeads", "Layout", "mixing_parameters", "parameter_groups"]
+__all__ = [
+    "LAYOUTS",
+    "NAME",
+    "PARTS",
+    "VARIANT",
+    "LayerHeads",
+    "Layout",
+    "mixing_parameters",
+    "parameter_groups",
+]
 __all__ += ["ablate", "attentions", "fold", "importance", "load", "mix", "prune", "unmix", "view"]
 
 saving.watch_models()

@@ -1,4 +1,6 @@
-"""Look at the heads of a model of `transformers`, silence them, weigh them and cut them off; mixed or not."""
+"""Look at the heads of a model of `transformers`, silence them, weigh them and cut them off; mixed
+or not.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,14 +41,21 @@ class SiteHeads:
         around = [self.model.get_submodule(".".join(parts[:n])) for n in range(len(parts) + 1)]
 
         def gated(projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            if any(module.training and getattr(module, "gradient_checkpointing", False) for module in around):
+            if any(
+                module.training and getattr(module, "gradient_checkpointing", False)
+                for module in around
+            ):
                 raise ValueError(
-                    f"{type(self.model).__name__}: gradient checkpointing may compute heads again without their gates; "
+                    f"{type(self.model).__name__}: gradient checkpointing may compute heads again "
+                    "without their gates; "
                     "call model.eval() or model.gradient_checkpointing_disable()"
                 )
             if args[0].size(-1) != self.heads * self.value_dim:
                 wanted = f"must be {self.heads * self.value_dim} of {self.heads} heads"
-                raise ValueError(f"{self.name}: its outputs have {args[0].size(-1)} features, {wanted} in one process")
+                raise ValueError(
+                    f"{self.name}: its outputs have {args[0].size(-1)} features, {wanted} in one "
+                    "process"
+                )
             outputs = args[0].unflatten(-1, (self.heads, -1))  # [B, Nq, H', Dv]
             return change(outputs).flatten(-2), *args[1:]
 
@@ -77,17 +86,20 @@ def heads_in(model: PreTrainedModel) -> list[SiteHeads]:
     return [SiteHeads(site, model) for site in sites_of(model)]
 
 
-def ablate(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> contextlib.AbstractContextManager[None]:
+def ablate(
+    model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]
+) -> contextlib.AbstractContextManager[None]:
     """Return a context in which the outputs of some heads are 0; where heads mix, of mixed heads.
 
     It acts on calls in the thread that opened it. Compiled models run uncompiled inside.
 
     Args:
-        heads: numbers of heads by layer; a layer is the number of an attention in the order of the model, from 0, or
-            its name in the model. An encoder comes before its decoder.
+        heads: numbers of heads by layer; a layer is the number of an attention in the order of the
+            model, from 0, or its name in the model. An encoder comes before its decoder.
 
     Raises:
-        ValueError: a layer or a head that does not exist; in a call, a model that trains with gradient checkpointing
+        ValueError: a layer or a head that does not exist; in a call, a model that trains with
+            gradient checkpointing
         RuntimeError: at the end, if no call passed any of the layers; a warning names single layers
     """
     return heads_of.ablate(heads_in(model), heads)
@@ -100,9 +112,9 @@ def importance(
 ) -> dict[int, Tensor]:
     """Return the importance of every head by layer, as in `ablate`, each [H'] in float64.
 
-    The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1 on its output
-    (Michel et al. 2019, section 4.1; sixteen-heads essay), as in `python -m mixhead_plugin.analysis importance`.
-    Compiled models run uncompiled.
+    The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1
+    on its output (Michel et al. 2019, section 4.1; sixteen-heads essay), as in `python -m
+    mixhead_plugin.analysis importance`. Compiled models run uncompiled.
 
     Args:
         batches: arguments of the model; the first dimension of their first tensor counts sentences
@@ -110,7 +122,8 @@ def importance(
 
     Raises:
         ValueError: no batch, a loss without a gradient, or an importance that is not finite
-        RuntimeError: the loss calls the model in no way that passes its attentions; a warning names single layers
+        RuntimeError: the loss calls the model in no way that passes its attentions; a warning names
+            single layers
     """
     training = model.training
     model.eval()
@@ -121,7 +134,8 @@ def importance(
 
 
 def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, LayerHeads]:
-    """Return source weights, M and mixed weights of every attention that a call uses, by layer, as in `ablate`.
+    """Return source weights, M and mixed weights of every attention that a call uses, by layer, as
+    in `ablate`.
 
     Args:
         inputs: the arguments of one call of the model, which is made without dropout and cache
@@ -142,17 +156,20 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
 
 
 def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
-    """Remove some heads of `model`, in place, and return it; it computes what it does while they are ablated.
+    """Remove some heads of `model`, in place, and return it; it computes what it does while they
+    are ablated.
 
-    Where heads mix, mixed heads lose their values, their columns of M and their share of the output projection. Else
-    queries and keys shrink, too. `save_pretrained` writes the smaller model, and `load` reads it.
+    Where heads mix, mixed heads lose their values, their columns of M and their share of the output
+    projection. Else queries and keys shrink, too. `save_pretrained` writes the smaller model, and
+    `load` reads it.
 
     Args:
         heads: as in `ablate`, in the present numbering; grouped keys lose whole groups
 
     Raises:
-        ValueError: a layer or a head that does not exist, a part of a group, all heads of a layer, heads that need each
-            other, or a model with adapters, or with weights that are offloaded or quantised
+        ValueError: a layer or a head that does not exist, a part of a group, all heads of a layer,
+            heads that need each other, or a model with adapters, or with weights that are offloaded
+            or quantised
     """
     refuse_offloaded(model, "pruned")
     refuse_quantised(model, "pruned")
@@ -163,12 +180,16 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     return prune_checked(model, heads)
 
 
-def prune_checked(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
+def prune_checked(
+    model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]
+) -> PreTrainedModel:
     """Prune a model whose weights may be empty, because they are loaded later."""
     found = heads_in(model)
     chosen = heads_of.choose(found, heads)
     if any(hasattr(module, "base_layer") for module in model.modules()):
-        raise ValueError(f"{type(model).__name__}: has adapters; must be pruned before they are added")
+        raise ValueError(
+            f"{type(model).__name__}: has adapters; must be pruned before they are added"
+        )
     for layer, some in chosen.items():
         pruning.check(model, found[layer].site, layer, some)
     if found[0].mixed is None:

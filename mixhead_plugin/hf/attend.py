@@ -18,7 +18,8 @@ from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.parts import PARTS, Assembly, sizes_of
 
-FEATURES = {"queries": "query", "keys": "key", "values": "value"}  # the matrix of a FeatureMixing for each projection
+# the matrix of a FeatureMixing for each projection
+FEATURES = {"queries": "query", "keys": "key", "values": "value"}
 SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
 
 
@@ -28,7 +29,8 @@ class Call:
     def __init__(self, heads: "MixedHeads"):
         self.heads = heads
         self.x: Tensor | None = None  # the input of the queries [B, Nq, C]
-        self.projected: Tensor | None = None  # all that the projection of the queries gave [B, Nq, H * D or more]
+        # all that the projection of the queries gave [B, Nq, H * D or more]
+        self.projected: Tensor | None = None
         self.attended = False
 
 
@@ -41,7 +43,8 @@ class Thread:
 
 
 class _Threads(threading.local):
-    # torch.compile loses what is set on the local itself where a graph breaks, but not what is set on an object in it.
+    # torch.compile loses what is set on the local itself where a graph breaks, but not what is set
+    # on an object in it.
     def __init__(self) -> None:
         self.own = Thread()
 
@@ -55,10 +58,12 @@ def note_wishes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 class MixedHeads:
-    """What `mix` adds to one attention: hooks, numbers, and parts, which become children of the attention.
+    """What `mix` adds to one attention: hooks, numbers, and parts, which become children of the
+    attention.
 
-    The hook of a projection has to be the last one, because mixings read what other hooks have made of the queries.
-    `mix` places it. Each call looks whether it is still there and last, since hooks and adapters may have come.
+    The hook of a projection has to be the last one, because mixings read what other hooks have made
+    of the queries. `mix` places it. Each call looks whether it is still there and last, since hooks
+    and adapters may have come.
     """
 
     # What an Assembly computes from its parts, which lie in the attention.
@@ -70,9 +75,13 @@ class MixedHeads:
     def __init__(self, site: Site, model: nn.Module, variant: dict[str, str], impl: str):
         if not hasattr(site.module, "config"):  # T5 before it went through the AttentionInterface
             kind = type(site.module).__name__
-            raise ValueError(f"{kind}: has no config to choose its attention by; a later transformers may serve it")
+            raise ValueError(
+                f"{kind}: has no config to choose its attention by; a later transformers may serve "
+                "it"
+            )
         projection: Any = model.get_submodule(site.path("queries"))
-        embed_dim = getattr(projection, "in_features", projection.weight.size(0))  # GPT-2's has a transposed weight
+        # GPT-2's has a transposed weight
+        embed_dim = getattr(projection, "in_features", projection.weight.size(0))
         self.attention = site.module
         self.variant, self.impl = variant, impl
         self.config = site.module.config  # the model's
@@ -84,11 +93,15 @@ class MixedHeads:
         self.assembly.to(projection.weight).train(site.module.training)
         self.normalizer, self.kinds = self.assembly.normalizer, self.assembly.kinds
         # The heads that pruning left, as numbered at first; the zeros in place of cut values.
-        self.kept = {"source": list(range(self.sizes.num_heads)), "mixed": list(range(self.sizes.mixed_heads))}
+        self.kept = {
+            "source": list(range(self.sizes.num_heads)),
+            "mixed": list(range(self.sizes.mixed_heads)),
+        }
         self.outputs, self.missing_values = self.sizes.mixed_heads, 0
         self.names = {kind: site.path(kind).rpartition(".")[2] for kind in FEATURES}
         self.hooks: list[RemovableHandle] = []
-        self.viewers: dict[int, Callable[[AttentionInputs], None]] = OrderedDict()  # who wants to see the calls
+        # who wants to see the calls
+        self.viewers: dict[int, Callable[[AttentionInputs], None]] = OrderedDict()
 
     def __getattr__(self, name: str) -> Any:
         """Return a part: the attention has them, since an adapter may put others in their place."""
@@ -102,7 +115,9 @@ class MixedHeads:
         return self.sizes.num_heads // self.sizes.key_heads
 
     def attach(self) -> None:
-        """Add the parts to the attention, under the names that its files have, and follow its calls."""
+        """Add the parts to the attention, under the names that its files have, and follow its
+        calls.
+        """
         vars(self.attention)[NAME] = self
         for option in PARTS:
             setattr(self.attention, option, getattr(self.assembly, option))
@@ -125,7 +140,8 @@ class MixedHeads:
     def projections(self) -> dict[str, nn.Module]:
         return {kind: getattr(self.attention, name) for kind, name in self.names.items()}
 
-    @torch.compiler.disable  # graphs break here, where a hook or an adapter came since the last call
+    # graphs break here, where a hook or an adapter came since the last call
+    @torch.compiler.disable
     def _place(self) -> None:
         for projection in self.projections().values():
             remove_hook(projection, self._project)
@@ -133,7 +149,10 @@ class MixedHeads:
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if getattr(module, "_is_replica", False):  # it shares parts and hooks with the others
-            raise ValueError("a mixed model in torch's DataParallel: start a process for each GPU, as torchrun does")
+            raise ValueError(
+                "a mixed model in torch's DataParallel: start a process for each GPU, as torchrun "
+                "does"
+            )
         for projection in self.projections().values():
             hooks = list(projection._forward_hooks.values())
             # torch.compile does not follow a comparison of methods, but of what they belong to
@@ -143,7 +162,9 @@ class MixedHeads:
         THREADS.own.call = Call(self)
 
     def slices(self, kinds: list[str]) -> dict[str, slice]:
-        """Return where queries, keys and values are among the outputs of a projection, which GPT-2 has for several."""
+        """Return where queries, keys and values are among the outputs of a projection, which GPT-2
+        has for several.
+        """
         widths = {"queries": self.sizes.num_heads, "keys": self.sizes.key_heads}
         found, start = {}, 0
         for kind in kinds:
@@ -152,26 +173,37 @@ class MixedHeads:
             start = end or 0
         return found
 
-    def _project(self, projection: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        """Mix the features of what a projection gives in a call of the attention, and keep what mixings read."""
+    def _project(
+        self, projection: nn.Module, args: tuple[Tensor, ...], output: Tensor
+    ) -> Tensor | None:
+        """Mix the features of what a projection gives in a call of the attention, and keep what
+        mixings read.
+        """
         call = THREADS.own.call
         if call is None or call.heads is not self:
             return None  # someone else calls the projection
         kinds = [kind for kind, present in self.projections().items() if present is projection]
         if not kinds:
             return None  # an adapter is around it, which is the projection now
-        if kinds == ["queries"] and output.size(-1) != (wanted := self.sizes.num_heads * self.sizes.head_dim):
+        if kinds == ["queries"] and output.size(-1) != (
+            wanted := self.sizes.num_heads * self.sizes.head_dim
+        ):
             raise ValueError(
-                f"{type(self.attention).__name__}: its queries have {output.size(-1)} features, must be {wanted}; "
+                f"{type(self.attention).__name__}: its queries have {output.size(-1)} features, "
+                f"must be {wanted}; "
                 f"{SPLIT}"
             )
         if self.feature_mixing is not None:
-            parts = [self.feature_mixing(output[..., at], FEATURES[kind]) for kind, at in self.slices(kinds).items()]
+            parts = [
+                self.feature_mixing(output[..., at], FEATURES[kind])
+                for kind, at in self.slices(kinds).items()
+            ]
             output = torch.cat(parts, -1)
         if "queries" in kinds:
             call.x, call.projected = args[0], output
         if "values" in kinds and self.missing_values:
-            output = F.pad(output, (0, self.missing_values))  # some attentions want as many heads of values as of keys
+            # some attentions want as many heads of values as of keys
+            output = F.pad(output, (0, self.missing_values))
         return output
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -203,52 +235,76 @@ def mixed_attention(
     output_attentions: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention of a module that `mix` has seen, by the contract of the `AttentionInterface`.
+    """Compute the attention of a module that `mix` has seen, by the contract of the
+    `AttentionInterface`.
 
     Args:
         query, key, value: [B, H, Nq, D], and twice [B, G, Nk, D] where G divides H
-        attention_mask: broadcastable to [B, H, Nq, Nk]; bool, True is visible; or floats that are added to the scores,
-            the least number of their type hides; None hides the future where the module is causal
+        attention_mask: broadcastable to [B, H, Nq, Nk]; bool, True is visible; or floats that are
+            added to the scores, the least number of their type hides; None hides the future where
+            the module is causal
         position_bias: [1, H, Nq, Nk], added to the scores (T5)
 
     Returns:
-        output [B, Nq, H', Dv] and, with `output_attentions` or in a model whose `attn_implementation` is eager, the
-        mixed weights [B, H', Nq, Nk]
+        output [B, Nq, H', Dv] and, with `output_attentions` or in a model whose
+        `attn_implementation` is eager, the mixed weights [B, H', Nq, Nk]
     """
     name, mixed, call = type(module).__name__, getattr(module, NAME, None), THREADS.own.call
     if mixed is None:
-        raise RuntimeError(f"{name}: has no mixing; load it by mixhead_plugin.hf.load, or add a row to hf.LAYOUTS")
+        raise RuntimeError(
+            f"{name}: has no mixing; load it by mixhead_plugin.hf.load, or add a row to hf.LAYOUTS"
+        )
     if call is None or call.heads is not mixed or call.projected is None or call.x is None:
-        raise RuntimeError(f"{name}: its projection of queries was not called, so there is nothing to mix by")
+        raise RuntimeError(
+            f"{name}: its projection of queries was not called, so there is nothing to mix by"
+        )
     if (chosen := mixed.config._attn_implementation) not in (NAME, "eager"):
-        raise RuntimeError(f"attn_implementation {chosen}: lost the mixing, must be {NAME} or eager")
-    if used := [name for name in ("softcap", "s_aux", "cache") if others.get(name) is not None]:  # not served
+        raise RuntimeError(
+            f"attn_implementation {chosen}: lost the mixing, must be {NAME} or eager"
+        )
+    # not served
+    if used := [name for name in ("softcap", "s_aux", "cache") if others.get(name) is not None]:
         raise ValueError(f"{name}: {used[0]} cannot be used with mixed heads")
     (batch, heads, n_queries, head_dim), causal, padding = query.shape, False, None
     call.attended = True
-    x, projected = call.x, call.projected  # [B, Nq, C] and [B, Nq, H * D or more], before any rotation
+    # [B, Nq, C] and [B, Nq, H * D or more], before any rotation
+    x, projected = call.x, call.projected
     projected = projected[..., : heads * head_dim].unflatten(2, (heads, head_dim)).transpose(1, 2)
     if attention_mask is None:
-        causal = n_queries > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        causal = n_queries > 1 and (
+            getattr(module, "is_causal", True) if is_causal is None else is_causal
+        )
     elif attention_mask.is_floating_point():
-        attention_mask = attention_mask.masked_fill(attention_mask <= torch.finfo(attention_mask.dtype).min, -torch.inf)
+        attention_mask = attention_mask.masked_fill(
+            attention_mask <= torch.finfo(attention_mask.dtype).min, -torch.inf
+        )
     elif attention_mask.shape[1:3] == (1, 1):  # for all heads and queries
         padding, attention_mask = ~attention_mask[:, 0, 0].expand(batch, -1), None
     else:
         attention_mask = by_head(~attention_mask, heads, query.dtype)
     if position_bias is not None:
-        if position_bias.size(1) != len(mixed.kept["source"]):  # T5's layers share those of all heads
+        # T5's layers share those of all heads
+        if position_bias.size(1) != len(mixed.kept["source"]):
             position_bias = position_bias[:, mixed.kept["source"]]
         attention_mask = position_bias if attention_mask is None else attention_mask + position_bias
     if (groups := heads // key.size(1)) > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if (group := mixed.parts()["head_mixing"].group) > 1:  # neighbours are the values of one mixed head
+    # neighbours are the values of one mixed head
+    if (group := mixed.parts()["head_mixing"].group) > 1:
         value = value.unflatten(1, (-1, group)).transpose(2, 3).flatten(3)  # [B, H', Nk, Dv]
     value = value[:, : mixed.sizes.mixed_heads]
     inputs = mixed.inputs_of(
-        query, key, value, projected, x, attn_mask=attention_mask, key_padding_mask=padding, causal=causal,
-        dropout_p=dropout, scale=head_dim**-0.5 if scaling is None else scaling,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        projected,
+        x,
+        attn_mask=attention_mask,
+        key_padding_mask=padding,
+        causal=causal,
+        dropout_p=dropout,
+        scale=head_dim**-0.5 if scaling is None else scaling,
+    )
     for viewer in list(mixed.viewers.values()):
         viewer(inputs)
     wanted = output_attentions or THREADS.own.wants_weights or mixed.config.output_attentions
@@ -258,8 +314,11 @@ def mixed_attention(
 
 
 def mixed_mask(**settings: Any) -> Tensor | None:
-    """Return a bool mask [B, 1, Nq or 1, Nk], True is visible; None where `mixed_attention` needs none."""
-    positions = settings.get("cache_position")  # of the queries, in transformers 5.3; in later ones, their number
+    """Return a bool mask [B, 1, Nq or 1, Nk], True is visible; None where `mixed_attention` needs
+    none.
+    """
+    # of the queries, in transformers 5.3; in later ones, their number
+    positions = settings.get("cache_position")
     n_queries = settings["q_length"] if positions is None else len(positions)
     if settings["mask_function"] is bidirectional_mask_function:  # all queries see the same keys
         settings |= {"q_length": 1} if positions is None else {"cache_position": positions[:1]}

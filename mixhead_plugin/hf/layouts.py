@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-NAME = "mixhead"  # of the implementation, of the options in a config, and of what `mix` notes in an attention
+# of the implementation, of the options in a config, and of what `mix` notes in an attention
+NAME = "mixhead"
 
 
 class Layout(NamedTuple):
-    """The attributes of an attention of `transformers`; of several projections, the first one that is there.
+    """The attributes of an attention of `transformers`; of several projections, the first one that
+    is there.
 
-    A projection that gives several of queries, keys and values must give them in this order, each for all heads.
+    A projection that gives several of queries, keys and values must give them in this order, each
+    for all heads.
     """
 
     queries: tuple[str, ...]  # projects to the queries of all heads, before any rotation
@@ -23,22 +26,36 @@ class Layout(NamedTuple):
     head_dim: str
     keys: tuple[str, ...] = ("k_proj",)
     values: tuple[str, ...] = ("v_proj",)
-    output: tuple[str, ...] = ("o_proj", "out_proj")  # reads the outputs of all heads; ".." is the module around
+    # reads the outputs of all heads; ".." is the module around
+    output: tuple[str, ...] = ("o_proj", "out_proj")
 
 
 _LAYOUTS = {
-    "BertSelf BertCross RobertaSelf RobertaCross XLMRobertaSelf XLMRobertaCross ElectraSelf ElectraCross": Layout(
-        ("query",), "num_attention_heads", "attention_head_size", ("key",), ("value",), ("..output.dense",)
+    "BertSelf BertCross RobertaSelf RobertaCross XLMRobertaSelf XLMRobertaCross ElectraSelf "
+    "ElectraCross": Layout(
+        ("query",),
+        "num_attention_heads",
+        "attention_head_size",
+        ("key",),
+        ("value",),
+        ("..output.dense",),
     ),
-    "DistilBertSelf": Layout(("q_lin",), "n_heads", "attention_head_size", ("k_lin",), ("v_lin",), ("out_lin",)),
-    "GPT2": Layout(("q_attn", "c_attn"), "num_heads", "head_dim", ("c_attn",), ("c_attn",), ("c_proj",)),
+    "DistilBertSelf": Layout(
+        ("q_lin",), "n_heads", "attention_head_size", ("k_lin",), ("v_lin",), ("out_lin",)
+    ),
+    "GPT2": Layout(
+        ("q_attn", "c_attn"), "num_heads", "head_dim", ("c_attn",), ("c_attn",), ("c_proj",)
+    ),
     "Llama Mistral Qwen2 Qwen3 Gemma ViT": Layout(("q_proj",), "num_attention_heads", "head_dim"),
     "Phi": Layout(("q_proj",), "num_attention_heads", "head_dim", output=("dense",)),
     "Marian Bart MBart Whisper OPT": Layout(("q_proj",), "num_heads", "head_dim"),
     "T5 MT5": Layout(("q",), "n_heads", "key_value_proj_dim", ("k",), ("v",), ("o",)),
 }
-LAYOUTS = {f"{name}Attention": layout for names, layout in _LAYOUTS.items() for name in names.split()}
-_TRIED = dict(LAYOUTS)  # the tests of this project run each; rows of a user are checked by `check_order`
+LAYOUTS = {
+    f"{name}Attention": layout for names, layout in _LAYOUTS.items() for name in names.split()
+}
+# the tests of this project run each; rows of a user are checked by `check_order`
+_TRIED = dict(LAYOUTS)
 
 
 class Site(NamedTuple):
@@ -62,29 +79,41 @@ class Site(NamedTuple):
         return getattr(self.module, self.layout.head_dim)
 
     def group(self, model: nn.Module) -> int:
-        """Return how many heads of queries share a head of keys, where nothing is mixed or pruned."""
+        """Return how many heads of queries share a head of keys,
+        where nothing is mixed or pruned.
+        """
         return self.heads * self.head_dim // self.widths(model)["keys"]
 
     def path(self, kind: str) -> str:
         """Return the name in the model of a projection; `kind` is a field of Layout."""
         names = getattr(self.layout, kind)
         found = next((name for name in names if hasattr(self.module, name)), names[0])
-        return f"{self.name}.{found}".lstrip(".") if found[0] != "." else self.name.rpartition(".")[0] + found[1:]
+        return (
+            f"{self.name}.{found}".lstrip(".")
+            if found[0] != "."
+            else self.name.rpartition(".")[0] + found[1:]
+        )
 
     def packed(self) -> dict[str, list[str]]:
-        """Return which of queries, keys and values each projection gives, by its name in the model."""
+        """Return which of queries, keys and values each projection gives,
+        by its name in the model.
+        """
         found: dict[str, list[str]] = {}
         for kind in ("queries", "keys", "values"):
             found.setdefault(self.path(kind), []).append(kind)
         return found
 
     def packs_by_own_numbers(self) -> bool:
-        """Return whether one projection gives several kinds, in an attention that this project does not know."""
+        """Return whether one projection gives several kinds, in an attention that this project does
+        not know.
+        """
         several = any(len(kinds) > 1 for kinds in self.packed().values())
         return several and _TRIED.get(type(self.module).__name__) is not self.layout
 
     def widths(self, model: nn.Module) -> dict[str, int]:
-        """Return how many features queries, keys and values have, as far as the sizes of the projections tell."""
+        """Return how many features queries, keys and values have, as far as the sizes of the
+        projections tell.
+        """
         widths = {}
         for path, kinds in self.packed().items():
             left, others = out_features(model.get_submodule(path)), list(kinds)
@@ -102,20 +131,29 @@ class Site(NamedTuple):
                 model.get_submodule(self.path(kind))
             _ = self.heads, self.head_dim
         except AttributeError as error:
-            raise ValueError(f"{type(self.module).__name__}: does not fit its row of hf.LAYOUTS, {error}") from None
+            raise ValueError(
+                f"{type(self.module).__name__}: does not fit its row of hf.LAYOUTS, {error}"
+            ) from None
 
     def check_sizes(self, model: nn.Module) -> None:
-        """Raise ValueError unless the projections have the sizes of heads times head size, for keys of fewer heads."""
+        """Raise ValueError unless the projections have the sizes of heads times head size, for keys
+        of fewer heads.
+        """
         widths, inner = self.widths(model), self.heads * self.head_dim
         widths["output"] = in_features(model.get_submodule(self.path("output")))
         what = f"{type(self.module).__name__}: cannot be mixed by its row of hf.LAYOUTS,"
         for kind in ("queries", "output"):
             if widths[kind] != inner:
                 heads = f"{self.heads} heads of {self.head_dim} have {inner}"
-                raise ValueError(f"{what} {self.path(kind)} has {widths[kind]} features, but {heads}")
+                raise ValueError(
+                    f"{what} {self.path(kind)} has {widths[kind]} features, but {heads}"
+                )
         keys, values = widths["keys"], widths["values"]
         if keys != values or keys < 1 or keys % self.head_dim or inner % keys:
-            raise ValueError(f"{what} keys and values have {keys} and {values} features for heads of {self.head_dim}")
+            raise ValueError(
+                f"{what} keys and values have {keys} and {values} features for heads of "
+                f"{self.head_dim}"
+            )
 
 
 def out_features(projection: Any) -> int:
@@ -131,17 +169,28 @@ def _size(projection: Any, *names: str) -> int:
     for name in names:
         if hasattr(projection, name):
             return getattr(projection, name)
-    raise ValueError(f"{type(projection).__name__}: is no projection; a row of hf.LAYOUTS must name an nn.Linear")
+    raise ValueError(
+        f"{type(projection).__name__}: is no projection; a row of hf.LAYOUTS must name an nn.Linear"
+    )
 
 
 def sites_of(model: nn.Module) -> list[Site]:
-    """Return the attentions of a model in its order; raise ValueError if there are none, or one has other names."""
-    named = ((name, module) for name, module in model.named_modules() if type(module).__name__ in LAYOUTS)
+    """Return the attentions of a model in its order; raise ValueError if there are none, or one has
+    other names.
+    """
+    named = (
+        (name, module) for name, module in model.named_modules() if type(module).__name__ in LAYOUTS
+    )
     # A wrapper of an older version may have the name of a row, but none of its projections.
-    found = [Site(*each) for each in named if any(hasattr(each[1], name) for name in Site(*each).layout.queries)]
+    found = [
+        Site(*each)
+        for each in named
+        if any(hasattr(each[1], name) for name in Site(*each).layout.queries)
+    ]
     if not found:
         raise ValueError(
-            f"{type(model).__name__}: has none of the attentions of hf.LAYOUTS: {', '.join(LAYOUTS)}; "
+            f"{type(model).__name__}: has none of the attentions of hf.LAYOUTS: "
+            f"{', '.join(LAYOUTS)}; "
             "docs/huggingface.md says how to add a row"
         )
     for site in found:
@@ -150,13 +199,20 @@ def sites_of(model: nn.Module) -> list[Site]:
 
 
 def left_out(model: nn.Module, sites: Sequence[Site]) -> dict[str, list[str]]:
-    """Return the names of attentions that have no row, by their class: other towers may have other attentions."""
+    """Return the names of attentions that have no row, by their class: other towers may have other
+    attentions.
+    """
     found: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         kind = type(module).__name__
         # BertAttention is around a BertSelfAttention, which has a row.
-        related = any(f"{site.name}.".startswith(f"{name}.") or name.startswith(f"{site.name}.") for site in sites)
-        has_projections = any(getattr(child, "weight", torch.empty(0)).dim() == 2 for child in module.children())
+        related = any(
+            f"{site.name}.".startswith(f"{name}.") or name.startswith(f"{site.name}.")
+            for site in sites
+        )
+        has_projections = any(
+            getattr(child, "weight", torch.empty(0)).dim() == 2 for child in module.children()
+        )
         if kind.endswith("Attention") and has_projections and not related:
             found.setdefault(kind, []).append(name)
     return found
@@ -166,7 +222,9 @@ class _Arrived(Exception):
     """Brings queries and values back from an attention that is asked for their order."""
 
 
-def _bring_back(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *others: Any, **settings: Any) -> Any:
+def _bring_back(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *others: Any, **settings: Any
+) -> Any:
     raise _Arrived(query, value)
 
 
@@ -175,10 +233,12 @@ AttentionInterface.register(_PROBE, _bring_back)
 
 
 def check_order(site: Site, model: nn.Module) -> None:
-    """Raise ValueError unless a projection that gives several kinds gives each for all heads, as Layout says.
+    """Raise ValueError unless a projection that gives several kinds gives each for all heads, as
+    Layout says.
 
-    Some models give queries, keys and values of one head, then those of the next. So the attention runs once, with
-    zeros as queries and numbers as keys and values; what arrives as query and value tells where it was taken from.
+    Some models give queries, keys and values of one head, then those of the next. So the attention
+    runs once, with zeros as queries and numbers as keys and values; what arrives as query and value
+    tells where it was taken from.
     """
     # Without a config, no attention can be put in place; MixedHeads says so.
     if not site.packs_by_own_numbers() or not hasattr(site.module, "config"):
@@ -196,7 +256,9 @@ def check_order(site: Site, model: nn.Module) -> None:
     module.config._attn_implementation_internal = _PROBE
     try:
         with torch.no_grad():
-            module.forward(**_arguments(module, weight.new_zeros(1, 2, in_features(projection)), size))
+            module.forward(
+                **_arguments(module, weight.new_zeros(1, 2, in_features(projection)), size)
+            )
         right = False
     except _Arrived as arrived:
         query, value = arrived.args
@@ -210,15 +272,23 @@ def check_order(site: Site, model: nn.Module) -> None:
         module.config = config
     if not right:
         needed = f"must give {', '.join(kinds)} one after another, each for all heads"
-        raise ValueError(f"{type(module).__name__}: {path} {needed}; with another order it cannot be mixed or pruned")
+        raise ValueError(
+            f"{type(module).__name__}: {path} {needed}; with another order it cannot be mixed or "
+            "pruned"
+        )
 
 
 def _arguments(module: nn.Module, x: Tensor, size: int) -> dict[str, Any]:
-    """Return arguments for one call of an attention alone: the input x [1, N, C], and what it cannot do without."""
+    """Return arguments for one call of an attention alone: the input x [1, N, C], and what it
+    cannot do without.
+    """
     parameters = inspect.signature(module.forward).parameters
     given: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty:
+        if (
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            and parameter.default is parameter.empty
+        ):
             given[name] = None
     if "position_embeddings" in parameters:  # cosines and sines of no rotation
         ones = x.new_ones(*x.shape[:2], size)

@@ -25,17 +25,25 @@ from mixhead_plugin.parts import PARTS, complete
 
 
 def load(
-    folder: str | PathLike[str], cls: type[PreTrainedModel] | None = None, *, impl: str = "auto", **settings: Any
+    folder: str | PathLike[str],
+    cls: type[PreTrainedModel] | None = None,
+    *,
+    impl: str = "auto",
+    **settings: Any,
 ) -> Any:
-    """Load a mixed or pruned model that `save_pretrained` wrote; raise ValueError if it lacks a part of the mixing.
+    """Load a mixed or pruned model that `save_pretrained` wrote; raise ValueError if it lacks a
+    part of the mixing.
 
     Args:
-        folder, settings: the arguments of `from_pretrained`; `unmix` goes to the `attn_implementation`
-        cls: the class of the model; by default the one that was saved. Of a pruned model it needs the same attentions
+        folder, settings: the arguments of `from_pretrained`; `unmix` goes to the
+            `attn_implementation`
+        cls: the class of the model; by default the one that was saved. Of a pruned model it needs
+            the same attentions
         impl: the implementation of `ops.attention`
 
     Raises:
-        ValueError: no entry in config.json, tensors that are missing or have no place, another class, or a `tp_plan`
+        ValueError: no entry in config.json, tensors that are missing or have no place, another
+            class, or a `tp_plan`
     """
     saved, _ = transformers.PreTrainedConfig.get_config_dict(folder, **settings)
     if NAME not in saved:
@@ -45,9 +53,12 @@ def load(
             raise ValueError(f"{name}: must be left out; {SPLIT}")
     written = (saved.get("architectures") or [None])[0]
     if cls is None and written is None:
-        raise ValueError(f"{folder}: its config names no class in architectures; give the class as cls")
+        raise ValueError(
+            f"{folder}: its config names no class in architectures; give the class as cls"
+        )
     base: Any = cls or getattr(transformers, written, object)
-    if not issubclass(base, PreTrainedModel):  # an AutoModel makes models of other classes, without the mixing
+    # an AutoModel makes models of other classes, without the mixing
+    if not issubclass(base, PreTrainedModel):
         raise ValueError(f"cls {base.__name__}: must be the class of a model, as {written}")
     variant = complete(saved[NAME], impl)
 
@@ -61,7 +72,10 @@ def load(
             if PRUNED in saved:
                 prune_checked(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
 
-    wants_info, settings = settings.pop("output_loading_info", False), dict.fromkeys(REFUSED) | settings
+    wants_info, settings = (
+        settings.pop("output_loading_info", False),
+        dict.fromkeys(REFUSED) | settings,
+    )
     model, info = MixedModel.from_pretrained(folder, output_loading_info=True, **settings)
     if missing := sorted(_of_parts(info["missing_keys"])):
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")

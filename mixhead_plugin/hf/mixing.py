@@ -14,31 +14,36 @@ from mixhead_plugin.hf.layouts import NAME, check_order, left_out, sites_of
 from mixhead_plugin.parts import PARTS, complete, effective, refuse_nothing
 from mixhead_plugin.parts.head_mixing import own_numbers
 
-PRUNED = "mixhead_pruned"  # of the entry of a config that has the heads that `prune` removed, by layer
-# These entries of config.json make `from_pretrained` refuse a mixed model, and its message shows the value. The second
-# one does where `from_pretrained` is told to use another attention.
+# of the entry of a config that has the heads that `prune` removed, by layer
+PRUNED = "mixhead_pruned"
+# These entries of config.json make `from_pretrained` refuse a mixed model, and its message shows
+# the value. The second one does where `from_pretrained` is told to use another attention.
 REFUSED = dict.fromkeys(
-    ("attn_implementation", "experts_implementation"), "mixed heads, load this model by mixhead_plugin.hf.load"
+    ("attn_implementation", "experts_implementation"),
+    "mixed heads, load this model by mixhead_plugin.hf.load",
 )
 
 
 def mix(
     model: PreTrainedModel, head_mixing: str | None = None, *, impl: str = "auto", **variant: str
 ) -> PreTrainedModel:
-    """Mix the heads of every attention of `model`, in place, and return it; a trained mixing starts as the identity.
+    """Mix the heads of every attention of `model`, in place, and return it; a trained mixing starts
+    as the identity.
 
-    Mix the outermost model: an outer one could not save what is inside. A warning names the attentions, as of another
-    tower, that have no row in LAYOUTS and stay as they are.
+    Mix the outermost model: an outer one could not save what is inside. A warning names the
+    attentions, as of another tower, that have no row in LAYOUTS and stay as they are.
 
     Args:
-        model: any model whose attentions are in LAYOUTS; it gets a config of its own, with the variant
-        head_mixing, variant: at least one keyword of VARIANT; another normalizer than softmax, and another mixing_start
-            than identity, change the outputs
+        model: any model whose attentions are in LAYOUTS; it gets a config of its own, with the
+            variant
+        head_mixing, variant: at least one keyword of VARIANT; another normalizer than softmax, and
+            another mixing_start than identity, change the outputs
         impl: the implementation of `ops.attention`
 
     Raises:
-        ValueError: an unknown value, nothing that is asked for, a model without such attentions, or one that is mixed
-            or pruned already, has adapters, is offloaded, quantised or split, or whose attentions do not fit their row
+        ValueError: an unknown value, nothing that is asked for, a model without such attentions, or
+            one that is mixed or pruned already, has adapters, is offloaded, quantised or split, or
+            whose attentions do not fit their row
     """
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     variant = complete(asked, impl)
@@ -48,7 +53,9 @@ def mix(
     if is_mixed(model):
         raise ValueError(f"{type(model).__name__}: is mixed already, or pruned")
     if has_adapters(model):
-        raise ValueError(f"{type(model).__name__}: has adapters; must be mixed before they are added")
+        raise ValueError(
+            f"{type(model).__name__}: has adapters; must be mixed before they are added"
+        )
     refuse_offloaded(model, "mixed")
     refuse_quantised(model, "mixed")
     if getattr(model, "_tp_size", None) is not None:
@@ -61,7 +68,8 @@ def mix(
     if others := left_out(model, sites):
         classes = ", ".join(f"{len(names)} {kind}, as {names[0]}" for kind, names in others.items())
         warnings.warn(
-            f"{type(model).__name__}: was mixed without {classes}; hf.LAYOUTS has no row for it", stacklevel=2
+            f"{type(model).__name__}: was mixed without {classes}; hf.LAYOUTS has no row for it",
+            stacklevel=2,
         )
     return model
 
@@ -78,32 +86,48 @@ def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
 
 
 def is_mixed(model: nn.Module) -> bool:
-    return any(NAME in vars(module) for module in model.modules() if not isinstance(module, PreTrainedModel))
+    return any(
+        NAME in vars(module)
+        for module in model.modules()
+        if not isinstance(module, PreTrainedModel)
+    )
 
 
 def has_adapters(model: nn.Module) -> bool:
     """Return whether PEFT has changed modules, or is around the model."""
-    return hasattr(model, "peft_type") or any(hasattr(module, "base_layer") for module in model.modules())
+    return hasattr(model, "peft_type") or any(
+        hasattr(module, "base_layer") for module in model.modules()
+    )
 
 
 def refuse_offloaded(model: nn.Module, what: str) -> None:
-    """Raise ValueError if weights are elsewhere between the calls, because a change of them would be lost.
+    """Raise ValueError if weights are elsewhere between the calls, because a change of them would
+    be lost.
 
-    They are on the device meta then, as they are while `from_pretrained` makes a model, but a hook brings them back.
+    They are on the device meta then, as they are while `from_pretrained` makes a model, but a hook
+    brings them back.
     """
     for name, module in model.named_modules():
         if hasattr(module, "_hf_hook") and any(weight.is_meta for weight in module.parameters()):
             where = name or type(module).__name__
-            raise ValueError(f"{type(model).__name__}: {where} is offloaded; must be {what} before it is offloaded")
+            raise ValueError(
+                f"{type(model).__name__}: {where} is offloaded; must be {what} before it is "
+                "offloaded"
+            )
 
 
 def refuse_quantised(model: nn.Module, what: str) -> None:
-    """Raise ValueError if projections keep no weights of floats, which `mix` follows, and `fold` and `prune` change."""
+    """Raise ValueError if projections keep no weights of floats, which `mix` follows, and `fold`
+    and `prune` change.
+    """
     for site in sites_of(model):
         for path in (*site.packed(), site.path("output")):
             weight: Any = getattr(model.get_submodule(path), "weight", None)
             if not isinstance(weight, Tensor) or not weight.is_floating_point():
-                raise ValueError(f"{type(model).__name__}: {path} is quantised; must be {what} before it is quantised")
+                raise ValueError(
+                    f"{type(model).__name__}: {path} is quantised; must be {what} before it is "
+                    "quantised"
+                )
 
 
 def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTrainedModel:
@@ -114,9 +138,11 @@ def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTra
         for site in sites:
             site.check_sizes(model)
             all_heads.append(MixedHeads(site, model, variant, impl))
-            # A part draws by the state of the generator: without this number all layers would start equal.
+            # A part draws by the state of the generator: without this number all layers would start
+            # equal.
             torch.rand((), device="cpu")
-    memo: dict[int, Any] = {}  # modules that share a config share its copy; `set_attn_implementation` would miss some
+    # modules that share a config share its copy; `set_attn_implementation` would miss some
+    memo: dict[int, Any] = {}
     for name, module in model.named_modules():
         if not hasattr(module, "config"):
             continue
@@ -124,13 +150,15 @@ def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTra
         module.config = config
         if not any(name in ("", site.name) or site.name.startswith(f"{name}.") for site in sites):
             continue  # another tower, which stays as it is
-        if not (config.output_attentions and config._attn_implementation == "eager"):  # it wants no other name then
+        # it wants no other name then
+        if not (config.output_attentions and config._attn_implementation == "eager"):
             config._attn_implementation_internal = NAME
         vars(config).update(REFUSED, **{NAME: variant})
     for site, heads in zip(sites, all_heads):
         heads.config = site.module.config
         heads.attach()
-        # Its own config: whatever `transformers` chooses for the model, the attention calls `mixed_attention`.
+        # Its own config: whatever `transformers` chooses for the model, the attention calls
+        # `mixed_attention`.
         site.module.config = copy.copy(heads.config)
         site.module.config._attn_implementation_internal = NAME
     for module in model.modules():
@@ -166,7 +194,9 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
     Raise ValueError if its outputs would change, or if the model has adapters or is offloaded.
     """
     if has_adapters(model):
-        raise ValueError(f"{type(model).__name__}: has adapters; must be unmixed after they are merged")
+        raise ValueError(
+            f"{type(model).__name__}: has adapters; must be unmixed after they are merged"
+        )
     found = _removable(model)
     if attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)
@@ -182,12 +212,16 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
 
 
 def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
-    """Multiply the feature mixing of `model` into its projections, in place, and return it without mixing, as `unmix`.
+    """Multiply the feature mixing of `model` into its projections, in place, and return it without
+    mixing, as `unmix`.
 
-    Raise ValueError if another part has an effect, or if the model has adapters, is pruned, quantised or offloaded.
+    Raise ValueError if another part has an effect, or if the model has adapters, is pruned,
+    quantised or offloaded.
     """
     if has_adapters(model):
-        raise ValueError(f"{type(model).__name__}: has adapters; must be folded after they are merged")
+        raise ValueError(
+            f"{type(model).__name__}: has adapters; must be folded after they are merged"
+        )
     _removable(model, folded="feature_mixing")
     refuse_quantised(model, "folded")
     for site in sites_of(model):
@@ -198,7 +232,11 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
         tensors = {"output": [_rows(output)]}
         for path, kinds in site.packed().items():
             projection: Any = model.get_submodule(path)
-            given = [_rows(projection)] if projection.bias is None else [_rows(projection), projection.bias]
+            given = (
+                [_rows(projection)]
+                if projection.bias is None
+                else [_rows(projection), projection.bias]
+            )
             for kind, where in mixed.slices(kinds).items():
                 tensors[FEATURES[kind]] = [tensor[where] for tensor in given]
         mixed.feature_mixing.fold(tensors)

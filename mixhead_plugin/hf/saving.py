@@ -38,7 +38,8 @@ def watch_adapters() -> None:
     from peft.utils import save_and_load
 
     for name, check in (
-        ("get_peft_model_state_dict", _refuse_adapter),  # every way to save an adapter goes through it
+        # every way to save an adapter goes through it
+        ("get_peft_model_state_dict", _refuse_adapter),
         ("set_peft_model_state_dict", _refuse_unmixed),
     ):
         function = getattr(save_and_load, name)
@@ -58,7 +59,9 @@ def _checked(function: Any, check: Any) -> Any:
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the parts with tensors of all attentions that are mixed, by the name of their option."""
+    """Yield the parts with tensors of all attentions that are mixed,
+    by the name of their option.
+    """
     for module in model.modules():
         if NAME in vars(module):
             for option in PARTS:
@@ -79,7 +82,8 @@ def _refuse_inner(model: Any, *args: Any, **kwargs: Any) -> None:
     inside = [name for name, module in model.named_modules() if NAME in vars(module)]
     if inside and not hasattr(model.config, NAME):
         raise ValueError(
-            f"{type(model).__name__}: is mixed inside alone ({inside[0]}), so its config has no entry to load it by; "
+            f"{type(model).__name__}: is mixed inside alone ({inside[0]}), so its config has no "
+            "entry to load it by; "
             "mix the outermost model"
         )
 
@@ -88,7 +92,8 @@ def _refuse_adapter(model: Any, *args: Any, **kwargs: Any) -> None:
     lost = sorted({option for option, part in _parts(model) if "_adapters" not in vars(part)})
     if lost:
         raise ValueError(
-            f"adapter: must have modules_to_save={lost}, or it would lose the mixing; merge_and_unload() keeps it"
+            f"adapter: must have modules_to_save={lost}, or it would lose the mixing; "
+            "merge_and_unload() keeps it"
         )
 
 
@@ -96,5 +101,6 @@ def _refuse_unmixed(model: Any, state: dict[str, Any], *args: Any, **kwargs: Any
     given = {option for name in state for option in PARTS if f".{option}." in name}
     if lost := sorted(given - {option for option, _ in _parts(model)}):
         raise ValueError(
-            f"adapter: has tensors of {lost}, which its base lacks; the base must be mixed in the same way"
+            f"adapter: has tensors of {lost}, which its base lacks; the base must be mixed in the "
+            "same way"
         )

@@ -24,16 +24,17 @@ def view(
 ) -> None:
     """Write one HTML file that shows the heads of a model, mixed or not, on one text or several.
 
-    An encoder-decoder reads `target` in its decoder, one for all texts or one for each; without it, what `generate`
-    gives. ValueError if no attention is in `hf.LAYOUTS`, if targets do not fit the texts, or if a text is empty, or
-    has more tokens than `length` or the positions of the model.
+    An encoder-decoder reads `target` in its decoder, one for all texts or one for each; without it,
+    what `generate` gives. ValueError if no attention is in `hf.LAYOUTS`, if targets do not fit the
+    texts, or if a text is empty, or has more tokens than `length` or the positions of the model.
     """
     texts = [text] if isinstance(text, str) else list(text)
     targets = [target] * len(texts) if target is None or isinstance(target, str) else list(target)
     if len(targets) != len(texts):
         raise ValueError(f"target: has {len(targets)}, must be one for each of {len(texts)} texts")
     length = min(length, getattr(model.config, "max_position_embeddings", length))
-    sentences, generates = [], cast(Any, model)  # transformers does not type what only some models have
+    # transformers does not type what only some models have
+    sentences, generates = [], cast(Any, model)
     for one, its_target in zip(texts, targets):
         inputs = tokenizer(one, return_tensors="pt").to(model.device)
         read = _words(tokenizer, inputs["input_ids"], length)
@@ -42,9 +43,16 @@ def view(
             if its_target is None:
                 output = generates.generate(**inputs)[:, 1:]
             else:
-                output = tokenizer(text_target=its_target, return_tensors="pt")["input_ids"].to(model.device)
-            inputs["decoder_input_ids"] = generates.prepare_decoder_input_ids_from_labels(labels=output)
-            written, follows = _words(tokenizer, inputs["decoder_input_ids"], length), _words(tokenizer, output, length)
+                output = tokenizer(text_target=its_target, return_tensors="pt")["input_ids"].to(
+                    model.device
+                )
+            inputs["decoder_input_ids"] = generates.prepare_decoder_input_ids_from_labels(
+                labels=output
+            )
+            written, follows = (
+                _words(tokenizer, inputs["decoder_input_ids"], length),
+                _words(tokenizer, output, length),
+            )
         found = [_heads(model, heads) for heads in attentions(model, inputs).values()]
         sites = {attention.site for attention in found}
         encoder, decoder = "encoder-self" in sites, "decoder-self" in sites
@@ -59,14 +67,24 @@ def _words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:
     """Return the words of the first sentence of tokens [1, N]."""
     if not 0 < tokens.size(1) <= length:
         raise ValueError(f"a text of {tokens.size(1)} tokens: must have 1 to length {length}")
-    return [tokenizer.decode([t]).strip() or tokenizer.convert_ids_to_tokens(t) for t in tokens[0].tolist()]
+    return [
+        tokenizer.decode([t]).strip() or tokenizer.convert_ids_to_tokens(t)
+        for t in tokens[0].tolist()
+    ]
 
 
 def _heads(model: PreTrainedModel, heads: LayerHeads) -> Attention:
     """Return the heads of one attention on the first sentence."""
     cross = re.search("cross|encoder_attn|EncDec", heads.name)
-    causal = "decoder" in heads.name.split(".") or getattr(model.get_submodule(heads.name), "is_causal", False)
+    causal = "decoder" in heads.name.split(".") or getattr(
+        model.get_submodule(heads.name), "is_causal", False
+    )
     site = "cross" if cross else "decoder-self" if causal else "encoder-self"
     layer = int(re.findall(r"\.(\d+)\.", heads.name)[0])
     mixing = heads.mixing
-    return Attention(site, layer, heads.source[0], mixing[0] if mixing is not None and mixing.dim() == 4 else mixing)
+    return Attention(
+        site,
+        layer,
+        heads.source[0],
+        mixing[0] if mixing is not None and mixing.dim() == 4 else mixing,
+    )

@@ -1,6 +1,15 @@
-"""Attention with mixed heads for any torch model; needs torch and nothing else; docs/python.md has examples."""
+"""Attention with mixed heads for any torch model; needs torch and nothing else; docs/python.md has
+examples.
+"""
 
 from mixhead_plugin.nn.attention import MixedAttention, ShapeError, mix
 from mixhead_plugin.parts import VARIANT, mixing_parameters, parameter_groups
 
-__all__ = ["VARIANT", "MixedAttention", "ShapeError", "mix", "mixing_parameters", "parameter_groups"]
+__all__ = [
+    "VARIANT",
+    "MixedAttention",
+    "ShapeError",
+    "mix",
+    "mixing_parameters",
+    "parameter_groups",
+]

@@ -1,4 +1,6 @@
-"""Attention with mixed heads for any torch model; needs torch and nothing else; docs/python.md has examples."""
+"""Attention with mixed heads for any torch model; needs torch and nothing else; docs/python.md has
+examples.
+"""
 
 from typing import Any
 
@@ -10,11 +12,20 @@ from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.parts import VARIANT, Assembly, complete, refuse_nothing, sizes_of
 from mixhead_plugin.parts.parameters import mixing_parameters, parameter_groups
 
-__all__ = ["VARIANT", "MixedAttention", "ShapeError", "mix", "mixing_parameters", "parameter_groups"]
+__all__ = [
+    "VARIANT",
+    "MixedAttention",
+    "ShapeError",
+    "mix",
+    "mixing_parameters",
+    "parameter_groups",
+]
 
 
 class ShapeError(ValueError, AssertionError, RuntimeError):
-    """Say which shape or type was expected; torch's module raises one of the last two, this project the first."""
+    """Say which shape or type was expected; torch's module raises one of the last two, this project
+    the first.
+    """
 
 
 class _NotTorchs:
@@ -28,23 +39,27 @@ class _NotTorchs:
 
 
 class MixedAttention(Assembly):
-    """Replace `nn.MultiheadAttention`: same call and masks; loads a state dict of torch's or of fairseq's attention.
+    """Replace `nn.MultiheadAttention`: same call and masks; loads a state dict of torch's or of
+    fairseq's attention.
 
-    These differ: a row that sees no key gives 0, not NaN; `is_causal` needs no `attn_mask` beside it; the
-    weights are those before dropout.
+    These differ: a row that sees no key gives 0, not NaN; `is_causal` needs no `attn_mask` beside
+    it; the weights are those before dropout.
 
     Args:
-        embed_dim, ..., dtype: as in `nn.MultiheadAttention`; add_bias_kv and add_zero_attn must be False
+        embed_dim, ..., dtype: as in `nn.MultiheadAttention`; add_bias_kv and add_zero_attn must be
+            False
         head_dim: size of a head's queries, keys and values; None for embed_dim / num_heads
         relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
-        causal: whether every call is causal, as by `is_causal`; the relative position 't5' depends on it
+        causal: whether every call is causal, as by `is_causal`; the relative position 't5' depends
+            on it
         impl: the implementation of `ops.attention`
-        variant: the keywords of VARIANT; a trained mixing starts as the identity, or as `mixing_start` says;
-            relative positions are for self-attention
+        variant: the keywords of VARIANT; a trained mixing starts as the identity, or as
+            `mixing_start` says; relative positions are for self-attention
     """
 
-    # torch's TransformerEncoderLayer would compute the attention itself if these were there. TransformerEncoder asks
-    # torch.overrides whether the weight is a plain tensor, and pads nothing away if it is not.
+    # torch's TransformerEncoderLayer would compute the attention itself if these were there.
+    # TransformerEncoder asks torch.overrides whether the weight is a plain tensor, and pads nothing
+    # away if it is not.
     in_proj_weight = _NotTorchs()
     in_proj_bias = None
     _qkv_same_embed_dim = False
@@ -73,13 +88,27 @@ class MixedAttention(Assembly):
         variant = complete(variant, impl)
         least = min(num_heads, embed_dim, 1 if head_dim is None else head_dim, relative_gain + 1)
         if least < 1 or not 0 <= dropout <= 1:
-            given = f"num_heads {num_heads}, embed_dim {embed_dim}, head_dim {head_dim}, relative_gain {relative_gain}"
-            raise ValueError(f"{given}, dropout {dropout}: must be at least 1, a gain 0, and dropout from 0 to 1")
+            given = (
+                f"num_heads {num_heads}, embed_dim {embed_dim}, head_dim {head_dim}, relative_gain "
+                f"{relative_gain}"
+            )
+            raise ValueError(
+                f"{given}, dropout {dropout}: must be at least 1, a gain 0, and dropout from 0 to 1"
+            )
         if head_dim is None and embed_dim % num_heads != 0:
-            raise ValueError(f"num_heads {num_heads}: must divide embed_dim {embed_dim}, or head_dim be given")
+            raise ValueError(
+                f"num_heads {num_heads}: must divide embed_dim {embed_dim}, or head_dim be given"
+            )
         if add_bias_kv or add_zero_attn:
-            raise ValueError(f"add_bias_kv {add_bias_kv}, add_zero_attn {add_zero_attn}: must be False")
-        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
+            raise ValueError(
+                f"add_bias_kv {add_bias_kv}, add_zero_attn {add_zero_attn}: must be False"
+            )
+        self.embed_dim, self.num_heads, self.dropout, self.batch_first = (
+            embed_dim,
+            num_heads,
+            dropout,
+            batch_first,
+        )
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.kdim, self.vdim = (embed_dim if dim is None else dim for dim in (kdim, vdim))
         self.causal, self.impl = causal, impl
@@ -97,9 +126,11 @@ class MixedAttention(Assembly):
         self.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the projections anew, as `nn.MultiheadAttention` draws its own; each part has such a method, too.
+        """Draw the projections anew, as `nn.MultiheadAttention` draws its own; each part has such a
+        method, too.
 
-        A loop over all modules reaches the projections themselves afterwards, which `nn.Linear` draws in its own way.
+        A loop over all modules reaches the projections themselves afterwards, which `nn.Linear`
+        draws in its own way.
         """
         # torch draws the projections of equal inputs as one matrix [3 * embed_dim, embed_dim].
         gain = 2**-0.5 if self.kdim == self.vdim == self.embed_dim else 1.0
@@ -109,15 +140,21 @@ class MixedAttention(Assembly):
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *settings: Any) -> None:
-        """Split the packed projections of `nn.MultiheadAttention`; a part that it lacks wholly starts anew."""
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *settings: Any
+    ) -> None:
+        """Split the packed projections of `nn.MultiheadAttention`; a part that it lacks wholly
+        starts anew.
+        """
         for kind in ("weight", "bias"):
             packed = state_dict.pop(f"{prefix}in_proj_{kind}", None)
             for name, part in zip("qkv", () if packed is None else packed.chunk(3)):
                 state_dict[f"{prefix}{name}_proj.{kind}"] = part
         for name in "qkv":
             if f"{prefix}{name}_proj_weight" in state_dict:
-                state_dict[f"{prefix}{name}_proj.weight"] = state_dict.pop(f"{prefix}{name}_proj_weight")
+                state_dict[f"{prefix}{name}_proj.weight"] = state_dict.pop(
+                    f"{prefix}{name}_proj_weight"
+                )
         whole = all(f"{prefix}{name}_proj.weight" in state_dict for name in ("q", "k", "v", "out"))
         for name, child in self.named_children():
             upgrade = getattr(child, "upgrade_state_dict_named", None)
@@ -141,18 +178,24 @@ class MixedAttention(Assembly):
         """Attend, with the calling convention of `nn.MultiheadAttention`.
 
         Args:
-            query: [Nq, B, embed_dim]; with `batch_first` [B, Nq, embed_dim]; [Nq, embed_dim] without a batch
+            query: [Nq, B, embed_dim]; with `batch_first` [B, Nq, embed_dim]; [Nq, embed_dim]
+                without a batch
             key, value: [Nk, B, kdim] and [Nk, B, vdim], likewise; None for those of `cache` alone
-            key_padding_mask: [B, Nk] or [Nk]; bool, True hides a key, or floats to add to the scores
+            key_padding_mask: [B, Nk] or [Nk]; bool, True hides a key, or floats to add to the
+                scores
             need_weights: also return the mixed weights
-            attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; bool, True hides a key, or floats to add to the scores
+            attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; bool, True hides a key, or floats to add to the
+                scores
             average_attn_weights: return the mean of the weights over the heads
-            is_causal: query t sees the keys up to t + (Nk - Nq); an `attn_mask` beside it must be the causal one
-            cache: keys and values [B, H, N, D] of earlier calls, an empty dict at first. The call appends its own. The
-                masks are for all of them. Beam search chooses rows by `index_select(0, order)`.
+            is_causal: query t sees the keys up to t + (Nk - Nq); an `attn_mask` beside it must be
+                the causal one
+            cache: keys and values [B, H, N, D] of earlier calls, an empty dict at first. The call
+                appends its own. The masks are for all of them. Beam search chooses rows by
+                `index_select(0, order)`.
 
         Returns:
-            output, shaped as `query`, and weights: None, [B, Nq, Nk], or [B, H', Nq, Nk] if not averaged
+            output, shaped as `query`, and weights: None, [B, Nq, Nk], or [B, H', Nq, Nk] if not
+                averaged
         """
         if query.is_nested:
             return self._of_nested(query, key, value, need_weights), None
@@ -160,38 +203,67 @@ class MixedAttention(Assembly):
         self._check_shapes(query, key, value, key_padding_mask, attn_mask)
         inputs: list[Any] = [query, key, value]
         if unbatched or not self.batch_first:
-            inputs = [None if x is None else x[None] if unbatched else x.transpose(0, 1) for x in inputs]
+            inputs = [
+                None if x is None else x[None] if unbatched else x.transpose(0, 1) for x in inputs
+            ]
         if unbatched and key_padding_mask is not None:
             key_padding_mask = key_padding_mask[None]
-        x, q = inputs[0], self.queries(inputs[0]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, H, Nq, D]
-        n_keys = (cache["key"].size(2) if cache else 0) + (0 if inputs[1] is None else inputs[1].size(1))
+        # [B, H, Nq, D]
+        x, q = inputs[0], self.queries(inputs[0]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        n_keys = (cache["key"].size(2) if cache else 0) + (
+            0 if inputs[1] is None else inputs[1].size(1)
+        )
         full, padded = (x.size(0) * self.num_heads, q.size(2), n_keys), (x.size(0), n_keys)
         if attn_mask is not None and attn_mask.shape != full[-attn_mask.dim() :]:
-            raise ShapeError(f"Expected `attn_mask` shape to be {full[-attn_mask.dim() :]} but got {attn_mask.shape}")
+            raise ShapeError(
+                f"Expected `attn_mask` shape to be {full[-attn_mask.dim() :]} but got "
+                f"{attn_mask.shape}"
+            )
         if key_padding_mask is not None and key_padding_mask.shape != padded:
-            raise ShapeError(f"Expected `key_padding_mask` shape to be {padded} but got {key_padding_mask.shape}")
+            raise ShapeError(
+                f"Expected `key_padding_mask` shape to be {padded} but got {key_padding_mask.shape}"
+            )
         k, v = self._keys_and_values(inputs[1], inputs[2], cache)
-        causal = self.causal or (is_causal and attn_mask is None)  # torch's is_causal describes the mask beside it
+        # torch's is_causal describes the mask beside it
+        causal = self.causal or (is_causal and attn_mask is None)
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         if key_padding_mask is not None and key_padding_mask.is_floating_point():
             added = key_padding_mask[:, None, None]  # [B, 1, 1, Nk]
             attn_mask, key_padding_mask = added if attn_mask is None else attn_mask + added, None
         called = self.inputs_of(
-            q, k, v, q, x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, causal=causal,
-            dropout_p=self.dropout if self.training else 0.0, scale=self.head_dim**-0.5,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            q,
+            x,
+            attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask,
+            causal=causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=self.head_dim**-0.5,
+        )
         out, weights = attend_with_weights(called, self.impl, need_weights)
         out = self.gated(out.transpose(1, 2), x)  # [B, Nq, H', Dv]
         out = self.out_proj(out.flatten(2))  # [B, Nq, embed_dim]
-        weights = None if weights is None else (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
+        weights = (
+            None
+            if weights is None
+            else (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
+        )
         if unbatched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
 
-    def _of_nested(self, query: Tensor, key: Tensor | None, value: Tensor | None, need_weights: bool) -> Tensor:
-        """Attend within each row of a nested tensor; torch's TransformerEncoder makes one of a padded batch in eval."""
+    def _of_nested(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, need_weights: bool
+    ) -> Tensor:
+        """Attend within each row of a nested tensor; torch's TransformerEncoder makes one of a
+        padded batch in eval.
+        """
         if query is not key or query is not value or need_weights or not self.batch_first:
-            raise ShapeError("nested query: must be key and value, too, with batch_first and need_weights=False")
+            raise ShapeError(
+                "nested query: must be key and value, too, with batch_first and need_weights=False"
+            )
         lengths = torch.tensor([row.size(0) for row in query.unbind()], device=query.device)
         padded = torch.nested.to_padded_tensor(query, 0.0)  # [B, N, embed_dim]
         hidden = torch.arange(padded.size(1), device=query.device) >= lengths[:, None]  # [B, N]
@@ -200,32 +272,53 @@ class MixedAttention(Assembly):
         return torch.nested.as_nested_tensor(rows, layout=query.layout)
 
     def _check_shapes(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, padding: Tensor | None, mask: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        padding: Tensor | None,
+        mask: Tensor | None,
     ) -> None:
         """Raise ShapeError in the words of `nn.MultiheadAttention`."""
         dims = query.dim()
         if dims not in (2, 3):
-            raise ShapeError(f"query should be unbatched 2D or batched 3D tensor but received {dims}-D query tensor")
+            raise ShapeError(
+                f"query should be unbatched 2D or batched 3D tensor but received {dims}-D query "
+                "tensor"
+            )
         batched = f"For {'batched' if dims == 3 else 'unbatched'} ({dims}-D) `query`, expected"
         batch = 1 if dims == 2 else query.size(0 if self.batch_first else 1)
         if padding is not None and padding.dim() != dims - 1:
             found = f"{padding.dim()}-D tensor instead"
-            raise ShapeError(f"{batched} `key_padding_mask` to be `None` or {dims - 1}-D but found {found}")
+            raise ShapeError(
+                f"{batched} `key_padding_mask` to be `None` or {dims - 1}-D but found {found}"
+            )
         if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
             raise ShapeError("only bool and floating types of attn_mask are supported")
         if mask is not None and mask.dim() not in (2, 3):
-            raise ShapeError(f"{batched} `attn_mask` to be `None`, 2-D or 3-D but found {mask.dim()}-D tensor instead")
+            raise ShapeError(
+                f"{batched} `attn_mask` to be `None`, 2-D or 3-D but found {mask.dim()}-D tensor "
+                "instead"
+            )
         if query.size(-1) != self.embed_dim:
-            raise ShapeError(f"was expecting embedding dimension of {self.embed_dim}, but got {query.size(-1)}")
+            raise ShapeError(
+                f"was expecting embedding dimension of {self.embed_dim}, but got {query.size(-1)}"
+            )
         if key is None or value is None:
             return
         if key.dim() != dims or value.dim() != dims:
             found = f"{key.dim()}-D and {value.dim()}-D tensors respectively"
             raise ShapeError(f"{batched} `key` and `value` to be {dims}-D but found {found}")
-        same = key.shape[:-1] == value.shape[:-1] and (key.size(-1), value.size(-1)) == (self.kdim, self.vdim)
+        same = key.shape[:-1] == value.shape[:-1] and (key.size(-1), value.size(-1)) == (
+            self.kdim,
+            self.vdim,
+        )
         if not same or (dims == 3 and key.size(0 if self.batch_first else 1) != batch):
             found = f"key shape {key.shape} and value shape {value.shape}"
-            raise ShapeError(f"{found} do not match each other, kdim {self.kdim}, vdim {self.vdim} or batch {batch}")
+            raise ShapeError(
+                f"{found} do not match each other, kdim {self.kdim}, vdim {self.vdim} or batch "
+                f"{batch}"
+            )
 
     def _keys_and_values(
         self, key: Tensor | None, value: Tensor | None, cache: dict[str, Tensor] | None
@@ -234,28 +327,48 @@ class MixedAttention(Assembly):
         kept = {} if cache is None else cache
         if key is not None and value is not None:
             new = {"key": self.keys(key).unflatten(2, (self.num_heads, -1)).transpose(1, 2)}
-            new["value"] = self.values(value).unflatten(2, (self.num_mixed_heads, -1)).transpose(1, 2)
-            kept |= {name: torch.cat([kept[name], x], dim=2) if name in kept else x for name, x in new.items()}
+            new["value"] = (
+                self.values(value).unflatten(2, (self.num_mixed_heads, -1)).transpose(1, 2)
+            )
+            kept |= {
+                name: torch.cat([kept[name], x], dim=2) if name in kept else x
+                for name, x in new.items()
+            }
         elif key is not value or not kept:
             raise ValueError("key, value: must both be given, or both be in the cache and None")
         return kept["key"], kept["value"]
 
 
-def mix(model: nn.Module, head_mixing: str | None = None, *, impl: str = "auto", **variant: Any) -> nn.Module:
-    """Replace every `nn.MultiheadAttention` inside `model`, in place, by a `MixedAttention` with its weights and hooks.
+def mix(
+    model: nn.Module, head_mixing: str | None = None, *, impl: str = "auto", **variant: Any
+) -> nn.Module:
+    """Replace every `nn.MultiheadAttention` inside `model`, in place, by a `MixedAttention` with
+    its weights and hooks.
 
-    `variant` has keywords of `MixedAttention` from `relative_gain` on; at least one of them or `head_mixing` must be
-    given. Frozen weights stay frozen. Return the model. Raise ValueError if it has no such attention, is one itself,
-    has one of a subclass, or has cross-attention, which relative positions, gains and `causal` do not fit.
+    `variant` has keywords of `MixedAttention` from `relative_gain` on; at least one of them or
+    `head_mixing` must be given. Frozen weights stay frozen. Return the model. Raise ValueError if
+    it has no such attention, is one itself, has one of a subclass, or has cross-attention, which
+    relative positions, gains and `causal` do not fit.
     """
     found = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
-    if not found or model in found or any(type(module) is not nn.MultiheadAttention for module in found):
-        raise ValueError(f"{type(model).__name__}: must have attentions inside, each exactly nn.MultiheadAttention")
+    if (
+        not found
+        or model in found
+        or any(type(module) is not nn.MultiheadAttention for module in found)
+    ):
+        raise ValueError(
+            f"{type(model).__name__}: must have attentions inside, each exactly "
+            "nn.MultiheadAttention"
+        )
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     refuse_nothing(asked)
-    own = {"relative_position", "relative_gain", "causal"} & {name for name in asked if asked[name] not in ("none", 0)}
+    own = {"relative_position", "relative_gain", "causal"} & {
+        name for name in asked if asked[name] not in ("none", 0)
+    }
     if own and any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules()):
-        raise ValueError(f"{min(own)}: must not be given where there is cross-attention, only for self-attention")
+        raise ValueError(
+            f"{min(own)}: must not be given where there is cross-attention, only for self-attention"
+        )
     new = {module: _mixed(module, {**asked, "impl": impl}) for module in found}
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module in new:
@@ -267,13 +380,32 @@ def mix(model: nn.Module, head_mixing: str | None = None, *, impl: str = "auto",
 
 def _mixed(old: nn.MultiheadAttention, variant: dict[str, Any]) -> MixedAttention:
     constants, weight = (old.bias_k is not None, old.add_zero_attn), old.out_proj.weight
-    sizes = (old.dropout, old.in_proj_bias is not None, *constants, old.kdim, old.vdim, old.batch_first)
-    new = MixedAttention(old.embed_dim, old.num_heads, *sizes, weight.device, weight.dtype, **variant)
+    sizes = (
+        old.dropout,
+        old.in_proj_bias is not None,
+        *constants,
+        old.kdim,
+        old.vdim,
+        old.batch_first,
+    )
+    new = MixedAttention(
+        old.embed_dim, old.num_heads, *sizes, weight.device, weight.dtype, **variant
+    )
     given = old.state_dict(keep_vars=True)
-    new.load_state_dict({**new.state_dict(), **given})  # a sink has no start that a checkpoint without it could mean
-    for name, parameter in new.named_parameters():  # q_proj.weight was q_proj_weight, or part of in_proj_weight
+    # a sink has no start that a checkpoint without it could mean
+    new.load_state_dict({**new.state_dict(), **given})
+    # q_proj.weight was q_proj_weight, or part of in_proj_weight
+    for name, parameter in new.named_parameters():
         for former in (name, name.replace(".", "_"), f"in{name[1:]}".replace(".", "_")):
-            parameter.requires_grad_(getattr(given.get(former), "requires_grad", parameter.requires_grad))
+            parameter.requires_grad_(
+                getattr(given.get(former), "requires_grad", parameter.requires_grad)
+            )
     # Those of state dicts know the old module and its names.
-    vars(new).update({name: kept for name, kept in vars(old).items() if "_hook" in name and "state_dict" not in name})
+    vars(new).update(
+        {
+            name: kept
+            for name, kept in vars(old).items()
+            if "_hook" in name and "state_dict" not in name
+        }
+    )
     return new.train(old.training)

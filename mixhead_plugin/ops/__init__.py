@@ -4,4 +4,10 @@ from mixhead_plugin.ops.api import IMPLEMENTATIONS, attention, implementation_pr
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.relative import RelativeScores
 
-__all__ = ["IMPLEMENTATIONS", "NORMALIZERS", "RelativeScores", "attention", "implementation_problem"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "NORMALIZERS",
+    "RelativeScores",
+    "attention",
+    "implementation_problem",
+]

@@ -1,4 +1,6 @@
-"""Say how far an implementation may be from the exact result: twice as far as the formula in the same dtype."""
+"""Say how far an implementation may be from the exact result: twice as far as the formula in the
+same dtype.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +17,10 @@ from mixhead_plugin.ops.relative import relative_scores
 
 Results = dict[str, Tensor]  # the output and the gradients, by name
 Problem = tuple[AttentionInputs, Tensor]  # a call and the gradient of its output
-Layout = tuple[tuple[int, bool], ...]  # the dimensions from the innermost on; is the stride a multiple of 16?
-# Numbers of queries and keys, and p of dropout. A tile has fewer. triton compiles multiples of 16 in another way.
+# the dimensions from the innermost on; is the stride a multiple of 16?
+Layout = tuple[tuple[int, bool], ...]
+# Numbers of queries and keys, and p of dropout. A tile has fewer. triton compiles multiples of 16
+# in another way.
 SIZES = (150, 141, 0.1), (160, 144, 0.4)
 DRAWS = 9  # the fewest draws of a trial
 MOST_DRAWS = 4  # times as many are drawn where the formula is not finite in some
@@ -48,13 +52,15 @@ class CallKind(NamedTuple):
     padding: bool = False
     dropout: bool = False
     tf32: bool = False
-    layouts: tuple[Layout, ...] = ()  # of query, key, value and mixing in memory; contiguous where nothing is said
+    # of query, key, value and mixing in memory; contiguous where nothing is said
+    layouts: tuple[Layout, ...] = ()
 
 
 def enough_draws(kind: CallKind, rows: int = ROWS) -> int:
     """Return how often a trial draws, so that each result has `rows` rows, or more.
 
-    What all positions share has few rows in one draw: a sink one for each head, M and L one for each of their numbers.
+    What all positions share has few rows in one draw: a sink one for each head, M and L one for
+    each of their numbers.
     """
     draws = DRAWS
     if kind.sink:
@@ -125,7 +131,9 @@ def laid_out(tensor: Tensor, layout: Layout) -> Tensor:
     return tensor.new_empty(extent).as_strided(tensor.shape, strides).copy_(tensor)
 
 
-def sample_call(kind: CallKind, n_queries: int, n_keys: int, p: float = 0.1, batch: int = 2, nth: int = 0) -> Problem:
+def sample_call(
+    kind: CallKind, n_queries: int, n_keys: int, p: float = 0.1, batch: int = 2, nth: int = 0
+) -> Problem:
     """Return a call of a kind and a gradient of its output.
 
     Args:
@@ -195,18 +203,28 @@ def sample_call(kind: CallKind, n_queries: int, n_keys: int, p: float = 0.1, bat
 
 
 def formula_weights(inputs: AttentionInputs) -> Tensor:
-    """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12, every step in the dtype of the inputs."""
-    scores = mix_heads(inputs.query @ inputs.key.transpose(2, 3) * inputs.scale, inputs.score_mixing)
+    """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12, every step in the dtype of the
+    inputs.
+    """
+    scores = mix_heads(
+        inputs.query @ inputs.key.transpose(2, 3) * inputs.scale, inputs.score_mixing
+    )
     if inputs.relative_query is not None and inputs.relative_key is not None:
-        scores = scores + relative_scores(inputs.relative_query, inputs.relative_key, inputs.key.shape[2])
+        scores = scores + relative_scores(
+            inputs.relative_query, inputs.relative_key, inputs.key.shape[2]
+        )
     mask = additive_mask(inputs, scores.dtype)
     with_sink = append_sink(scores if mask is None else scores + mask, inputs.sink)
     weights = NORMALIZERS[inputs.normalizer].weights(with_sink)[..., : scores.shape[3]]
     return mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)
 
 
-def results(attend: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs, d_out: Tensor) -> Results:
-    """Return the output of `attend` and the gradients of its tensors for the gradient `d_out` of the output."""
+def results(
+    attend: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs, d_out: Tensor
+) -> Results:
+    """Return the output of `attend` and the gradients of its tensors for the gradient `d_out` of
+    the output.
+    """
     given = {name: tensor.detach().requires_grad_() for name, tensor in inputs.given().items()}
     out = attend(inputs.with_tensors(given))
     gradients = torch.autograd.grad(out, list(given.values()), d_out)
@@ -218,15 +236,17 @@ def in_float64(inputs: AttentionInputs) -> AttentionInputs:
 
 
 class Errors(NamedTuple):
-    """What one draw says about one result, summed over each row: [B, H, N] or, of what all positions share, [rows].
+    """What one draw says about one result, summed over each row: [B, H, N] or, of what all
+    positions share, [rows].
 
-    A row holds the numbers of one position of one head; of M by query, those of one position; of a sink, and of an M or
-    L for all queries, a single number.
+    A row holds the numbers of one position of one head; of M by query, those of one position; of a
+    sink, and of an M or L for all queries, a single number.
     """
 
     found: Tensor  # sum of the squared errors
     formula: Tensor  # the same of the formula in the same dtype
-    fourth: Tensor  # sum of the squares of both squared errors' sum: tells whether few numbers make all of it
+    # sum of the squares of both squared errors' sum: tells whether few numbers make all of it
+    fourth: Tensor
     numbers: Tensor  # how many
 
 
@@ -244,7 +264,9 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
 
     by_formula = results(formula, inputs, d_out)
     exact = results(formula, in_float64(inputs), d_out.double())
-    return {name: _errors(name, found[name], by_formula[name], right) for name, right in exact.items()}
+    return {
+        name: _errors(name, found[name], by_formula[name], right) for name, right in exact.items()
+    }
 
 
 def _errors(name: str, found: Tensor, by_formula: Tensor, right: Tensor) -> Errors:
@@ -271,8 +293,8 @@ def _by_row(name: str, numbers: Tensor) -> Tensor:
 def finite_draws(draw: Callable[[int], Draw], enough: int) -> list[Draw]:
     """Return `enough` draws, from `draw(0)` on, in which the formula is finite.
 
-    Rounded scores can make 0 / 0 or infinity of the formula. Such a draw tells nothing about an implementation.
-    Fewer come back if the formula is seldom finite.
+    Rounded scores can make 0 / 0 or infinity of the formula. Such a draw tells nothing about an
+    implementation. Fewer come back if the formula is seldom finite.
     """
     draws: list[Draw] = []
     for nth in range(MOST_DRAWS * enough):
@@ -285,16 +307,20 @@ def finite_draws(draw: Callable[[int], Draw], enough: int) -> list[Draw]:
 
 
 def shares(draws: Sequence[Draw]) -> dict[str, float]:
-    """Return the error of each result as a share of what is allowed: at most 1 is right, NaN is wrong.
+    """Return the error of each result as a share of what is allowed: at most 1 is right, NaN is
+    wrong.
 
-    An error may be twice that of the formula in the same dtype. Each of two statistics must say so, for the whole
-    result and for each part, PART positions of a head:
+    An error may be twice that of the formula in the same dtype. Each of two statistics must say so,
+    for the whole result and for each part, PART positions of a head:
 
-    - the root mean square over all draws, for a part its median over them. It sees a single wrong number. Where few
-      numbers make nearly all of it, as those of exp(s) without a denominator, chance decides, so more is allowed.
-    - the median over all rows and draws of a row's error beside the formula's. No large number moves it.
+    - the root mean square over all draws, for a part its median over them. It sees a single wrong
+      number. Where few numbers make nearly all of it, as those of exp(s) without a denominator,
+      chance decides, so more is allowed.
+    - the median over all rows and draws of a row's error beside the formula's. No large number
+      moves it.
     """
-    # A part's errors are not independent of one another: few draws say less than their numbers promise.
+    # A part's errors are not independent of one another: few draws say less than their numbers
+    # promise.
     careless = 1.0 if len(draws) >= FEW else 16.0
     found = {}
     for name in draws[0]:
@@ -319,11 +345,16 @@ def _stacked(draws: Sequence[Errors]) -> Errors:
 def _shares_of_whole(errors: Errors) -> list[Tensor]:
     """Return the shares of both statistics, for a result as a whole."""
     total = Errors(*(sums.sum() for sums in errors))
-    return [_mean_square_share(total), _typical_share(errors.found.flatten(), errors.formula.flatten())]
+    return [
+        _mean_square_share(total),
+        _typical_share(errors.found.flatten(), errors.formula.flatten()),
+    ]
 
 
 def _shares_of_part(part: Errors) -> list[Tensor]:
-    """Return the largest share of any sentence and head by both statistics, for errors [draws, B * H, rows]."""
+    """Return the largest share of any sentence and head by both statistics, for errors [draws, B *
+    H, rows].
+    """
     by_draw = Errors(*(sums.sum(2) for sums in part))  # [draws, B * H]
     mean_square = _mean_square_share(by_draw).median(0).values
     # [draws, B * H, rows] -> [B * H, draws * rows]
@@ -343,9 +374,12 @@ def _parts(errors: Errors) -> Iterator[Errors]:
 
 
 def _mean_square_share(errors: Errors) -> Tensor:
-    """Return the root mean square of the errors as a share of what is allowed, for each of the sums."""
-    # How many numbers make the sum of squares: 1 where one of them is nearly all of it, and n where they come from
-    # one normal distribution, in which the mean of the fourth powers is 3 times the squared mean of the squares.
+    """Return the root mean square of the errors as a share of what is allowed, for each of the
+    sums.
+    """
+    # How many numbers make the sum of squares: 1 where one of them is nearly all of it, and n where
+    # they come from one normal distribution, in which the mean of the fourth powers is 3 times the
+    # squared mean of the squares.
     both = errors.found + errors.formula
     makers = (3 * both.square() / errors.fourth - 2).nan_to_num(1.0).clamp(min=1)
     ratio = errors.found.sqrt() / (errors.formula.sqrt() + 1e-38)  # 0 / 0 is right
@@ -353,13 +387,15 @@ def _mean_square_share(errors: Errors) -> Tensor:
 
 
 def _typical_share(found: Tensor, formula: Tensor) -> Tensor:
-    """Return the median quotient of two errors of a row as a share of what is allowed; sums of squares [..., rows].
+    """Return the median quotient of two errors of a row as a share of what is allowed; sums of
+    squares [..., rows].
 
-    From fewer than 100 rows a lower quantile is returned, from fewer than 9 none: they tell nothing. For rows of one
-    number the quotient is that of two numbers of a normal distribution, above 2 in 30 of 100 rows, and so the quantile
-    is by chance above 2 once in 100,000 times.
+    From fewer than 100 rows a lower quantile is returned, from fewer than 9 none: they tell
+    nothing. For rows of one number the quotient is that of two numbers of a normal distribution,
+    above 2 in 30 of 100 rows, and so the quantile is by chance above 2 once in 100,000 times.
     """
-    ratio = (found / formula).sqrt()  # NaN in rows without any error, as hidden ones; they say nothing
+    # NaN in rows without any error, as hidden ones; they say nothing
+    ratio = (found / formula).sqrt()
     told = (~ratio.isnan()).sum(-1, keepdim=True)
     quantile = (0.7 - 2 * told.clamp(min=1).rsqrt()).clamp(0.0, 0.5)
     place = (quantile * (told - 1).clamp(min=0)).long()
@@ -372,13 +408,16 @@ def _typical_share(found: Tensor, formula: Tensor) -> Tensor:
 def _allowed(numbers: Tensor) -> Tensor:
     """Return how many times the formula's error is allowed, from so many numbers.
 
-    The ratio of two errors of n numbers varies by exp(1 / sqrt(n)). If few, they may differ by 7 such factors.
+    The ratio of two errors of n numbers varies by exp(1 / sqrt(n)). If few, they may differ by 7
+    such factors.
     """
     return torch.exp(7 * numbers.rsqrt()).clamp(min=2)
 
 
 def fault_in(draws: Sequence[Draw], most: float = 1.0) -> str:
-    """Return which result is wrong and by how much, or an empty string; `most` is a factor on what is allowed."""
+    """Return which result is wrong and by how much, or an empty string; `most` is a factor on what
+    is allowed.
+    """
     if not draws:
         return "cannot be judged: the formula in the same dtype was finite in no draw"
     for name, share in shares(draws).items():

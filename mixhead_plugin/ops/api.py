@@ -25,13 +25,20 @@ class Implementation(NamedTuple):
 
 
 IMPLEMENTATIONS = {
-    "reference": Implementation(reference_attention, "the formula as it stands; all weights in memory"),
-    "blockwise": Implementation(blockwise_attention, "exact, by blocks of queries; memory linear in the length"),
-    "triton": Implementation(triton.triton_attention, "fused GPU kernels; they ran on one NVIDIA H200"),
+    "reference": Implementation(
+        reference_attention, "the formula as it stands; all weights in memory"
+    ),
+    "blockwise": Implementation(
+        blockwise_attention, "exact, by blocks of queries; memory linear in the length"
+    ),
+    "triton": Implementation(
+        triton.triton_attention, "fused GPU kernels; they ran on one NVIDIA H200"
+    ),
 }
 
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what every implementation computes with
+# what every implementation computes with
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def implementation_problem(impl: str) -> str:
@@ -60,51 +67,71 @@ def attention(
     impl: str = "auto",
     need_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute multi-head attention with a choice of normalizer and with mixed heads (mixhead eqs 8-12).
+    """Compute multi-head attention with a choice of normalizer and with mixed heads (mixhead eqs
+    8-12).
 
-    Mixing one matrix for all queries is the post-softmax projection of talking-heads attention (Shazeer et al. 2020).
+    Mixing one matrix for all queries is the post-softmax projection of talking-heads attention
+    (Shazeer et al. 2020).
 
     Args:
         query: [B, H, Nq, D]; float16, bfloat16, float32 or float64, as `key` and `value`; dense
         key: [B, H, Nk, D]
         value: [B, H', Nk, Dv]; H' differs from H only with a rectangular `mixing`
         normalizer: a key of `NORMALIZERS`
-        mixing: any of these dtypes, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source head j in mixed head i
+        mixing: any of these dtypes, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source head
+            j in mixed head i
         causal: query t sees the keys up to t + (Nk - Nq)
         attn_mask: any of these dtypes, additive, broadcastable to [B, H, Nq, Nk]; -inf hides a key
         key_padding_mask: bool [B, Nk], True hides a key
-        relative: `RelativeScores(a, r)`, a [B, H, Nq, R] and r [H, Nk or Nq + Nk - 1, R] in the dtype of `query`; adds
-            a[b, h, t] . r[h, k - t + Nq - 1] to the score of query t and key k
-        gain: [H, Nq + Nk - 1]; weights times gain[:, k - t + Nq - 1], before mixing (l2 essay, 'Preliminary Solution')
-        sink: [H], scores of one more key for each row, which has no value (Miller 2023, softmax1; gpt-oss); for
-            normalizers that take one
-        score_mixing: L, [H, H] or [B, Nq, H, H]; scale * query . key of head i becomes the sum over j of L[..., j, i]
-            times that of head j, before relative scores and masks are added (talking heads)
+        relative: `RelativeScores(a, r)`, a [B, H, Nq, R] and r [H, Nk or Nq + Nk - 1, R] in the
+            dtype of `query`; adds a[b, h, t] . r[h, k - t + Nq - 1] to the score of query t and key
+            k
+        gain: [H, Nq + Nk - 1]; weights times gain[:, k - t + Nq - 1], before mixing (l2 essay,
+            'Preliminary Solution')
+        sink: [H], scores of one more key for each row, which has no value (Miller 2023, softmax1;
+            gpt-oss); for normalizers that take one
+        score_mixing: L, [H, H] or [B, Nq, H, H]; scale * query . key of head i becomes the sum over
+            j of L[..., j, i] times that of head j, before relative scores and masks are added
+            (talking heads)
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: factor on query . key; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses what is usually the fastest;
             any other choice runs or raises.
-        need_weights: also return the mixed weights [B, H', Nq, Nk]; then "reference" computes all, whatever `impl` is
+        need_weights: also return the mixed weights [B, H', Nq, Nk]; then "reference" computes all,
+            whatever `impl` is
 
     Returns:
-        [B, H', Nq, Dv] in the dtype of `value`. A row that sees no key is 0. With `need_weights` a pair of it and the
-        weights [B, H', Nq, Nk] before dropout, in float32 or better.
+        [B, H', Nq, Dv] in the dtype of `value`. A row that sees no key is 0. With `need_weights` a
+        pair of it and the weights [B, H', Nq, Nk] before dropout, in float32 or better.
 
     Raises:
         ValueError: an unknown name, or tensors whose shapes do not fit together
-        TypeError: a mask of the wrong dtype, dtypes that differ, other floats such as float8, nested and sparse tensors
+        TypeError: a mask of the wrong dtype, dtypes that differ, other floats such as float8,
+            nested and sparse tensors
         RuntimeError: `impl` cannot run here, with the reason
         NotImplementedError: `impl` lacks a derivative that is asked for
     """
     if relative is not None and not isinstance(relative, RelativeScores):
-        raise TypeError(f"relative is {type(relative).__name__}: must be ops.RelativeScores(query, key)")
+        raise TypeError(
+            f"relative is {type(relative).__name__}: must be ops.RelativeScores(query, key)"
+        )
     inputs = AttentionInputs(
-        query=query, key=key, value=value, mixing=mixing, attn_mask=attn_mask, key_padding_mask=key_padding_mask,
+        query=query,
+        key=key,
+        value=value,
+        mixing=mixing,
+        attn_mask=attn_mask,
+        key_padding_mask=key_padding_mask,
         relative_query=None if relative is None else relative.query,
         relative_key=None if relative is None else relative.key,
-        gain=gain, sink=sink, score_mixing=score_mixing, normalizer=normalizer, causal=causal, dropout_p=dropout_p,
+        gain=gain,
+        sink=sink,
+        score_mixing=score_mixing,
+        normalizer=normalizer,
+        causal=causal,
+        dropout_p=dropout_p,
         scale=_usual_scale(query) if scale is None else scale,
-    )  # fmt: skip
+    )
     out, weights = attend_with_weights(inputs, impl, need_weights)
     return out if weights is None else (out, weights)
 
@@ -117,8 +144,12 @@ def _usual_scale(query: Tensor) -> float:
     return max(1, query.shape[-1:].numel()) ** -0.5
 
 
-def attend_with_weights(inputs: AttentionInputs, impl: str, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the output of `attention` and, where needed, the mixed weights, which only "reference" computes."""
+def attend_with_weights(
+    inputs: AttentionInputs, impl: str, need_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output of `attention` and, where needed, the mixed weights, which only "reference"
+    computes.
+    """
     if not need_weights:
         return attend(inputs, impl), None
     check(inputs, impl)
@@ -140,20 +171,34 @@ def attend(inputs: AttentionInputs, impl: str) -> Tensor:
 def check(inputs: AttentionInputs, impl: str) -> None:
     """Refuse inputs that do not fit together, and names that are unknown."""
     if inputs.normalizer not in NORMALIZERS:
-        raise ValueError(f"normalizer {inputs.normalizer!r}: must be one of {', '.join(NORMALIZERS)}")
+        raise ValueError(
+            f"normalizer {inputs.normalizer!r}: must be one of {', '.join(NORMALIZERS)}"
+        )
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl {impl!r}: must be one of auto, {', '.join(IMPLEMENTATIONS)}")
     if isinstance(inputs.scale, Tensor) or not 0.0 <= inputs.dropout_p <= 1.0:
-        raise ValueError(f"scale {inputs.scale}, dropout_p {inputs.dropout_p}: must be a float, and a probability")
+        raise ValueError(
+            f"scale {inputs.scale}, dropout_p {inputs.dropout_p}: must be a float, and a "
+            "probability"
+        )
     if inputs.sink is not None and (problem := sink_problem(inputs.normalizer)):
         raise ValueError(f"sink: {problem}")
     _check_kinds(inputs)
     query, key, value = inputs.query, inputs.key, inputs.value
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
-            raise ValueError(f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]")
+            raise ValueError(
+                f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]"
+            )
     (batch, heads, n_queries, head_dim), n_keys = query.shape, key.shape[2]
-    sizes = {"B": batch, "H": heads, "Nq": n_queries, "Nk": n_keys, "P": max(0, n_queries + n_keys - 1), "D": head_dim}
+    sizes = {
+        "B": batch,
+        "H": heads,
+        "Nq": n_queries,
+        "Nk": n_keys,
+        "P": max(0, n_queries + n_keys - 1),
+        "D": head_dim,
+    }
     sizes |= {"H'": heads if inputs.mixing is None else value.shape[1], "Dv": value.shape[3]}
     if inputs.relative_query is not None:
         sizes["R"] = inputs.relative_query.shape[-1]
@@ -161,11 +206,15 @@ def check(inputs: AttentionInputs, impl: str) -> None:
         name = name.replace("relative_", "relative.")
         same = name in ("query", "key", "value") or name.startswith("relative")
         if tensor.dtype not in FLOATS:
-            raise TypeError(f"{name} is {tensor.dtype}: must be float16, bfloat16, float32 or float64")
+            raise TypeError(
+                f"{name} is {tensor.dtype}: must be float16, bfloat16, float32 or float64"
+            )
         if same and tensor.dtype != query.dtype:
             raise TypeError(f"{name} is {tensor.dtype}: must be {query.dtype}, as the query")
     for name, tensor in inputs.given().items():
-        _check_shape(name, tensor, *(tuple(sizes[dim] for dim in shape) for shape in DIMENSIONS[name]))
+        _check_shape(
+            name, tensor, *(tuple(sizes[dim] for dim in shape) for shape in DIMENSIONS[name])
+        )
     _check_masks(inputs.attn_mask, inputs.key_padding_mask, (batch, heads, n_queries, n_keys))
 
 
@@ -177,18 +226,25 @@ def _check_kinds(inputs: AttentionInputs) -> None:
         if tensor is None:
             continue
         if tensor.is_nested:
-            raise TypeError(f"{name} is a nested tensor: must be padded, with key_padding_mask for what is no key")
+            raise TypeError(
+                f"{name} is a nested tensor: must be padded, with key_padding_mask for what is no "
+                "key"
+            )
         if tensor.layout != torch.strided:
             raise TypeError(f"{name} is {tensor.layout}: must be dense, as by to_dense()")
         if tensor.device != inputs.query.device:
-            raise ValueError(f"{name} is on {tensor.device}: must be on {inputs.query.device}, as the query")
+            raise ValueError(
+                f"{name} is on {tensor.device}: must be on {inputs.query.device}, as the query"
+            )
 
 
 def _check_masks(mask: Tensor | None, padding: Tensor | None, full: tuple[int, ...]) -> None:
     if mask is not None:
         if mask.dtype not in FLOATS:
             floats = "float16, bfloat16, float32 or float64"
-            raise TypeError(f"attn_mask is {mask.dtype}: must be {floats}, which is added; -inf hides a key")
+            raise TypeError(
+                f"attn_mask is {mask.dtype}: must be {floats}, which is added; -inf hides a key"
+            )
         if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], full[::-1])):
             raise ValueError(f"attn_mask {list(mask.shape)}: must be broadcastable to {list(full)}")
     if padding is not None:
@@ -200,18 +256,21 @@ def _check_masks(mask: Tensor | None, padding: Tensor | None, full: tuple[int, .
 def _check_shape(name: str, tensor: Tensor, *fitting: tuple[int, ...]) -> None:
     if not any(len(shape) == tensor.dim() and tensor.shape == shape for shape in fitting):
         expected = " or ".join(str(list(shape)) for shape in fitting)
-        raise ValueError(f"{name.replace('relative_', 'relative.')} {list(tensor.shape)}: must be {expected}")
+        raise ValueError(
+            f"{name.replace('relative_', 'relative.')} {list(tensor.shape)}: must be {expected}"
+        )
 
 
 def fastest(inputs: AttentionInputs) -> str:
     """Return what "auto" stands for: "fused" or a key of `IMPLEMENTATIONS`.
 
-    The choice does not depend on whether gradients are on: activation checkpointing computes the same attention without
-    and with them, and both passes must drop the same weights.
+    The choice does not depend on whether gradients are on: activation checkpointing computes the
+    same attention without and with them, and both passes must drop the same weights.
     """
     query, key = inputs.query, inputs.key
     if query.device.type == "meta" or exporting():
-        return "reference"  # counters of FLOPs and exported programs know its operations, and it asks for no sizes
+        # counters of FLOPs and exported programs know its operations, and it asks for no sizes
+        return "reference"
     if query.shape[2] <= 1:  # a step of decoding
         return "reference"
     if transformations():
@@ -222,9 +281,12 @@ def fastest(inputs: AttentionInputs) -> str:
     may = query.device.type != "cpu" and torch.version.hip is None
     if may and not triton.slower_than_blocks(inputs) and not triton_problem(inputs):
         return "triton"
-    # All weights take no more memory than the queries. Computing them twice pays where blocks keep them in the cache.
+    # All weights take no more memory than the queries. Computing them twice pays where blocks keep
+    # them in the cache.
     n_keys, head_dim = key.shape[2], query.shape[3]
-    if n_keys <= head_dim and (n_keys <= 16 or query.shape[:3].numel() * n_keys <= block_size(query.device)):
+    if n_keys <= head_dim and (
+        n_keys <= 16 or query.shape[:3].numel() * n_keys <= block_size(query.device)
+    ):
         return "reference"
     return "blockwise"
 

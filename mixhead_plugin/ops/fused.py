@@ -23,21 +23,28 @@ def serves(inputs: AttentionInputs) -> bool:
     if query.device.type != "cpu":
         return True
     # On a CPU torch has no kernel for the following, and would keep all weights.
-    if inputs.dropout_p > 0 or query.shape[3] != value.shape[3] or any(t.stride(3) != 1 for t in (query, key, value)):
+    if (
+        inputs.dropout_p > 0
+        or query.shape[3] != value.shape[3]
+        or any(t.stride(3) != 1 for t in (query, key, value))
+    ):
         return False
     # The same holds for a mask with a gradient; a mask beside half precision would be rounded.
     if mask is not None and (mask.requires_grad or query.dtype in (torch.float16, torch.bfloat16)):
         return False
     if mask is not None and _loses_gradients(inputs[:3], mask):
         return False
-    return not inputs.causal or inputs.key_padding_mask is None  # both together need a mask [B, 1, Nq, Nk]
+    # both together need a mask [B, 1, Nq, Nk]
+    return not inputs.causal or inputs.key_padding_mask is None
 
 
 def _loses_gradients(tensors: Sequence[Tensor], mask: Tensor) -> bool:
-    """Return whether gradients would come from a logarithm of sum exp(s) that is too large for its digits.
+    """Return whether gradients would come from a logarithm of sum exp(s) that is too large for its
+    digits.
 
-    A row whose scores are all about -1e8, or the lowest float, has such a sum. torch's kernel differentiates weights
-    by it, so each gradient of the row would be several times too large, without a word. The compiler may not look.
+    A row whose scores are all about -1e8, or the lowest float, has such a sum. torch's kernel
+    differentiates weights by it, so each gradient of the row would be several times too large,
+    without a word. The compiler may not look.
     """
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
         return False
@@ -52,8 +59,9 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
     query, key, value = inputs[:3]
     plain_causal = False
     alone = inputs.causal and inputs.attn_mask is None and inputs.key_padding_mask is None
-    # torch aligns the first query with the first key; here the last query belongs to the last key. An `if`, because the
-    # compiler decides one: it would hand a comparison of changing lengths to torch as it stands.
+    # torch aligns the first query with the first key; here the last query belongs to the last key.
+    # An `if`, because the compiler decides one: it would hand a comparison of changing lengths to
+    # torch as it stands.
     if alone and query.shape[2] == key.shape[2]:
         plain_causal = True
     mask = unseen = None
@@ -62,25 +70,39 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
     if mask is not None:
         mask = mask[(None,) * (4 - mask.dim())]
         hidden = mask == float("-inf")
-        # Kernels differ on rows that see no key. Such a row sees all keys here, and its output is set to 0.
+        # Kernels differ on rows that see no key. Such a row sees all keys here, and its output is
+        # set to 0.
         unseen = hidden.all(-1, keepdim=True)  # [.., .., .., 1]
         # Rounding may not turn a low score, like the -1e8 of fairseq's encoders, into a hidden key.
         mask = mask.clamp_min(torch.finfo(query.dtype).min).masked_fill(hidden, float("-inf"))
         mask = mask.masked_fill(unseen, 0.0).to(query.dtype)
     with without_autocast(query.device):
         out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=inputs.dropout_p, is_causal=plain_causal, scale=inputs.scale
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=inputs.dropout_p,
+            is_causal=plain_causal,
+            scale=inputs.scale,
         )
     if out.grad_fn is not None and not torch.compiler.is_compiling():
         out.grad_fn.register_hook(_name_the_missing_derivative)
     return out if unseen is None else out.masked_fill(unseen, 0.0)
 
 
-def _name_the_missing_derivative(d_inputs: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...] | None:
-    """Let a second derivative that torch's kernel lacks be refused in words that name `impl`, not the kernel."""
+def _name_the_missing_derivative(
+    d_inputs: tuple[Tensor | None, ...], _: Any
+) -> tuple[Tensor | None, ...] | None:
+    """Let a second derivative that torch's kernel lacks be refused in words that name `impl`, not
+    the kernel.
+    """
     if not torch.is_grad_enabled():  # as nearly always: nobody asked for a second derivative
         return None
-    lacks = [d is not None and d.grad_fn is not None and d.grad_fn.name().endswith("NotImplemented") for d in d_inputs]
+    lacks = [
+        d is not None and d.grad_fn is not None and d.grad_fn.name().endswith("NotImplemented")
+        for d in d_inputs
+    ]
     if not any(lacks):
         return None
     return tuple(_Once.apply(d) if lack else d for d, lack in zip(d_inputs, lacks))

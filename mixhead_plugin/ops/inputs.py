@@ -6,10 +6,11 @@ from torch import Tensor
 
 
 class AttentionInputs(NamedTuple):
-    """The arguments of one call of `ops.attention`, and the seed of its dropout; build it by keywords.
+    """The arguments of one call of `ops.attention`, and the seed of its dropout; build it by
+    keywords.
 
-    The tensors come first, and the relative scores are two of them: operators of torch take no nested arguments.
-    TorchScript compiles it too. DIMENSIONS has the shapes.
+    The tensors come first, and the relative scores are two of them: operators of torch take no
+    nested arguments. TorchScript compiles it too. DIMENSIONS has the shapes.
     """
 
     query: Tensor
@@ -39,8 +40,9 @@ class AttentionInputs(NamedTuple):
         return self._replace(**tensors)  # type: ignore[arg-type]
 
 
-# The dimensions of every tensor that `given` returns; several where it may have several shapes. P is the number of
-# distances, Nq + Nk - 1. Checks of shapes and blocks of queries follow from this table.
+# The dimensions of every tensor that `given` returns; several where it may have several shapes. P
+# is the number of distances, Nq + Nk - 1. Checks of shapes and blocks of queries follow from this
+# table.
 DIMENSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     name: tuple(tuple(shape.split()) for shape in shapes.split(" or "))
     for name, shapes in {

@@ -21,7 +21,10 @@ def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Tensor | None:
     if mask is not None:
         mask = mask.to(dtype)
     if inputs.causal:
-        future = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).triu(1 + n_keys - n_queries)  # [Nq, Nk]
+        # [Nq, Nk]
+        future = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).triu(
+            1 + n_keys - n_queries
+        )
         if mask is None:
             mask = torch.zeros(1, 1, n_queries, n_keys, dtype=dtype, device=device)
         mask = mask.masked_fill(future, float("-inf"))
@@ -33,11 +36,15 @@ def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Tensor | None:
 
 
 def by_head(attn_mask: Tensor | None, num_heads: int, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask [Nq, Nk], [B * H, Nq, Nk] or [B, H, Nq, Nk] as floats to add; in other types non-zero hides."""
+    """Return a mask [Nq, Nk], [B * H, Nq, Nk] or [B, H, Nq, Nk] as floats to add; in other types
+    non-zero hides.
+    """
     if attn_mask is None:
         return None
     if not attn_mask.is_floating_point():
-        attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill(attn_mask.to(torch.bool), float("-inf"))
+        attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill(
+            attn_mask.to(torch.bool), float("-inf")
+        )
     if attn_mask.dim() == 3:
         return attn_mask.unflatten(0, [-1, num_heads])
     return attn_mask if attn_mask.dim() == 4 else attn_mask[None, None]

@@ -1,15 +1,18 @@
 """Normalizers: how one row of scores becomes attention weights, and how a gradient goes back.
 
-Scores are ``[..., K]`` in float32 or float64, ``-inf`` where a key is hidden. Weights are exactly 0 for a hidden key
-and in a row without any visible key; so are the gradients of such scores. The gradient of 0/0 is 0.
+Scores are ``[..., K]`` in float32 or float64, ``-inf`` where a key is hidden. Weights are exactly 0
+for a hidden key and in a row without any visible key; so are the gradients of such scores. The
+gradient of 0/0 is 0.
 
-`weights(scores, seen=False, out=None)`: `seen` promises that every row has a visible key, which saves time. `out` is
-memory for the weights, for callers without autograd. TorchScript compiles these functions.
-A sink is one more key in each row, as `reference.append_sink` adds it; the functions need not know.
-`grad(scores, weights, d_weights, out)` writes d_scores to `out`, which shares memory with no other argument.
+`weights(scores, seen=False, out=None)`: `seen` promises that every row has a visible key, which
+saves time. `out` is memory for the weights, for callers without autograd. TorchScript compiles
+these functions. A sink is one more key in each row, as `reference.append_sink` adds it; the
+functions need not know. `grad(scores, weights, d_weights, out)` writes d_scores to `out`, which
+shares memory with no other argument.
 
-The definitions of `unnormalized` and `relu2` leave nothing to shift. So exp(s) is infinite from s = 89 on in float32,
-s^2 from 2e19 on, and gradients are NaN or infinite. fairseq takes no step by such gradients.
+The definitions of `unnormalized` and `relu2` leave nothing to shift. So exp(s) is infinite from s =
+89 on in float32, s^2 from 2e19 on, and gradients are NaN or infinite. fairseq takes no step by such
+gradients.
 """
 
 from collections.abc import Callable
@@ -32,7 +35,9 @@ class Normalizer(NamedTuple):
 
 
 def _largest(scores: Tensor) -> Tensor:
-    """Return the largest score of each row, [..., 1], without gradient; 0 where there are no keys."""
+    """Return the largest score of each row, [..., 1], without gradient;
+    0 where there are no keys.
+    """
     scores = scores.detach()
     if scores.size(-1) == 0:  # amax of nothing is an error
         return scores.sum(-1, keepdim=True)
@@ -45,7 +50,9 @@ def _shifted(scores: Tensor) -> Tensor:
 
 
 def _lowest(dtype: torch.dtype) -> float:
-    """Return the lowest finite number of a dtype, as `torch.finfo` does, which TorchScript does not know."""
+    """Return the lowest finite number of a dtype, as `torch.finfo` does, which TorchScript does not
+    know.
+    """
     if dtype == torch.float64:
         return -1.7976931348623157e308
     if dtype == torch.float16:
@@ -56,18 +63,24 @@ def _lowest(dtype: torch.dtype) -> float:
 
 
 def _finite(largest: Tensor) -> Tensor:
-    """Return the largest score of each row, or the lowest float in its place where no key is visible."""
+    """Return the largest score of each row, or the lowest float in its place where no key is
+    visible.
+    """
     return largest.clamp(min=_lowest(largest.dtype))
 
 
 def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return weights / total, with 0/0 = 0 and no gradient there: dividing by infinity gives both."""
+    """Return weights / total, with 0/0 = 0 and no gradient there:
+    dividing by infinity gives both.
+    """
     total = total.masked_fill(total == 0, float("inf"))
     return weights / total if out is None else torch.div(weights, total, out=out)
 
 
 def _length(weights: Tensor, out: Tensor | None) -> Tensor:
-    """Return the 2-norm of each row, [..., 1]. With gradients a norm of 0 is infinity, for 0 has no derivative."""
+    """Return the 2-norm of each row, [..., 1]. With gradients a norm of 0 is infinity, for 0 has no
+    derivative.
+    """
     if out is not None:
         return torch.linalg.vector_norm(weights, dim=-1, keepdim=True)
     total = weights.square().sum(-1, keepdim=True)
@@ -76,7 +89,8 @@ def _length(weights: Tensor, out: Tensor | None) -> Tensor:
 
 @torch.jit.unused
 def exporting() -> bool:
-    """Return whether torch records a program, which must not depend on the sizes of the example or on our operators.
+    """Return whether torch records a program, which must not depend on the sizes of the example or
+    on our operators.
 
     `torch.export` does, and `torch.jit.trace`, by which the classic exporter to ONNX works.
     """
@@ -85,7 +99,9 @@ def exporting() -> bool:
 
 
 def _short(scores: Tensor) -> bool:
-    """Tell rows that fill no register of a CPU, for which torch's softmax takes about six times as long."""
+    """Tell rows that fill no register of a CPU, for which torch's softmax takes about six times as
+    long.
+    """
     if not torch.jit.is_scripting() and exporting():
         return False
     return scores.is_cpu and scores.size(-1) < 16
@@ -109,14 +125,16 @@ def softmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Te
 def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     # w (g - w.g), with w the weights and g their gradient
     if _short(weights):
-        return torch.sub(d_weights, torch.linalg.vecdot(weights, d_weights)[..., None], out=out).mul_(weights)
+        return torch.sub(
+            d_weights, torch.linalg.vecdot(weights, d_weights)[..., None], out=out
+        ).mul_(weights)
     return torch._softmax_backward_data(d_weights, weights, -1, weights.dtype, grad_input=out)
 
 
 def sigsoftmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
-    # softmax(s + log sigmoid(s)); log(sigmoid(s)) would be -inf from s = -104 on in float32. That sum is 2 s far below
-    # 0, and -inf for scores as low as the lowest float, which masks may have. A row of such must not become one of
-    # hidden keys.
+    # softmax(s + log sigmoid(s)); log(sigmoid(s)) would be -inf from s = -104 on in float32. That
+    # sum is 2 s far below 0, and -inf for scores as low as the lowest float, which masks may have.
+    # A row of such must not become one of hidden keys.
     if _short(scores):  # both terms less those of the largest score, which has the largest sum
         largest = _finite(_largest(scores))
         shifted = F.logsigmoid(scores).sub_(F.logsigmoid(largest)).add_(scores - largest)
@@ -125,7 +143,8 @@ def sigsoftmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) ->
     exponents = F.logsigmoid(scores)
     if out is None:
         exponents.sub_(_finite(_largest(scores)).clamp(max=0))  # which the softmax ignores
-    else:  # Without autograd this is faster. Scores of this size lie too far apart for 1e30 to matter.
+    else:
+        # Without autograd this is faster. Scores of this size lie too far apart for 1e30 to matter.
         exponents.clamp_(min=-1e30)
     return softmax(exponents.add_(scores), seen, out)
 
@@ -188,12 +207,13 @@ def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> T
     if out is not None:
         weights = swish.div_(size)
         return _divide(weights, _length(weights, out), out)
-    # The product of a low score and of a gradient may be too large for a float. So a key that weighs nothing has no
-    # derivative, and each factor is divided on its own.
+    # The product of a low score and of a gradient may be too large for a float. So a key that
+    # weighs nothing has no derivative, and each factor is divided on its own.
     visible = visible.masked_fill(sigmoid == 0, 0.0)
     small, large = size.clamp(max=1), size.clamp(min=1)
     weights = (visible / large) * (sigmoid / _normal(small))
-    if weights.requires_grad:  # a largest weight below 1 becomes 1, but keeps its derivative, which might overflow
+    # a largest weight below 1 becomes 1, but keeps its derivative, which might overflow
+    if weights.requires_grad:
         weights = weights + weights.detach() * (_normal(small) / small - 1)
     return _divide(weights, _length(weights, out), out)
 
@@ -204,7 +224,8 @@ def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
     swish = visible * sigmoid
     largest = _largest_size(swish)
     norm = torch.linalg.vector_norm(swish.div_(largest), dim=-1, keepdim=True)  # [..., 1]
-    slope = torch.neg(visible).sigmoid_().mul_(visible).add_(1).mul_(sigmoid)  # swish', with the factor of `sigmoid`
+    # swish', with the factor of `sigmoid`
+    slope = torch.neg(visible).sigmoid_().mul_(visible).add_(1).mul_(sigmoid)
     slope.div_(_normal(largest))
     return _tangent(weights, d_weights, out).mul_(_divide(slope, norm, slope))
 
@@ -212,7 +233,8 @@ def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
 def _visible_and_sigmoid(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the scores and a multiple of their sigmoid, each with 0 for a hidden key.
 
-    The factor cancels in a quotient of swishes. Without it a row of s < -104 would vanish in float32.
+    The factor cancels in a quotient of swishes. Without it a row of s < -104 would vanish in
+    float32.
     """
     visible = torch.nan_to_num(scores, float("nan"), float("inf"), 0.0)
     return visible, torch.exp(_shifted(F.logsigmoid(scores)))
@@ -235,10 +257,12 @@ def softpick_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
 
 
 def _over_largest(signed: Tensor, in_place: bool) -> Tensor:
-    """Return the numbers of each row over the largest size among them, which cancels in a quotient of two such numbers.
+    """Return the numbers of each row over the largest size among them, which cancels in a quotient
+    of two such numbers.
 
-    Very small numbers would lose digits. The derivative is that of a number which is large enough to have one: for
-    scores near 1e-40 it would be infinite in float32, and then NaN in a sum. `in_place`: without autograd.
+    Very small numbers would lose digits. The derivative is that of a number which is large enough
+    to have one: for scores near 1e-40 it would be infinite in float32, and then NaN in a sum.
+    `in_place`: without autograd.
     """
     largest = _largest_size(signed)
     if in_place:
@@ -246,7 +270,8 @@ def _over_largest(signed: Tensor, in_place: bool) -> Tensor:
     if not signed.requires_grad:
         return signed / largest
     over = signed / _normal(largest)
-    return over + over.detach() * (_normal(largest) / largest - 1)  # adds 0 but for numbers that are not normal
+    # adds 0 but for numbers that are not normal
+    return over + over.detach() * (_normal(largest) / largest - 1)
 
 
 def _largest_size(signed: Tensor) -> Tensor:
@@ -256,19 +281,24 @@ def _largest_size(signed: Tensor) -> Tensor:
 
 
 def _normal(largest: Tensor) -> Tensor:
-    """Return at least ten times the least normal number, so that gradients times the inverse are finite."""
+    """Return at least ten times the least normal number, so that gradients times the inverse are
+    finite.
+    """
     return largest.clamp_min(2.3e-307 if largest.dtype == torch.float64 else 1.2e-37)
 
 
 def _scaled_expm1(scores: Tensor) -> Tensor:
-    """Return exp(s) - 1 over the row's exp(max(s, 0)), without loss of digits; 0 for a hidden key."""
+    """Return exp(s) - 1 over the row's exp(max(s, 0)), without loss of digits;
+    0 for a hidden key.
+    """
     largest, up = _largest(scores).clamp(min=0), F.relu(scores)
     down = F.relu(-scores.masked_fill(scores == float("-inf"), 0.0))
     return torch.exp(-largest) * torch.expm1(-down) - torch.exp(up - largest) * torch.expm1(-up)
 
 
 def entmax15(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
-    # relu(s / 2 - t)^2; a key is in the support if the threshold of the keys down to its own is below it
+    # relu(s / 2 - t)^2; a key is in the support if the threshold of the keys down to its own is
+    # below it
     if scores.size(-1) == 0:
         return scores
     halves = _shifted(scores) / 2
@@ -297,26 +327,49 @@ def entmax15_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
 
 def _tangent(weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     """Return g - w (w.g), the part of the gradient that keeps the length of a row."""
-    return torch.addcmul(d_weights, weights, torch.linalg.vecdot(weights, d_weights)[..., None], value=-1, out=out)
+    return torch.addcmul(
+        d_weights, weights, torch.linalg.vecdot(weights, d_weights)[..., None], value=-1, out=out
+    )
 
 
 NORMALIZERS = {
-    "softmax": Normalizer(softmax, softmax_grad, False, "exp(s) / sum exp(s)", "Vaswani et al. 2017, eq. 1", True),
-    "sigsoftmax": Normalizer(
-        sigsoftmax, sigsoftmax_grad, True, "exp(s) sigmoid(s) / sum exp(s) sigmoid(s)", "mixhead eq. 21", True
+    "softmax": Normalizer(
+        softmax, softmax_grad, False, "exp(s) / sum exp(s)", "Vaswani et al. 2017, eq. 1", True
     ),
-    "l2": Normalizer(l2, l2_grad, False, "exp(s) / sqrt(sum exp(2 s))", "l2 essay, 'New Normalization'", True),
+    "sigsoftmax": Normalizer(
+        sigsoftmax,
+        sigsoftmax_grad,
+        True,
+        "exp(s) sigmoid(s) / sum exp(s) sigmoid(s)",
+        "mixhead eq. 21",
+        True,
+    ),
+    "l2": Normalizer(
+        l2, l2_grad, False, "exp(s) / sqrt(sum exp(2 s))", "l2 essay, 'New Normalization'", True
+    ),
     "unnormalized": Normalizer(
         unnormalized, unnormalized_grad, False, "exp(s)", "l2 essay, 'Removing the Denominator'"
     ),
     "relu2": Normalizer(
-        relu2, relu2_grad, True, "relu(s)^2 / (number of visible keys)", "l2 essay and GAU, but they divide by all keys"
+        relu2,
+        relu2_grad,
+        True,
+        "relu(s)^2 / (number of visible keys)",
+        "l2 essay and GAU, but they divide by all keys",
     ),
     "swish-l2": Normalizer(
-        swish_l2, swish_l2_grad, True, "swish(s) / sqrt(sum swish(s)^2)", "l2 essay, 'A Turn of Events'"
+        swish_l2,
+        swish_l2_grad,
+        True,
+        "swish(s) / sqrt(sum swish(s)^2)",
+        "l2 essay, 'A Turn of Events'",
     ),
     "sigmoid": Normalizer(
-        sigmoid, sigmoid_grad, True, "sigmoid(s - log n), n visible keys", "Ramapuram et al. 2024; their n is all keys"
+        sigmoid,
+        sigmoid_grad,
+        True,
+        "sigmoid(s - log n), n visible keys",
+        "Ramapuram et al. 2024; their n is all keys",
     ),
     "softpick": Normalizer(
         softpick,

@@ -1,4 +1,6 @@
-"""Register an implementation as operators of torch, one for each pass; torch.compile takes each as a whole."""
+"""Register an implementation as operators of torch, one for each pass; torch.compile takes each as
+a whole.
+"""
 
 import functools
 import sys
@@ -15,24 +17,32 @@ from mixhead_plugin.ops.transforms import have_tangents, transformations, while_
 
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", bool: "bool", float: "float"}
 # The fields of AttentionInputs, as arguments of an operator.
-SCHEMA = ", ".join(f"{_TYPES[kind]} {name}" for name, kind in get_type_hints(AttentionInputs).items())
+SCHEMA = ", ".join(
+    f"{_TYPES[kind]} {name}" for name, kind in get_type_hints(AttentionInputs).items()
+)
 _TENSORS = AttentionInputs._fields.index("normalizer")  # the number of tensors among the fields
-# What a backward pass returns, a tensor for each: `is_grads_batched` of autograd serves no operator with lists.
+# What a backward pass returns, a tensor for each: `is_grads_batched` of autograd serves no operator
+# with lists.
 LEARNED = (*DIMENSIONS, "attn_mask")
 GRADIENTS = f"({', '.join(['Tensor'] * len(LEARNED))})"
 
 
-def register(name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Define `mixhead_plugin::<name>`; `fake` gives shapes and strides of its results, on the device meta too."""
+def register(
+    name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]
+) -> None:
+    """Define `mixhead_plugin::<name>`; `fake` gives shapes and strides of its results, on the
+    device meta too.
+    """
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        # `ops.attention` refuses this before. A program that was compiled without tangents, and gets some later, does
-        # not ask again, and its results would have no tangent.
+        # `ops.attention` refuses this before. A program that was compiled without tangents, and
+        # gets some later, does not ask again, and its results would have no tangent.
         if have_tangents(tensors):
             raise no_derivative(name, "forward-mode derivative")
-        # autocast would give some of the operations inside another dtype, and refuse stacks of both half precisions
+        # autocast would give some of the operations inside another dtype, and refuse stacks of both
+        # half precisions
         with without_autocast(tensors[0].device):
             return function(*arguments)
 
@@ -45,15 +55,18 @@ def register(name: str, schema: str, function: Callable[..., Any], fake: Callabl
     _COUNTED[operator] = functools.partial(_flops, schema, name.endswith("_backward"))
 
 
-_COUNTED: dict[Any, Callable[..., int]] = {}  # how many operations each operator takes, by its arguments' shapes
+# how many operations each operator takes, by its arguments' shapes
+_COUNTED: dict[Any, Callable[..., int]] = {}
 
 
 @while_traced
 def announce_flops() -> bool:
-    """Tell torch's counter of FLOPs what the operators do, if a program uses it; return whether it does.
+    """Tell torch's counter of FLOPs what the operators do, if a program uses it; return whether it
+    does.
 
-    Importing the counter with this package would import triton, which takes most of a second. So each call of an
-    operator asks whether the program has imported it, and a counter that already counts is told, too.
+    Importing the counter with this package would import triton, which takes most of a second. So
+    each call of an operator asks whether the program has imported it, and a counter that already
+    counts is told, too.
     """
     counter = sys.modules.get("torch.utils.flop_counter")
     if counter is None:
@@ -68,11 +81,17 @@ def announce_flops() -> bool:
 
 def no_derivative(name: str, kind: str) -> NotImplementedError:
     """Return the refusal of a derivative by the operator `name`."""
-    return NotImplementedError(f"impl {name.removesuffix('_backward')!r} has no {kind}; impl 'reference' has")
+    return NotImplementedError(
+        f"impl {name.removesuffix('_backward')!r} has no {kind}; impl 'reference' has"
+    )
 
 
-def _one_by_one(operator: Callable[..., Any], info: Any, dims: Sequence[int | None], *arguments: Any) -> Any:
-    """Serve torch.vmap, and gradients of several outputs at once: call the operator for each sample."""
+def _one_by_one(
+    operator: Callable[..., Any], info: Any, dims: Sequence[int | None], *arguments: Any
+) -> Any:
+    """Serve torch.vmap, and gradients of several outputs at once: call the operator for each
+    sample.
+    """
     samples = []
     for sample in range(info.batch_size):
         taken = [x if dim is None else x.select(dim, sample) for x, dim in zip(arguments, dims)]
@@ -84,10 +103,11 @@ def _one_by_one(operator: Callable[..., Any], info: Any, dims: Sequence[int | No
 
 
 def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_: Any) -> int:
-    """Return the operations of the products of matrices, 2 for each multiplication, as torch counts its own attention.
+    """Return the operations of the products of matrices, 2 for each multiplication, as torch counts
+    its own attention.
 
-    Hidden keys count. The backward pass computes the weights again, and then two products for each one of the forward
-    pass, but the product with the values is not computed again.
+    Hidden keys count. The backward pass computes the weights again, and then two products for each
+    one of the forward pass, but the product with the values is not computed again.
     """
     names = [argument.split()[-1] for argument in schema[1 : schema.index(")")].split(", ")]
     given = dict(zip(names, shapes))
@@ -108,18 +128,24 @@ def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_
 
 
 def all_gradients(found: Mapping[str, Tensor], like: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients in the order of LEARNED; an empty tensor for each that was not asked for."""
+    """Return the gradients in the order of LEARNED; an empty tensor for each that was not asked
+    for.
+    """
     return tuple(found[name] if name in found else like.new_empty(0) for name in LEARNED)
 
 
 def by_field(gradients: Sequence[Tensor], names: Iterable[str]) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the fields of AttentionInputs, from those of LEARNED; None for all but `names`."""
+    """Return the gradients of the fields of AttentionInputs, from those of LEARNED; None for all
+    but `names`.
+    """
     found = dict(zip(LEARNED, gradients))
     asked = set(names)
     return tuple(found[field] if field in asked else None for field in AttentionInputs._fields)
 
 
-def register_backward(impl: str, save: Callable[..., None], differentiate: Callable[..., Any]) -> None:
+def register_backward(
+    impl: str, save: Callable[..., None], differentiate: Callable[..., Any]
+) -> None:
     """Give `impl` a derivative, and its operator `<impl>_backward` none."""
 
     def first_derivative(ctx: Any, *d_outputs: Any) -> Any:
@@ -142,12 +168,15 @@ def save_inputs(ctx: Any, inputs: tuple[Any, ...], *more: Any) -> None:
 
 def saved_inputs(ctx: Any) -> tuple[Any, ...]:
     """Return the saved inputs as AttentionInputs, and after them the other saved tensors."""
-    saved = ctx.saved_tensors  # read once: activation checkpointing computes them here and returns them once
+    # read once: activation checkpointing computes them here and returns them once
+    saved = ctx.saved_tensors
     return AttentionInputs(*saved[:_TENSORS], *ctx.options), *saved[_TENSORS:]
 
 
 def empty_output(query: Tensor, value: Tensor) -> Tensor:
-    """Return memory for [B, H', Nq, Dv] in the memory order of `query`, so that reshaping it needs no copy."""
+    """Return memory for [B, H', Nq, Dv] in the memory order of `query`, so that reshaping it needs
+    no copy.
+    """
     shape = [query.shape[0], value.shape[1], query.shape[2], value.shape[3]]
     strides, extent = [0] * 4, 1
     for dim in sorted(range(4), key=query.stride):

@@ -1,6 +1,7 @@
 """Mixed attention by the equations of the papers; every other implementation is tested against it.
 
-The steps are separate functions: a module that returns its weights, or is scripted, calls them one by one.
+The steps are separate functions: a module that returns its weights, or is scripted, calls them one
+by one.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -27,9 +28,12 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 
 
 def masked_scores(inputs: AttentionInputs) -> Tensor:
-    """Return scale * Q K^T, mixed, + relative scores + masks (mixhead eq. 9), in float32 or float64."""
+    """Return scale * Q K^T, mixed, + relative scores + masks (mixhead eq. 9), in float32 or
+    float64.
+    """
     query, key = upcast(inputs.query), upcast(inputs.key)
-    scores = mix_heads(torch.matmul(query * inputs.scale, key.transpose(2, 3)), inputs.score_mixing)  # [B, H, Nq, Nk]
+    # [B, H, Nq, Nk]
+    scores = mix_heads(torch.matmul(query * inputs.scale, key.transpose(2, 3)), inputs.score_mixing)
     relative_query, relative_key = inputs.relative_query, inputs.relative_key
     if relative_query is not None and relative_key is not None:
         scores = scores + relative_scores(upcast(relative_query), upcast(relative_key), key.size(2))
@@ -38,31 +42,43 @@ def masked_scores(inputs: AttentionInputs) -> Tensor:
 
 
 def append_sink(scores: Tensor, sink: Tensor | None) -> Tensor:
-    """Return the scores [B, H, Nq, Nk + 1] of the keys and of the sink [H], which every row sees; or the scores alone.
+    """Return the scores [B, H, Nq, Nk + 1] of the keys and of the sink [H], which every row sees;
+    or the scores alone.
 
     The sink has no value. So its weight is left out before gain, mixing and dropout.
     """
     if sink is None:
         return scores
-    column = upcast(sink).to(scores.dtype)[None, :, None, None].expand(scores.size(0), -1, scores.size(2), -1)
+    column = (
+        upcast(sink)
+        .to(scores.dtype)[None, :, None, None]
+        .expand(scores.size(0), -1, scores.size(2), -1)
+    )
     return torch.cat([scores, column], -1)
 
 
 def apply_gain(weights: Tensor, gain: Tensor | None) -> Tensor:
     """Return the weights P [B, H, Nq, Nk] times the gain of each distance, [H, Nq + Nk - 1]."""
-    return weights if gain is None else weights * toeplitz(gain.to(weights.dtype), weights.size(2), weights.size(3))
+    return (
+        weights
+        if gain is None
+        else weights * toeplitz(gain.to(weights.dtype), weights.size(2), weights.size(3))
+    )
 
 
 def mix_heads(weights: Tensor, mixing: Tensor | None) -> Tensor:
-    """Return Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12), for P [B, H, Nq, Nk] and M [H, H'] or [B, Nq, H, H'].
+    """Return Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12), for P [B, H, Nq, Nk] and M [H, H'] or [B,
+    Nq, H, H'].
 
-    M[..., j, i] is the weight of source head j in mixed head i. Without M the weights stay as they are.
+    M[..., j, i] is the weight of source head j in mixed head i. Without M the weights stay as they
+    are.
     """
     if mixing is None:
         return weights
     mixing = mixing.to(weights.dtype)
     if mixing.dim() == 2:
-        of_all = torch.matmul(mixing.t().expand(weights.size(0), -1, -1), weights.flatten(2))  # [B, H', Nq * Nk]
+        # [B, H', Nq * Nk]
+        of_all = torch.matmul(mixing.t().expand(weights.size(0), -1, -1), weights.flatten(2))
         return of_all.unflatten(2, [weights.size(2), weights.size(3)])
     by_query = weights.transpose(1, 2)  # [B, Nq, H, Nk]
     return torch.matmul(mixing.transpose(-2, -1), by_query).transpose(1, 2)
@@ -70,14 +86,21 @@ def mix_heads(weights: Tensor, mixing: Tensor | None) -> Tensor:
 
 def weighted_values(weights: Tensor, inputs: AttentionInputs) -> Tensor:
     """Return dropout(Pbar) V, [B, H', Nq, Dv], in the dtype of the values."""
-    return torch.matmul(F.dropout(weights, inputs.dropout_p), upcast(inputs.value)).to(inputs.value.dtype)
+    return torch.matmul(F.dropout(weights, inputs.dropout_p), upcast(inputs.value)).to(
+        inputs.value.dtype
+    )
 
 
 def reference_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Return the output of `reference_attention` and the mixed weights Pbar [B, H', Nq, Nk], before dropout."""
+    """Return the output of `reference_attention` and the mixed weights Pbar [B, H', Nq, Nk], before
+    dropout.
+    """
     with without_autocast(inputs.query.device):
-        scores = append_sink(masked_scores(inputs), inputs.sink)  # [B, H, Nq, Nk] or [B, H, Nq, Nk + 1]
-        weights = NORMALIZERS[inputs.normalizer].weights(scores, no_masks(inputs))[..., : inputs.key.size(2)]
+        # [B, H, Nq, Nk] or [B, H, Nq, Nk + 1]
+        scores = append_sink(masked_scores(inputs), inputs.sink)
+        weights = NORMALIZERS[inputs.normalizer].weights(scores, no_masks(inputs))[
+            ..., : inputs.key.size(2)
+        ]
         mixed = mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)  # [B, H', Nq, Nk]
         return weighted_values(mixed, inputs), mixed
 

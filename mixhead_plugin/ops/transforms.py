@@ -9,18 +9,23 @@ from torch.autograd import forward_ad
 
 
 def while_traced(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Let the compiler call a function when it traces the caller, and take its answer as a constant.
+    """Let the compiler call a function when it traces the caller, and take its answer as a
+    constant.
 
-    `torch.compiler.assume_constant_result` does the same, but would load the compiler: two seconds at every import.
+    `torch.compiler.assume_constant_result` does the same, but would load the compiler: two seconds
+    at every import.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-# The compiler guards the stack of transformations: a program compiled under one does not run under another.
+# The compiler guards the stack of transformations: a program compiled under one does not run under
+# another.
 @while_traced
 def transformations() -> str:
-    """Return the names of those that are active: Grad, Jvp (forward mode of any kind), Vmap, Functionalize."""
+    """Return the names of those that are active: Grad, Jvp (forward mode of any kind), Vmap,
+    Functionalize.
+    """
     stack = torch._C._functorch.get_interpreter_stack()
     if not stack and forward_ad._current_level < 0:  # as nearly always
         return ""
@@ -34,13 +39,17 @@ def have_tangents(tensors: Iterable[object]) -> bool:
     """Return whether a tensor carries a tangent of forward mode."""
     if forward_ad._current_level < 0:
         return False
-    return any(isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    return any(
+        isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors
+    )
 
 
 def unserved(tensors: Iterable[object]) -> str:
-    """Return which derivative an operator without functorch's rules would lack under the active transformations.
+    """Return which derivative an operator without functorch's rules would lack under the active
+    transformations.
 
-    The compiler's tensors do not tell whether they carry a tangent. So any forward mode around them counts there.
+    The compiler's tensors do not tell whether they carry a tangent. So any forward mode around them
+    counts there.
     """
     active = transformations()
     if "Jvp" in active and (torch.compiler.is_compiling() or have_tangents(tensors)):

@@ -1,4 +1,6 @@
-"""Build the parts of one attention and put them to work; fairseq's, torch's and Hugging Face's modules share this."""
+"""Build the parts of one attention and put them to work; fairseq's, torch's and Hugging Face's
+modules share this.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,9 @@ VARIANT: dict[str, Collection[str]] = {
 
 
 def complete(variant: Mapping[str, str], impl: str = "auto") -> dict[str, str]:
-    """Return a variant with the defaults of what it leaves out; refuse an unknown keyword or value in one line."""
+    """Return a variant with the defaults of what it leaves out; refuse an unknown keyword or value
+    in one line.
+    """
     tables = {**VARIANT, "impl": ("auto", *IMPLEMENTATIONS)}
     for name, value in {**variant, "impl": impl}.items():
         if name not in tables:
@@ -35,7 +39,9 @@ def complete(variant: Mapping[str, str], impl: str = "auto") -> dict[str, str]:
 
 
 def refuse_nothing(asked: Mapping[str, object]) -> None:
-    """Raise ValueError without any keyword of a variant; plain attention has to be asked for, too."""
+    """Raise ValueError without any keyword of a variant;
+    plain attention has to be asked for, too.
+    """
     if not asked:
         choices = "; ".join(f"{name}: {', '.join(table)}" for name, table in VARIANT.items())
         raise ValueError(f"nothing is asked for; must be at least one of {choices}")
@@ -54,7 +60,8 @@ def sizes_of(
     causal: bool = False,
     mixed_heads: int | None = None,
 ) -> AttentionSizes:
-    """Return the sizes of an attention that has `mixed_heads` heads after mixing; None for the usual number.
+    """Return the sizes of an attention that has `mixed_heads` heads after mixing; None for the
+    usual number.
 
     Raise PartError if parts do not go together, or not with these numbers of heads.
     """
@@ -67,13 +74,20 @@ def sizes_of(
     kind = PARTS["head_mixing"][head_mixing]
     if variant["mixing_start"] != "identity" and not kind.starts:
         mixings = " or ".join(name for name, other in PARTS["head_mixing"].items() if other.starts)
-        problem = f"has no effect with head mixing {head_mixing}; must be identity, or the head mixing {mixings}"
+        problem = (
+            f"has no effect with head mixing {head_mixing}; must be identity, or the head mixing "
+            f"{mixings}"
+        )
         raise PartError("mixing_start", variant["mixing_start"], problem)
     if num_heads % kind.group != 0:
-        raise PartError("num_heads", num_heads, f"must be a multiple of {kind.group} with {head_mixing} mixing")
+        raise PartError(
+            "num_heads", num_heads, f"must be a multiple of {kind.group} with {head_mixing} mixing"
+        )
     usual = num_heads // kind.group
     if mixed_heads not in (None, usual) and (kind.build is None or kind.uncut):
-        raise PartError("num_mixed_heads", mixed_heads, f"must be {usual} with {head_mixing} mixing")
+        raise PartError(
+            "num_mixed_heads", mixed_heads, f"must be {usual} with {head_mixing} mixing"
+        )
     mixed_heads, value_dim = usual if mixed_heads is None else mixed_heads, head_dim * kind.group
     return AttentionSizes(
         num_heads,
@@ -88,14 +102,21 @@ def sizes_of(
 
 
 class Assembly(nn.Module):
-    """A mixin: hold the parts of one attention, each under the name of its option, None where there is none."""
+    """A mixin: hold the parts of one attention, each under the name of its option, None where there
+    is none.
+    """
 
-    if TYPE_CHECKING:  # TorchScript would take annotations of parts and projections for its own types
+    # TorchScript would take annotations of parts and projections for its own types
+    if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def add_parts(self, variant: Mapping[str, str], sizes: AttentionSizes, relative_gain: int = 0) -> None:
-        """Build the parts of a complete `variant`, and the gain of distances up to `relative_gain` if it is not 0."""
+    def add_parts(
+        self, variant: Mapping[str, str], sizes: AttentionSizes, relative_gain: int = 0
+    ) -> None:
+        """Build the parts of a complete `variant`, and the gain of distances up to `relative_gain`
+        if it is not 0.
+        """
         self.normalizer = variant["normalizer"]
         self.kinds = {option: variant[option] for option in PARTS}
         # None if nothing mixes queries, keys or values
@@ -154,7 +175,8 @@ class Assembly(nn.Module):
 
         Args:
             q, k, v, attn_mask, ..., scale: as in `ops.attention`
-            projected: the queries [B, H, Nq, D] that mixings read, before anything was added to them
+            projected: the queries [B, H, Nq, D] that mixings read, before anything was added to
+                them
             x: the attention's query input, [B, Nq, C]
         """
         if self.relative_position is not None:
@@ -178,7 +200,9 @@ class Assembly(nn.Module):
         )
 
     def gated(self, out: Tensor, x: Tensor) -> Tensor:
-        """Return the outputs of heads [B, Nq, H', Dv], mixed and behind gates, for the query input x [B, Nq, C]."""
+        """Return the outputs of heads [B, Nq, H', Dv], mixed and behind gates, for the query input
+        x [B, Nq, C].
+        """
         if self.feature_mixing is not None:
             out = self.feature_mixing(out, "output")
         if self.attention_gate is not None:

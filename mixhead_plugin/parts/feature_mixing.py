@@ -1,7 +1,9 @@
-"""Define what mixes the features of heads: each value of --feature-mixing is one row of FEATURE_MIXINGS; torch alone.
+"""Define what mixes the features of heads: each value of --feature-mixing is one row of
+FEATURE_MIXINGS; torch alone.
 
-Features are the queries, keys, values or outputs of heads. A mixing is linear in them and no position depends on
-another. So any kernel serves what is mixed, and a trained mixing folds into the projections.
+Features are the queries, keys, values or outputs of heads. A mixing is linear in them and no
+position depends on another. So any kernel serves what is mixed, and a trained mixing folds into the
+projections.
 """
 
 from functools import partial
@@ -18,21 +20,31 @@ from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 
 OUTPUT_RANK = 4  # of U V^T
 
-# What a plain projection is made of: a module's own tables, all empty, and two sizes. Whatever has more, or has any of
-# them filled, may compute something else.
-_TABLES = {name: table for name, table in vars(nn.Module()).items() if name not in ("training", "_parameters")}
+# What a plain projection is made of: a module's own tables, all empty, and two sizes. Whatever has
+# more, or has any of them filled, may compute something else.
+_TABLES = {
+    name: table
+    for name, table in vars(nn.Module()).items()
+    if name not in ("training", "_parameters")
+}
 _ATTRIBUTES = {*vars(nn.Module()), "in_features", "out_features"}
 _FORWARD = nn.Linear.forward
 _CALL = nn.Linear.__call__
 
 
 def is_plain(linear: Any) -> bool:
-    """Return whether a call of `linear` is certainly its weight times the input plus its bias, and nothing else.
+    """Return whether a call of `linear` is certainly its weight times the input plus its bias, and
+    nothing else.
 
-    LoRA tools patch `forward` or add modules, quantisation changes the weight's type, offloading and pruning add hooks,
-    and so does whoever reads or changes inputs, outputs and gradients, of one module or of all.
+    LoRA tools patch `forward` or add modules, quantisation changes the weight's type, offloading
+    and pruning add hooks, and so does whoever reads or changes inputs, outputs and gradients, of
+    one module or of all.
     """
-    if type(linear) is not nn.Linear or nn.Linear.forward is not _FORWARD or nn.Linear.__call__ is not _CALL:
+    if (
+        type(linear) is not nn.Linear
+        or nn.Linear.forward is not _FORWARD
+        or nn.Linear.__call__ is not _CALL
+    ):
         return False
     if _has_any_global_hook():
         return False
@@ -41,14 +53,18 @@ def is_plain(linear: Any) -> bool:
         return False
     if linear._parameters.keys() != {"weight", "bias"}:
         return False
-    return all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in linear._parameters.values())
+    return all(
+        tensor is None or type(tensor) in (Tensor, nn.Parameter)
+        for tensor in linear._parameters.values()
+    )
 
 
 class FeatureMixing(Part):
-    """Mix queries, keys and values by a trained matrix each, of those that the sizes name; it starts as the identity.
+    """Mix queries, keys and values by a trained matrix each, of those that the sizes name; it
+    starts as the identity.
 
-    `of_heads`: head h becomes the sum of A[j, h] times head j (Interleaved Head Attention with one pseudo-head); else
-    each head is multiplied by the same T [D, D] (Knocking-Heads Attention).
+    `of_heads`: head h becomes the sum of A[j, h] times head j (Interleaved Head Attention with one
+    pseudo-head); else each head is multiplied by the same T [D, D] (Knocking-Heads Attention).
     """
 
     def __init__(self, sizes: AttentionSizes, of_heads: bool):
@@ -77,7 +93,9 @@ class FeatureMixing(Part):
         return list(self.parameters())
 
     def forward(self, features: Tensor, name: str) -> Tensor:
-        """Return the mixed features: of "query", "key" or "value" [..., H * D], of "output" [..., H', Dv]."""
+        """Return the mixed features: of "query", "key" or "value" [..., H * D], of "output" [...,
+        H', Dv].
+        """
         matrix = self.query if name == "query" else self.key if name == "key" else self.value
         if matrix is None or name == "output":
             return features
@@ -85,11 +103,15 @@ class FeatureMixing(Part):
 
     def _mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
         if self.of_heads:
-            return torch.matmul(matrix.t(), features.unflatten(-1, [matrix.size(0), -1])).flatten(-2)
+            return torch.matmul(matrix.t(), features.unflatten(-1, [matrix.size(0), -1])).flatten(
+                -2
+            )
         return torch.matmul(features.unflatten(-1, [-1, matrix.size(0)]), matrix).flatten(-2)
 
     def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
-        """Return the weight [H * D, C] or the bias [H * D] of a projection to the mixed features."""
+        """Return the weight [H * D, C] or the bias [H * D]
+        of a projection to the mixed features.
+        """
         if self.of_heads:  # one product, [H, H] by [H, D * C]
             return torch.matmul(matrix.t(), weight.reshape(matrix.size(0), -1)).view(weight.shape)
         return self._mixed(weight.t(), matrix).t()
@@ -98,8 +120,8 @@ class FeatureMixing(Part):
     def project(self, linear: Any, x: Tensor, name: str) -> Tensor:
         """Return the mixed features [..., H * D] of a projection of x [..., C].
 
-        If there are more tokens than C, it costs less to mix the weights. That goes around `linear`, so it must be
-        plain.
+        If there are more tokens than C, it costs less to mix the weights. That goes around
+        `linear`, so it must be plain.
         """
         matrix = getattr(self, name)
         # an exported program is for all sizes
@@ -113,7 +135,8 @@ class FeatureMixing(Part):
     def fold(self, tensors: dict[str, list[Tensor]]) -> None:
         """Multiply the mixing into projections in place, in float64, and become the identity.
 
-        `query`, `key` and `value` have a weight [H * D, C] and a bias [H * D] each, `output` a weight [C, H' * Dv].
+        `query`, `key` and `value` have a weight [H * D, C] and a bias [H * D] each, `output` a
+        weight [C, H' * Dv].
         """
         with torch.no_grad():
             for name, matrix in self.named_parameters():
@@ -123,7 +146,9 @@ class FeatureMixing(Part):
 
 
 class OutputMixing(FeatureMixing):
-    """Add sum_j (U V^T)[j, h] O_j to the output of head h; V starts as 0 (Virtual Head Attention, its postmix)."""
+    """Add sum_j (U V^T)[j, h] O_j to the output of head h; V starts as 0 (Virtual Head Attention,
+    its postmix).
+    """
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__(sizes._replace(mixed_features=""), of_heads=True)

@@ -1,4 +1,6 @@
-"""Define gates on the outputs of heads: each value of --attention-gate is one row of ATTENTION_GATES; torch alone."""
+"""Define gates on the outputs of heads: each value of --attention-gate is one row of
+ATTENTION_GATES; torch alone.
+"""
 
 from functools import partial
 
@@ -9,7 +11,8 @@ from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 
 
 class AttentionGate(Part):
-    """Scale O by 2 sigmoid(x W + c), with x the attention's query input; W and c start as 0, so the gates as 1.
+    """Scale O by 2 sigmoid(x W + c), with x the attention's query input; W and c start as 0, so the
+    gates as 1.
 
     `by_number`: each number of a head has its own gate, not each head one.
     """
@@ -46,6 +49,9 @@ ATTENTION_GATES = {
         partial(AttentionGate, by_number=True),
         "the same, one gate a number",
         "Qiu et al. 2025; theirs has no factor 2",
-        {"weight": (Axis(1, "mixed", whole_heads=True),), "bias": (Axis(0, "mixed", whole_heads=True),)},
+        {
+            "weight": (Axis(1, "mixed", whole_heads=True),),
+            "bias": (Axis(0, "mixed", whole_heads=True),),
+        },
     ),
 }

@@ -1,10 +1,12 @@
-"""Define the matrices that mix heads: each value of --head-mixing and --score-mixing is one row of a table.
+"""Define the matrices that mix heads: each value of --head-mixing and --score-mixing is one row of
+a table.
 
-M[..., j, i] is the weight of source head j in mixed head i. There are as many mixed heads, H', as source heads, H,
-unless pruning removed some or heads mix in groups. The modules need torch alone.
+M[..., j, i] is the weight of source head j in mixed head i. There are as many mixed heads, H', as
+source heads, H, unless pruning removed some or heads mix in groups. The modules need torch alone.
 
-Mixhead A is the post-softmax projection of talking-heads attention (Shazeer et al. 2020), score mixing the pre-softmax
-one. Mixhead B has a forerunner in the dynamic projections of mesh-tensorflow's talking-heads code.
+Mixhead A is the post-softmax projection of talking-heads attention (Shazeer et al. 2020), score
+mixing the pre-softmax one. Mixhead B has a forerunner in the dynamic projections of
+mesh-tensorflow's talking-heads code.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +24,9 @@ RANK = 2  # of the low-rank mixing, as in DCMHA
 
 
 class HeadMixing(Part):
-    """Map the projected, unscaled query [B, H, Nq, D] and the attention's query input [B, Nq, C] to M."""
+    """Map the projected, unscaled query [B, H, Nq, D] and the attention's query input [B, Nq, C] to
+    M.
+    """
 
 
 @contextmanager
@@ -43,9 +47,10 @@ def _uniform_start(heads: int, mixed_heads: int) -> Tensor:
     return torch.full((heads, mixed_heads), 1 / heads)
 
 
-# What M [H, H'] starts as, by the value of --mixing-start. The paper compares the three (section 3.2), but does not say
-# how wide its random and uniform numbers are. Here `random` keeps the size of a mixed head, because the squares in a
-# column sum to about 1; `uniform` makes each mixed head the mean head, as section 4.4.2 uses the word.
+# What M [H, H'] starts as, by the value of --mixing-start. The paper compares the three (section
+# 3.2), but does not say how wide its random and uniform numbers are. Here `random` keeps the size
+# of a mixed head, because the squares in a column sum to about 1; `uniform` makes each mixed head
+# the mean head, as section 4.4.2 uses the word.
 MIXING_STARTS: dict[str, Callable[[int, int], Tensor]] = {
     "identity": torch.eye,
     "random": _random_start,
@@ -54,7 +59,9 @@ MIXING_STARTS: dict[str, Callable[[int, int], Tensor]] = {
 
 
 class PositionIndependentMixing(HeadMixing):
-    """Train one M for all positions (mixhead eq. 12), which starts as --mixing-start says (section 3.2)."""
+    """Train one M for all positions (mixhead eq. 12), which starts as --mixing-start says (section
+    3.2).
+    """
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
@@ -92,17 +99,22 @@ class PositionWiseMixing(HeadMixing):
             self.bias.copy_(MIXING_STARTS[self.start](*self.bias.shape))
 
     def identity(self) -> dict[str, Tensor]:
-        return {"query_weight": torch.zeros(self.query_weight.shape), "bias": torch.eye(*self.bias.shape)}
+        return {
+            "query_weight": torch.zeros(self.query_weight.shape),
+            "bias": torch.eye(*self.bias.shape),
+        }
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
         return torch.matmul(query.transpose(1, 2), self.query_weight) + self.bias  # [B, Nq, H, H']
 
 
 class LowRankMixing(HeadMixing):
-    """Compute M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), the query-wise branch of DCMHA after the softmax.
+    """Compute M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), the query-wise branch of DCMHA after the
+    softmax.
 
-    U_t and V_t, [H, 2], are parts of gelu(x_t W_1) W_2; U_t is divided by sqrt(1e-6 + its mean square over the heads).
-    W_1 has 4 H columns, as in DCMHA's code for one branch. V_t and W_g start as 0, so M starts as I.
+    U_t and V_t, [H, 2], are parts of gelu(x_t W_1) W_2; U_t is divided by sqrt(1e-6 + its mean
+    square over the heads). W_1 has 4 H columns, as in DCMHA's code for one branch. V_t and W_g
+    start as 0, so M starts as I.
     """
 
     def __init__(self, sizes: AttentionSizes):
@@ -122,22 +134,28 @@ class LowRankMixing(HeadMixing):
             self.diagonal_weight.zero_()
 
     def identity(self) -> dict[str, Tensor]:
-        return {name: torch.zeros(self.get_parameter(name).shape) for name in ("right_weight", "diagonal_weight")}
+        return {
+            name: torch.zeros(self.get_parameter(name).shape)
+            for name in ("right_weight", "diagonal_weight")
+        }
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
         hidden = F.gelu(torch.matmul(x, self.hidden_weight))  # [B, Nq, 4 H]
-        left = upcast(torch.matmul(hidden, self.left_weight).unflatten(-1, [-1, 2]))  # [B, Nq, H, 2]
+        # [B, Nq, H, 2]
+        left = upcast(torch.matmul(hidden, self.left_weight).unflatten(-1, [-1, 2]))
         left = left * torch.rsqrt(left.square().mean(-2, keepdim=True) + 1e-6)
-        right = upcast(torch.matmul(hidden, self.right_weight).unflatten(-1, [-1, 2]))  # [B, Nq, H, 2]
+        # [B, Nq, H, 2]
+        right = upcast(torch.matmul(hidden, self.right_weight).unflatten(-1, [-1, 2]))
         diagonal = 1 + torch.tanh(upcast(torch.matmul(x, self.diagonal_weight)))  # [B, Nq, H]
-        return torch.matmul(left, right.transpose(-2, -1)) + torch.diag_embed(diagonal)  # [B, Nq, H, H]
+        # [B, Nq, H, H]
+        return torch.matmul(left, right.transpose(-2, -1)) + torch.diag_embed(diagonal)
 
 
 class DifferentialMixing(HeadMixing):
     """Subtract head i + H / 2 from head i, times sigmoid(x_t w_i) (Differential Transformer V2).
 
-    It starts with w = 0, so the factor starts at 0.5. M is [H, H / 2], and a mixed head's values have twice the head
-    size.
+    It starts with w = 0, so the factor starts at 0.5. M is [H, H / 2], and a mixed head's values
+    have twice the head size.
     """
 
     def __init__(self, sizes: AttentionSizes):
@@ -151,11 +169,15 @@ class DifferentialMixing(HeadMixing):
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
         share = torch.sigmoid(torch.matmul(x, self.weight))  # [B, Nq, H / 2]
         first = torch.eye(share.size(-1), dtype=share.dtype, device=share.device)
-        return torch.cat([first.expand(share.size(0), share.size(1), -1, -1), -torch.diag_embed(share)], -2)
+        return torch.cat(
+            [first.expand(share.size(0), share.size(1), -1, -1), -torch.diag_embed(share)], -2
+        )
 
 
 class FrozenMixing(HeadMixing):
-    """Keep a constant M (ablations of mixhead table 7) in a buffer, so that checkpoints contain it."""
+    """Keep a constant M (ablations of mixhead table 7) in a buffer,
+    so that checkpoints contain it.
+    """
 
     def __init__(self, sizes: AttentionSizes, start: Callable[[int, int], Tensor]):
         super().__init__()
@@ -173,13 +195,14 @@ class FrozenMixing(HeadMixing):
 def _normal_columns(heads: int, mixed_heads: int) -> Tensor:
     """Return normal entries, each column scaled to sum to 1 (after mixhead section 4.4.2).
 
-    The paper's entries are normal and fixed, and it says no more. Two changes: columns are scaled, as in the authors'
-    code, so that a mixed row of weights sums to 1 as a row of softmax does; and columns whose sum is near 0 are drawn
-    again, which is ours.
+    The paper's entries are normal and fixed, and it says no more. Two changes: columns are scaled,
+    as in the authors' code, so that a mixed row of weights sums to 1 as a row of softmax does; and
+    columns whose sum is near 0 are drawn again, which is ours.
     """
     # Drawn on the CPU: the loop looks at values, which the device `meta` does not have.
     matrix = torch.randn(heads, mixed_heads, dtype=torch.float64, device="cpu")
-    # A column sum near 0, within a tenth of its deviation, would make large entries: draw such columns again.
+    # A column sum near 0, within a tenth of its deviation, would make large entries: draw such
+    # columns again.
     while (small := matrix.sum(0).abs() < 0.1 * heads**0.5).any():
         matrix[:, small] = torch.randn(heads, int(small.sum()), dtype=torch.float64, device="cpu")
     return (matrix / matrix.sum(0)).float()
@@ -234,7 +257,8 @@ HEAD_MIXINGS = {
         frozen=True,
     ),
     "average": PartKind(
-        partial(FrozenMixing, start=_uniform_start),  # each mixed head is the mean head, mixhead section 4.4.2
+        # each mixed head is the mean head, mixhead section 4.4.2
+        partial(FrozenMixing, start=_uniform_start),
         "1 / H, frozen",
         "ablation, mixhead section 4.4",
         {"weight": _MATRIX},

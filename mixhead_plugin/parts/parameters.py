@@ -1,4 +1,6 @@
-"""List the tables of the parts that flags add to an attention; find, group and cut the parameters of parts."""
+"""List the tables of the parts that flags add to an attention; find, group and cut the parameters
+of parts.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,16 +30,22 @@ MIXINGS = ("head_mixing", "score_mixing", "feature_mixing")
 
 
 def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return by name the parameters of mixings, sinks, gates and relative positions; none of them needs weight decay.
+    """Return by name the parameters of mixings, sinks, gates and relative positions; none of them
+    needs weight decay.
 
     Weight decay pulls M to 0, not to the identity.
     """
     options = {*PARTS, "relative_gain"}
-    return {name: p for name, p in model.named_parameters() if options.intersection(name.split("."))}
+    return {
+        name: p for name, p in model.named_parameters() if options.intersection(name.split("."))
+    }
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, mixing_lr: float | None = None) -> list[dict[str, Any]]:
-    """Return the trained parameters as groups for an optimizer: matrices decay, vectors and `mixing_parameters` do not.
+def parameter_groups(
+    model: nn.Module, weight_decay: float, mixing_lr: float | None = None
+) -> list[dict[str, Any]]:
+    """Return the trained parameters as groups for an optimizer: matrices decay, vectors and
+    `mixing_parameters` do not.
 
     `mixing_lr` is the learning rate of the mixing parameters; None for that of the optimizer.
     """
@@ -52,21 +60,31 @@ def parameter_groups(model: nn.Module, weight_decay: float, mixing_lr: float | N
 
 
 def effective(parts: Mapping[str, nn.Module | None]) -> str:
-    """Return the name of the first part without which an attention would compute something else, or an empty string."""
+    """Return the name of the first part without which an attention would compute something else, or
+    an empty string.
+    """
     for name, part in parts.items():
         start: dict[str, Tensor] = getattr(part, "identity", dict)()
         state = {} if part is None else part.state_dict()
-        same = bool(start) and all(torch.equal(state[key].cpu().float(), start[key]) for key in start)
+        same = bool(start) and all(
+            torch.equal(state[key].cpu().float(), start[key]) for key in start
+        )
         if not (part is None or same):
             return name
     return ""
 
 
-def cut(tensor: Tensor, axes: Iterable[Axis], kept: Mapping[str, Sequence[int]], head_dim: int) -> Tensor:
-    """Return a tensor with only the heads of `kept`, by kind, in the dimensions that go by heads."""
+def cut(
+    tensor: Tensor, axes: Iterable[Axis], kept: Mapping[str, Sequence[int]], head_dim: int
+) -> Tensor:
+    """Return a tensor with only the heads of `kept`, by kind,
+    in the dimensions that go by heads.
+    """
     for dim, kind, whole_heads in axes:
         heads = torch.tensor(kept[kind], dtype=torch.long, device=tensor.device)
         if whole_heads:
-            heads = (heads[:, None] * head_dim + torch.arange(head_dim, device=tensor.device)).flatten()
+            heads = (
+                heads[:, None] * head_dim + torch.arange(head_dim, device=tensor.device)
+            ).flatten()
         tensor = tensor.index_select(dim, heads)
     return tensor

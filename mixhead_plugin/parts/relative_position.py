@@ -1,6 +1,7 @@
 """Define relative positions: each value of --relative-position is one row of RELATIVE_POSITIONS.
 
-Query t is at the position of key t + (Nk - Nq), as in step-by-step decoding, where the cache has the keys before it.
+Query t is at the position of key t + (Nk - Nq), as in step-by-step decoding, where the cache has
+the keys before it.
 """
 
 import math
@@ -14,7 +15,8 @@ from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartError, Pa
 
 
 class RotaryPosition(nn.Module):
-    """Rotate each pair of features (d, d + D / 2) of queries and keys by an angle that grows with the position (RoPE).
+    """Rotate each pair of features (d, d + D / 2) of queries and keys by an angle that grows with
+    the position (RoPE).
 
     Su et al. 2021, 'RoFormer', eq. 34: products of rotated vectors depend on the distance alone.
     """
@@ -23,18 +25,28 @@ class RotaryPosition(nn.Module):
         super().__init__()
         self.head_dim = sizes.head_dim
         if self.head_dim % 2 != 0:
-            raise PartError("relative_position", "rotary", f"needs an even head size, not {self.head_dim}")
-        self.log_ratio = -2.0 * math.log(10000.0) / self.head_dim  # of the frequencies of two neighbouring pairs
+            raise PartError(
+                "relative_position", "rotary", f"needs an even head size, not {self.head_dim}"
+            )
+        # of the frequencies of two neighbouring pairs
+        self.log_ratio = -2.0 * math.log(10000.0) / self.head_dim
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, RelativeScores | None]:
-        """Return rotated queries [B, H, Nq, D] and keys [B, H, Nk, D]; nothing is added to the scores."""
+        """Return rotated queries [B, H, Nq, D] and keys [B, H, Nk, D]; nothing is added to the
+        scores.
+        """
         return self._rotate(q, k.size(2)), self._rotate(k, k.size(2)), None
 
     def _rotate(self, x: Tensor, end: int) -> Tensor:
         """Rotate features [B, H, N, D] of the N positions before `end`."""
         first, second = upcast(x).chunk(2, -1)
-        frequency = torch.exp(torch.arange(self.head_dim // 2, dtype=first.dtype, device=x.device) * self.log_ratio)
-        angles = torch.arange(end - x.size(2), end, dtype=first.dtype, device=x.device)[:, None] * frequency
+        frequency = torch.exp(
+            torch.arange(self.head_dim // 2, dtype=first.dtype, device=x.device) * self.log_ratio
+        )
+        angles = (
+            torch.arange(end - x.size(2), end, dtype=first.dtype, device=x.device)[:, None]
+            * frequency
+        )
         cos, sin = angles.cos(), angles.sin()  # [N, D / 2]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
@@ -42,9 +54,10 @@ class RotaryPosition(nn.Module):
 class BucketedBias(Part):
     """Add a learned bias to the score, one for each head and bucket of distances (T5).
 
-    Raffel et al. 2020, section 2.1: half of the buckets hold one distance each. The others grow with its logarithm up
-    to 128, and the last one holds all larger distances. T5 shares biases among layers; here each attention has its own.
-    Biases start at 0. With l2 weights and equal inputs everywhere, training could not move them from 0.
+    Raffel et al. 2020, section 2.1: half of the buckets hold one distance each. The others grow
+    with its logarithm up to 128, and the last one holds all larger distances. T5 shares biases
+    among layers; here each attention has its own. Biases start at 0. With l2 weights and equal
+    inputs everywhere, training could not move them from 0.
     """
 
     def __init__(self, sizes: AttentionSizes):
@@ -61,12 +74,19 @@ class BucketedBias(Part):
         return {"weight": torch.zeros(self.weight.shape)}
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, RelativeScores | None]:
-        """Return queries [B, H, Nq, D] and keys [B, H, Nk, D] unchanged, and the biases to add to the scores."""
+        """Return queries [B, H, Nq, D] and keys [B, H, Nk, D] unchanged, and the biases to add to
+        the scores.
+        """
         n_queries, n_keys = q.size(2), k.size(2)
-        offsets = torch.arange(max(0, n_queries + n_keys - 1), device=k.device) - (n_keys - 1)  # key - query, [P]
+        # key - query, [P]
+        offsets = torch.arange(max(0, n_queries + n_keys - 1), device=k.device) - (n_keys - 1)
         bias = self.weight.to(q.dtype)[self.buckets(offsets)]  # [P, H]
         ones = torch.ones([1, 1, 1, 1], dtype=q.dtype, device=q.device)
-        return q, k, RelativeScores(ones.expand(q.size(0), q.size(1), n_queries, 1), bias.t()[:, :, None])
+        return (
+            q,
+            k,
+            RelativeScores(ones.expand(q.size(0), q.size(1), n_queries, 1), bias.t()[:, :, None]),
+        )
 
     def buckets(self, offsets: Tensor) -> Tensor:
         """Return the bucket of each offset, key - query; int64 of any shape."""
@@ -103,9 +123,11 @@ RELATIVE_POSITIONS = {
 
 
 class DistanceGain(Part):
-    """Multiply the weight of key j for query i by a learned c_{i-j}, one for each head and distance.
+    """Multiply the weight of key j for query i by a learned c_{i-j}, one for each head and
+    distance.
 
-    Distances above `clip` share one factor. All start as 1 (l2 essay, 'Preliminary Solution', after Luo et al. 2022).
+    Distances above `clip` share one factor. All start as 1 (l2 essay, 'Preliminary Solution', after
+    Luo et al. 2022).
     """
 
     def __init__(self, num_heads: int, clip: int):
@@ -122,5 +144,7 @@ class DistanceGain(Part):
 
     def forward(self, n_queries: int, n_keys: int) -> Tensor:
         """Return the gain of `ops.attention`, [H, Nq + Nk - 1]."""
-        offsets = torch.arange(max(0, n_queries + n_keys - 1), device=self.weight.device) - (n_keys - 1)
+        offsets = torch.arange(max(0, n_queries + n_keys - 1), device=self.weight.device) - (
+            n_keys - 1
+        )
         return self.weight[:, offsets.clamp(-self.clip, self.clip) + self.clip]

@@ -1,6 +1,8 @@
-"""Define attention sinks: each value of --attention-sink is one row of ATTENTION_SINKS. The modules need torch alone.
+"""Define attention sinks: each value of --attention-sink is one row of ATTENTION_SINKS. The modules
+need torch alone.
 
-A sink is a key without a value that every row sees. Its weight is lost, so a row may attend to nothing.
+A sink is a key without a value that every row sees. Its weight is lost, so a row may attend to
+nothing.
 """
 
 from functools import partial

@@ -1,4 +1,6 @@
-"""Benchmark the attention alone: causal, from queries, keys and values, forward and backward pass."""
+"""Benchmark the attention alone: causal, from queries, keys and values,
+forward and backward pass.
+"""
 
 import ctypes
 import functools
@@ -36,9 +38,18 @@ class Core(NamedTuple):
 
 def cores(device: str, dtype: str, dropout_p: float) -> list[Core]:
     """Return the contenders, upstream's first; with dropout there is no formula."""
-    upstream = ("flash", "mask") if (device, dtype) == ("cuda", "bfloat16") else ("mask", "is_causal")
-    providers = [*([] if dropout_p else ["formula"]), "auto", *(["blockwise"] if device == "cuda" else [])]
-    return [*map(Core, upstream), *(Core(provider, *variant) for provider in providers for variant in VARIANTS)]
+    upstream = (
+        ("flash", "mask") if (device, dtype) == ("cuda", "bfloat16") else ("mask", "is_causal")
+    )
+    providers = [
+        *([] if dropout_p else ["formula"]),
+        "auto",
+        *(["blockwise"] if device == "cuda" else []),
+    ]
+    return [
+        *map(Core, upstream),
+        *(Core(provider, *variant) for provider in providers for variant in VARIANTS),
+    ]
 
 
 class Inputs:
@@ -52,7 +63,10 @@ class Inputs:
             return torch.randn(shape, generator=generator)
 
         tensors = {name: tensor(b, h, n, d) for name in ("query", "key", "value")}
-        tensors |= {"A": torch.eye(h) + 0.1 * tensor(h, h), "B": torch.eye(h) + 0.1 * tensor(b, n, h, h)}
+        tensors |= {
+            "A": torch.eye(h) + 0.1 * tensor(h, h),
+            "B": torch.eye(h) + 0.1 * tensor(b, n, h, h),
+        }
         own = {"device": device, "dtype": getattr(torch, dtype)}
         self.tensors = {name: t.to(**own).requires_grad_() for name, t in tensors.items()}
         self.d_output = tensor(b, h, n, d).to(**own)
@@ -82,7 +96,8 @@ class Inputs:
     def forward(self, core: Core, dropout_p: float) -> Tensor:
         """Return the output alone."""
         call = self.call(core, dropout_p)
-        # Without gradients in the inputs, too: FlexAttention asks them, and has no backward pass on a CPU.
+        # Without gradients in the inputs, too: FlexAttention asks them, and has no backward pass on
+        # a CPU.
         call = call.with_tensors({name: tensor.detach() for name, tensor in call.given().items()})
         with torch.no_grad():
             return self.attend(core, call)
@@ -94,15 +109,17 @@ class Inputs:
     def fault(self, core: Core) -> str:
         """Return what a contender computes wrongly, or an empty string.
 
-        It runs at full size without dropout. The first and the last sentence are compared with the formula in float64.
-        The other sentences get no gradient: theirs must be 0, and the gradient of a shared mixing is known.
+        It runs at full size without dropout. The first and the last sentence are compared with the
+        formula in float64. The other sentences get no gradient: theirs must be 0, and the gradient
+        of a shared mixing is known.
         """
         chosen = sorted({0, len(self.d_output) - 1})
         call = self.call(core, 0.0)
         d_output = torch.zeros_like(self.d_output)
         d_output[chosen] = self.d_output[chosen]
         if core.provider in OPPONENTS and OPPONENTS[core.provider].forward_only:
-            # Only the output is judged: the gradients of the formula stand where this contender has none.
+            # Only the output is judged: the gradients of the formula stand where this contender has
+            # none.
             found = self.run(core._replace(provider="formula"), 0.0, d_output)
             found["output"] = self.forward(core, 0.0)
         else:
@@ -115,7 +132,8 @@ class Inputs:
 
         kept = torch.ones(1, device=d_output.device)
         draw = compare(call.with_tensors(some(call.given())), d_output[chosen], kept, some(found))
-        return fault_in([draw], most=2.0)  # torch's own attention rounds more often than the formula
+        # torch's own attention rounds more often than the formula
+        return fault_in([draw], most=2.0)
 
 
 def title(size: Size, dropout_p: float) -> str:
@@ -130,15 +148,20 @@ def cases(size: Size, device: str, dtype: str, dropout_p: float) -> Iterator[Cas
             sys.exit(f"{core.name}: {fault}; nothing is timed")
     for p in dict.fromkeys([0.0, dropout_p]):
         chosen = cores(device, dtype, p)
-        contenders = {core.name: functools.partial(inputs.run, core, p, inputs.d_output) for core in chosen}
+        contenders = {
+            core.name: functools.partial(inputs.run, core, p, inputs.d_output) for core in chosen
+        }
         yield Case("core", title(size, p), contenders, Core("auto").name)
 
 
 def peak(size: Size, core: Core, dtype: str, dropout_p: float) -> float:
-    """Return the peak memory of a contender beyond its inputs, in MiB, as Linux counts; call it in a fresh process."""
+    """Return the peak memory of a contender beyond its inputs, in MiB, as Linux counts; call it in
+    a fresh process.
+    """
     for length in (min(256, size[2]), size[2]):  # in the first, libraries load and threads start
         inputs = Inputs((size[0], size[1], length, size[3]), "cpu", dtype)
-        ctypes.CDLL(None).malloc_trim(0)  # free memory that the process keeps would lower the peak: malloc_trim(3)
+        # free memory that the process keeps would lower the peak: malloc_trim(3)
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts here: proc(5)
         before = resident("VmRSS")
         inputs.run(core, dropout_p, inputs.d_output)

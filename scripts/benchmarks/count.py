@@ -1,4 +1,5 @@
-"""Count what kernels execute: `scripts/emulate.py --count`. All numbers are for a pair of query and key of one head.
+"""Count what kernels execute: `scripts/emulate.py --count`. All numbers are for a pair of query and
+key of one head.
 
 They do not tell how long a kernel takes on a GPU: triton.md, 'Measured'.
 """
@@ -16,19 +17,23 @@ from tests.ptx.memory import Memory
 from tests.ptx.shared import Shared
 
 CONTENDERS = {"FlashAttention-2": 0, "no mixing": 0, "shared": 2, "per query": 4}  # dimensions of M
-# Instructions and products are of a thread; a warp multiplies 16 x 8 x 16 numbers at once. Cycles are times 32.
+# Instructions and products are of a thread; a warp multiplies 16 x 8 x 16 numbers at once. Cycles
+# are times 32.
 COLUMNS = ("instr.", "mma", "ex2", "shared B", "cycles", "conflicts", "global B")
 
 tally: Counter = Counter()
 
 
 class CountingShared(Shared):
-    """Count the bytes, and the cycles: in each, 32 banks of 4 bytes serve the threads of at most 128 bytes."""
+    """Count the bytes, and the cycles: in each, 32 banks of 4 bytes serve the threads of at most
+    128 bytes.
+    """
 
     def _places(self, site, on, address, size):
         group = np.unique(on // (32 if size <= 4 else 128 // size), return_inverse=True)[1]
         words = address.astype(np.int64)[:, None] // 4 + np.arange(-(-size // 4))
-        found = np.unique(group[:, None] << 32 | words)  # threads that touch one word are served together
+        # threads that touch one word are served together
+        found = np.unique(group[:, None] << 32 | words)
         banks = np.bincount((found >> 32) * 32 + found % 32, minlength=32 * (group.max() + 1))
         cycles = int(banks.reshape(-1, 32).max(1).sum())
         tally.update({"shared B": len(on) * size, "cycles": 32 * cycles})
@@ -42,28 +47,49 @@ class CountingMemory(Memory):
         return super()._place(site, who, address, size)
 
 
-def passes(contender: str, place: int, heads: int, size: int, length: int = 256) -> dict[str, dict[str, float]]:
-    """Return the counts of the passes of a contender, forward and backward; refuse wrong results."""
-    like = CallKind("softmax", heads, size, size, torch.float16, torch.device("cpu"), mixing_dim=CONTENDERS[contender])
+def passes(
+    contender: str, place: int, heads: int, size: int, length: int = 256
+) -> dict[str, dict[str, float]]:
+    """Return the counts of the passes of a contender, forward and backward;
+    refuse wrong results.
+    """
+    like = CallKind(
+        "softmax",
+        heads,
+        size,
+        size,
+        torch.float16,
+        torch.device("cpu"),
+        mixing_dim=CONTENDERS[contender],
+    )
     like = like._replace(mixing=torch.float16 if like.mixing_dim else None)
     inputs, d_out = sample_call(like, length, length, batch=1)
     found: dict[str, dict[str, float]] = {}
 
     def start(kernel, blocks, arguments, tile):
         tally.clear()
-        for opcode, threads in launch.launch(kernel, blocks, arguments, tile.warps, tile.stages)[1].items():
+        for opcode, threads in launch.launch(kernel, blocks, arguments, tile.warps, tile.stages)[
+            1
+        ].items():
             tally.update({"instr.": threads, opcode.split(".")[0]: threads})
         line = {column: tally[column] / (heads * length**2) for column in COLUMNS}
         found[f"{kernel.fn.__name__} {'x'.join(map(str, tile))}"] = line
 
     machine.Shared, machine.Memory, operators.start = CountingShared, CountingMemory, start
     if contender == "FlashAttention-2":
-        tiles = [tuning.tiles_for(f"flash_{name}_kernel", heads, size, 2) for name in ("fwd", "bwd_dq", "bwd_dkv")]
-        results = flash_attention.run(*inputs[:3], d_out, inputs.scale, [t[0] for t in tiles], start)
+        tiles = [
+            tuning.tiles_for(f"flash_{name}_kernel", heads, size, 2)
+            for name in ("fwd", "bwd_dq", "bwd_dkv")
+        ]
+        results = flash_attention.run(
+            *inputs[:3], d_out, inputs.scale, [t[0] for t in tiles], start
+        )
     else:
         call = operators.Call(inputs, place)
         out, rows = call.forward()
         results = [out, *call.backward(d_out, rows, out)]
-    fault = fault_in([compare(inputs, d_out, torch.ones(1), dict(zip(("output", *inputs.given()), results)))])
+    fault = fault_in(
+        [compare(inputs, d_out, torch.ones(1), dict(zip(("output", *inputs.given()), results)))]
+    )
     assert not fault, f"{contender}: {fault}"
     return found

@@ -1,7 +1,9 @@
-"""FlashAttention-2 (Dao 2023) in triton and nothing else: what the project's kernels are counted beside.
+"""FlashAttention-2 (Dao 2023) in triton and nothing else: what the project's kernels are counted
+beside.
 
-Heads, queries and keys lie one after the other, and all lengths are multiples of the tiles. As in the project's kernels
-two passes make dQ, and dK and dV; the authors' own kernel makes both at once, by atomic additions.
+Heads, queries and keys lie one after the other, and all lengths are multiples of the tiles. As in
+the project's kernels two passes make dQ, and dK and dV; the authors' own kernel makes both at once,
+by atomic additions.
 """
 
 import torch
@@ -29,7 +31,8 @@ def forward_kernel(q, k, v, o, lse, scale, n, D: tl.constexpr, BM: tl.constexpr,
     b_max, b_sum = tl.full([BM], float("-inf"), tl.float32), tl.full([BM], 0.0, tl.float32)
     b_o = tl.full([BM, D], 0.0, tl.float32)
     for i_n in range(0, n, BN):
-        b_s = tl.dot(b_q, tl.trans(tl.load(tile_at(k, i_h, i_n, n, D, BN)))) * (scale * LOG2E)  # [BM, BN]
+        # [BM, BN]
+        b_s = tl.dot(b_q, tl.trans(tl.load(tile_at(k, i_h, i_n, n, D, BN)))) * (scale * LOG2E)
         b_new = tl.maximum(b_max, tl.max(b_s, 1))
         b_p, b_shrink = tl.exp2(b_s - b_new[:, None]), tl.exp2(b_max - b_new)
         b_sum, b_max = b_sum * b_shrink + tl.sum(b_p, 1), b_new
@@ -42,14 +45,25 @@ def forward_kernel(q, k, v, o, lse, scale, n, D: tl.constexpr, BM: tl.constexpr,
 @triton.jit
 def delta_kernel(o, d_o, delta, n, D: tl.constexpr, BM: tl.constexpr):
     first, i_h = tl.program_id(0) % (n // BM) * BM, tl.program_id(0) // (n // BM)
-    b_o, b_do = tl.load(tile_at(o, i_h, first, n, D, BM)), tl.load(tile_at(d_o, i_h, first, n, D, BM))
-    tl.store(delta + i_h * n + first + tl.arange(0, BM), tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1))
+    b_o, b_do = (
+        tl.load(tile_at(o, i_h, first, n, D, BM)),
+        tl.load(tile_at(d_o, i_h, first, n, D, BM)),
+    )
+    tl.store(
+        delta + i_h * n + first + tl.arange(0, BM),
+        tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1),
+    )
 
 
 @triton.jit
-def dq_kernel(q, k, v, d_o, lse, delta, d_q, scale, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def dq_kernel(
+    q, k, v, d_o, lse, delta, d_q, scale, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):
     first, i_h = tl.program_id(0) % (n // BM) * BM, tl.program_id(0) // (n // BM)
-    b_q, b_do = tl.load(tile_at(q, i_h, first, n, D, BM)), tl.load(tile_at(d_o, i_h, first, n, D, BM))
+    b_q, b_do = (
+        tl.load(tile_at(q, i_h, first, n, D, BM)),
+        tl.load(tile_at(d_o, i_h, first, n, D, BM)),
+    )
     at = i_h * n + first + tl.arange(0, BM)[:, None]
     b_lse, b_delta, b_dq = tl.load(lse + at), tl.load(delta + at), tl.full([BM, D], 0.0, tl.float32)
     for i_n in range(0, n, BN):
@@ -61,12 +75,29 @@ def dq_kernel(q, k, v, d_o, lse, delta, d_q, scale, n, D: tl.constexpr, BM: tl.c
 
 
 @triton.jit
-def dkv_kernel(q, k, v, d_o, lse, delta, d_k, d_v, scale, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def dkv_kernel(
+    q,
+    k,
+    v,
+    d_o,
+    lse,
+    delta,
+    d_k,
+    d_v,
+    scale,
+    n,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     first, i_h = tl.program_id(0) % (n // BN) * BN, tl.program_id(0) // (n // BN)
     b_k, b_v = tl.load(tile_at(k, i_h, first, n, D, BN)), tl.load(tile_at(v, i_h, first, n, D, BN))
     b_dk, b_dv = tl.full([BN, D], 0.0, tl.float32), tl.full([BN, D], 0.0, tl.float32)
     for i_m in range(0, n, BM):
-        b_q, b_do = tl.load(tile_at(q, i_h, i_m, n, D, BM)), tl.load(tile_at(d_o, i_h, i_m, n, D, BM))
+        b_q, b_do = (
+            tl.load(tile_at(q, i_h, i_m, n, D, BM)),
+            tl.load(tile_at(d_o, i_h, i_m, n, D, BM)),
+        )
         at = i_h * n + i_m + tl.arange(0, BM)[None, :]
         b_p = tl.exp2(tl.dot(b_k, tl.trans(b_q)) * (scale * LOG2E) - tl.load(lse + at))  # [BN, BM]
         b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv)
@@ -83,12 +114,19 @@ def forward(q, k, v, scale: float, tile, start) -> tuple:
     """
     _, heads, n, size = q.shape
     o, lse = torch.empty_like(q), torch.empty(heads, n, device=q.device)
-    start(forward_kernel, heads * n // tile.BM, (q, k, v, o, lse, scale, n, size, tile.BM, tile.BN), tile)
+    start(
+        forward_kernel,
+        heads * n // tile.BM,
+        (q, k, v, o, lse, scale, n, size, tile.BM, tile.BN),
+        tile,
+    )
     return o, lse
 
 
 def backward(q, k, v, o, lse, d_o, scale: float, tiles, start) -> list:
-    """Launch the passes for delta, dQ, and dK and dV by `start`; return the gradients of q, k and v."""
+    """Launch the passes for delta, dQ, and dK and dV by `start`; return the gradients of q, k and
+    v.
+    """
     _, heads, n, size = q.shape
     d_q, d_k, d_v = (torch.empty_like(q) for _ in range(3))
     delta, (dq, dkv) = torch.empty(heads, n, device=q.device), tiles
@@ -113,7 +151,9 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 
 
 class Attention(torch.autograd.Function):
-    """The passes as an operation of torch, for queries, keys and values [B, H, N, D] of one length."""
+    """The passes as an operation of torch, for queries, keys and values [B, H, N,
+    D] of one length.
+    """
 
     @staticmethod
     def forward(ctx, q, k, v, scale):
@@ -121,7 +161,10 @@ class Attention(torch.autograd.Function):
         q, k, v = (wide(x).flatten(0, 1)[None] for x in (q, k, v))  # [1, B * H, N, D]
         sizes = (q.shape[1], q.shape[3], q.element_size())
         tiles = [tuning.tiles_for(f"flash_{name}_kernel", *sizes)[0] for name in PASSES]
-        ctx.tiles = [tile._replace(BM=min(tile.BM, q.shape[2]), BN=min(tile.BN, q.shape[2])) for tile in tiles]
+        ctx.tiles = [
+            tile._replace(BM=min(tile.BM, q.shape[2]), BN=min(tile.BN, q.shape[2]))
+            for tile in tiles
+        ]
         o, lse = forward(q, k, v, scale, ctx.tiles[0], operators.start)
         ctx.save_for_backward(q, k, v, o, lse)
         return o[..., : ctx.shape[3]].reshape(ctx.shape)

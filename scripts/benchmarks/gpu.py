@@ -1,7 +1,7 @@
 """The parts of scripts/gpu_report.sh: what each tries on a GPU, step by step.
 
-Every part is a function from a step to its rows. It runs in processes of its own (steps.py), so nothing of a part is
-left for the next one but what triton and torch.compile keep on disk.
+Every part is a function from a step to its rows. It runs in processes of its own (steps.py), so
+nothing of a part is left for the next one but what triton and torch.compile keep on disk.
 """
 
 import functools
@@ -38,7 +38,8 @@ class Settings(NamedTuple):
     """What the whole report is about.
 
     Args:
-        device: "cuda", or "cpu", where triton interprets its kernels and nothing of the figures counts
+        device: "cuda", or "cpu", where triton interprets its kernels and nothing of the figures
+            counts
         quick: a rehearsal: few steps, small sizes, two rounds
         compiled: a file of what the part `compile` has compiled in time, a line each
         tests: files or tests for pytest, in order; if none are given, all of FILES
@@ -74,7 +75,7 @@ class Part(NamedTuple):
     asked: bool = False
 
 
-# ---- the machine -----------------------------------------------------------------------------------------------------
+# ---- the machine -------------------------------------------------------------------------------
 
 
 def machine(settings: Settings, step: str) -> Iterator[Row]:
@@ -84,15 +85,24 @@ def machine(settings: Settings, step: str) -> Iterator[Row]:
     yield {"what": "CUDA of torch", "found": str(torch.version.cuda)}
     yield {"what": "CPU cores", "found": str(cores())}
     yield {"what": "C compiler", "found": os.environ.get("CC") or first_found("gcc", "clang", "cc")}
-    yield {"what": "C++ compiler", "found": os.environ.get("CXX") or first_found("g++", "clang++", "c++")}
+    yield {
+        "what": "C++ compiler",
+        "found": os.environ.get("CXX") or first_found("g++", "clang++", "c++"),
+    }
     header = Path(sysconfig.get_path("include"), "Python.h")
-    yield {"what": "Python.h", "found": str(header) if header.exists() else "missing, and triton needs it"}
+    yield {
+        "what": "Python.h",
+        "found": str(header) if header.exists() else "missing, and triton needs it",
+    }
     if settings.device == "cuda":
         known = torch.cuda.get_device_properties()
         for name in ("multi_processor_count", "L2_cache_size", "shared_memory_per_multiprocessor"):
             yield {"what": name, "found": str(getattr(known, name, "unknown"))}
         yield {"what": "copy, TB/s", "found": f"{copied_per_second() / 1e12:.2f}"}
-        yield {"what": "bfloat16 product, TFLOP/s", "found": f"{multiplied_per_second() / 1e12:.0f}"}
+        yield {
+            "what": "bfloat16 product, TFLOP/s",
+            "found": f"{multiplied_per_second() / 1e12:.0f}",
+        }
 
 
 def cores() -> int:
@@ -130,7 +140,7 @@ def seconds_of(function: Callable[[], Any], repeats: int = 10) -> float:
     return statistics.median(found)
 
 
-# ---- mixhead check ---------------------------------------------------------------------------------------------------
+# ---- mixhead check -----------------------------------------------------------------------------
 
 # Head sizes and variants that are timed below: what they compile here is found on disk there.
 TIMED = [
@@ -158,7 +168,8 @@ REHEARSED = [
 
 
 def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], CallKind]]:
-    """Return the variants to try by name, in order of worth: those timed below, then pairs of all values.
+    """Return the variants to try by name, in order of worth: those timed below, then pairs of all
+    values.
 
     All of `mixhead check` would take hours, because every variant of the kernels is compiled.
     """
@@ -172,7 +183,9 @@ def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], CallKi
     chosen = list(listed)
     if not settings.quick:
         shape = listed[0][0]
-        by_kernels = {row: row[1] in triton.NORMALIZERS and row[2] in machine_check.MIXINGS for row in every}
+        by_kernels = {
+            row: row[1] in triton.NORMALIZERS and row[2] in machine_check.MIXINGS for row in every
+        }
         # Kernels first, then what torch alone computes, which compiles nothing.
         for served in (True, False):
             chosen += pairs([row for row in every if row[0] == shape and by_kernels[row] == served])
@@ -208,9 +221,10 @@ def check_step(settings: Settings, step: str) -> Iterator[Row]:
     yield {"heads": heads, **names, **row, "seconds": time.monotonic() - began}
 
 
-# ---- the attention alone ---------------------------------------------------------------------------------------------
+# ---- the attention alone -----------------------------------------------------------------------
 
-# batch x heads x length x head size, dtype, dropout; what is compiled for them in the order of worth
+# batch x heads x length x head size, dtype, dropout; what is compiled for them in the order of
+# worth
 TIMINGS = {
     "8x8x2048x64 bfloat16 0.0": ("loop 256, compiled", "flex", "formula, compiled"),
     "32x8x512x64 bfloat16 0.0": ("loop 256, compiled", "flex"),
@@ -258,8 +272,11 @@ def contenders(settings: Settings, timing: Timing) -> list[core.Core]:
     compiled = []
     for provider in timing.compiled:
         kinds = mixed if OPPONENTS[provider].mixes else [("softmax", "")]
-        compiled += [core.Core(provider, *kind) for kind in kinds if not problem(provider, settings.device)]
-    # The products of FlashAttention in triton are in tf32 where the numbers are float32, so it would be inexact.
+        compiled += [
+            core.Core(provider, *kind) for kind in kinds if not problem(provider, settings.device)
+        ]
+    # The products of FlashAttention in triton are in tf32 where the numbers are float32, so it
+    # would be inexact.
     not_causal = [core.Core("triton", causal=False)]
     if not on_gpu or timing.dtype != "float32":
         not_causal.insert(0, core.Core("FlashAttention-2 in triton", causal=False))
@@ -268,13 +285,19 @@ def contenders(settings: Settings, timing: Timing) -> list[core.Core]:
         *(core.Core("triton", *kind) for kind in [("softmax", ""), *mixed]),
         *not_causal,
         *compiled,
-        *(core.Core(provider, *kind) for provider in ("loop 256", "formula", "blockwise") for kind in mixed),
+        *(
+            core.Core(provider, *kind)
+            for provider in ("loop 256", "formula", "blockwise")
+            for kind in mixed
+        ),
         *(core.Core("triton", name) for name in ("sigsoftmax", "l2")),
     ]
 
 
 def core_step(settings: Settings, step: str) -> Iterator[Row]:
-    """Yield the times of each contender, forward alone and with the backward pass, after a check of its numbers."""
+    """Yield the times of each contender, forward alone and with the backward pass, after a check of
+    its numbers.
+    """
     timing = timing_of(settings, step)
     inputs = core.Inputs(timing.size, settings.device, timing.dtype)
     compiled = settings.compiled.read_text().splitlines() if settings.compiled.exists() else []
@@ -287,7 +310,11 @@ def core_step(settings: Settings, step: str) -> Iterator[Row]:
                 fault = "left out: not compiled in time, see the part `compile`"
             else:
                 fault = fault_of(inputs, contender)
-            print(f"{contender.name}: {time.monotonic() - began:.1f} s {fault}", file=sys.stderr, flush=True)
+            print(
+                f"{contender.name}: {time.monotonic() - began:.1f} s {fault}",
+                file=sys.stderr,
+                flush=True,
+            )
             if fault:
                 yield {"size": step, "name": contender.name, "fault": fault}
             else:
@@ -302,7 +329,9 @@ def is_compiled(contender: core.Core) -> bool:
 
 
 def fault_of(inputs: core.Inputs, contender: core.Core) -> str:
-    """Return what a contender computes wrongly, or the error that it ends with, or an empty string."""
+    """Return what a contender computes wrongly, or the error that it ends with,
+    or an empty string.
+    """
     try:
         return inputs.fault(contender)
     except Exception as error:
@@ -315,13 +344,17 @@ def times(
     """Yield a row for each contender that has such passes: "forward" alone, or "both"."""
     runs: dict[str, Callable[[], Any]] = {}
     for contender in right:
-        forward_only = contender.provider in OPPONENTS and OPPONENTS[contender.provider].forward_only
+        forward_only = (
+            contender.provider in OPPONENTS and OPPONENTS[contender.provider].forward_only
+        )
         if passes == "forward" and (
             forward_only or not is_compiled(contender)
         ):  # a forward pass alone is compiled anew
             runs[contender.name] = functools.partial(inputs.forward, contender, dropout)
         if passes == "both" and not forward_only:
-            runs[contender.name] = functools.partial(inputs.run, contender, dropout, inputs.d_output)
+            runs[contender.name] = functools.partial(
+                inputs.run, contender, dropout, inputs.d_output
+            )
     if not runs:
         return
     own = core.Core("triton").name
@@ -332,7 +365,9 @@ def times(
 
 
 def host_milliseconds(function: Callable[[], Any], settings: Settings) -> float:
-    """Return the median time until a call returns, with an idle device: what Python needs to start its kernels."""
+    """Return the median time until a call returns, with an idle device: what Python needs to start
+    its kernels.
+    """
     found = []
     for _ in range(2 if settings.quick else 5):
         synchronize(settings)
@@ -349,7 +384,9 @@ def synchronize(settings: Settings) -> None:
 
 
 def compile_steps(settings: Settings) -> list[str]:
-    """Return a contender of a size for each first call that compiles; torch.compile first, which takes longest."""
+    """Return a contender of a size for each first call that compiles; torch.compile first, which
+    takes longest.
+    """
     by_torch, by_triton = [], []
     for step in core_steps(settings):
         for contender in contenders(settings, timing_of(settings, step)):
@@ -359,7 +396,8 @@ def compile_steps(settings: Settings) -> list[str]:
                 by_triton.append(f"{step} | {contender.name}")
     trained = []
     if importlib.util.find_spec("fairseq") is not None:
-        trained = [f"{TRAINING} | {step}" for step in training_steps(settings)[1:]]  # fairseq's own compiles nothing
+        # fairseq's own compiles nothing
+        trained = [f"{TRAINING} | {step}" for step in training_steps(settings)[1:]]
     modules = [f"{MODULE} | {step}" for step in module_steps(settings)]
     return [*trained, *modules, *by_torch, *by_triton]
 
@@ -368,11 +406,17 @@ TRAINING, MODULE = "training", "module"
 
 
 def compile_step(settings: Settings, step: str) -> Iterator[Row]:
-    """Yield the seconds of the first call of a contender; what it compiles stays on disk for the parts that follow."""
+    """Yield the seconds of the first call of a contender; what it compiles stays on disk for the
+    parts that follow.
+    """
     size, _, name = step.partition(" | ")
     if size in (TRAINING, MODULE):
         began = time.monotonic()
-        rows = module_step(settings, name) if size == MODULE else training_step(settings, name, updates=1)
+        rows = (
+            module_step(settings, name)
+            if size == MODULE
+            else training_step(settings, name, updates=1)
+        )
         for _ in rows:
             pass
         yield {"size": size, "name": name, "seconds": time.monotonic() - began}
@@ -392,7 +436,7 @@ def compile_step(settings: Settings, step: str) -> Iterator[Row]:
         file.write(f"{step}\n")
 
 
-# ---- the kernels -----------------------------------------------------------------------------------------------------
+# ---- the kernels -------------------------------------------------------------------------------
 
 MEASURED_KERNELS = {
     "8x8x2048x64 bfloat16 B": ("8x8x2048x64", "bfloat16", "B"),
@@ -466,7 +510,7 @@ def kernel_step(settings: Settings, step: str) -> Iterator[Row]:
             yield {"case": step, **measured(settings, launch, tile)}
 
 
-# ---- more tiles ------------------------------------------------------------------------------------------------------
+# ---- more tiles --------------------------------------------------------------------------------
 
 SLICES = 4  # processes that compile the tiles of a kernel
 
@@ -487,13 +531,20 @@ def more_tiles(launch: Launch) -> list[Any]:
         )
     for bm, bn, warps, stages, heads in itertools.product(*axes):
         if bm * bn * heads <= 2**15:
-            found.append(first._replace(BM=bm, BN=bn, warps=warps, stages=stages, HC=heads, HG=heads))
+            found.append(
+                first._replace(BM=bm, BN=bn, warps=warps, stages=stages, HC=heads, HG=heads)
+            )
     return list(dict.fromkeys([*launch.tiles, *found]))
 
 
 def tile_cases(settings: Settings) -> dict[str, list[str]]:
     """Return the kernels of each case."""
-    mixed = ["mixed_fwd_kernel", "mixed_bwd_dm_kernel", "mixed_bwd_dq_kernel", "mixed_bwd_dkv_kernel"]
+    mixed = [
+        "mixed_fwd_kernel",
+        "mixed_bwd_dm_kernel",
+        "mixed_bwd_dq_kernel",
+        "mixed_bwd_dkv_kernel",
+    ]
     flash = ["flash_fwd_kernel", "flash_bwd_dq_kernel", "flash_bwd_dkv_kernel"]
     if settings.quick:
         return dict.fromkeys(REHEARSED_KERNELS, mixed[:1])
@@ -505,7 +556,9 @@ def tile_cases(settings: Settings) -> dict[str, list[str]]:
 
 
 def tile_steps(settings: Settings) -> list[str]:
-    return [f"{case} | {kernel}" for case, kernels in tile_cases(settings).items() for kernel in kernels]
+    return [
+        f"{case} | {kernel}" for case, kernels in tile_cases(settings).items() for kernel in kernels
+    ]
 
 
 def tile_compile_steps(settings: Settings) -> list[str]:
@@ -521,7 +574,9 @@ def tile_step(settings: Settings, step: str) -> Iterator[Row]:
 
 
 def tile_compile_step(settings: Settings, step: str) -> Iterator[Row]:
-    """Compile a share of the tiles of `tile_step`, which finds them on disk; yield those that fail."""
+    """Compile a share of the tiles of `tile_step`, which finds them on disk;
+    yield those that fail.
+    """
     case, kernel, place = step.split(" | ")
     launch = next(one for one in launches(settings, case) if one.kernel == kernel)
     for tile in more_tiles(launch)[int(place) :: SLICES][: 1 if settings.quick else None]:
@@ -531,7 +586,9 @@ def tile_compile_step(settings: Settings, step: str) -> Iterator[Row]:
 
 
 def resources(compiled: Any) -> Row:
-    """Return what a compiled kernel takes, as triton reports it, and how many programs fit a multiprocessor."""
+    """Return what a compiled kernel takes, as triton reports it, and how many programs fit a
+    multiprocessor.
+    """
     if not hasattr(compiled, "n_regs"):
         return {}
     metadata, known = compiled.metadata, torch.cuda.get_device_properties()
@@ -542,7 +599,8 @@ def resources(compiled: Any) -> Row:
         // (-(-compiled.n_regs * 32 // 256) * 256 * metadata.num_warps),
         "threads": known.max_threads_per_multi_processor // threads,
         # The driver takes 1 KiB of shared memory for each program.
-        "shared": getattr(known, "shared_memory_per_multiprocessor", 228 * 1024) // (metadata.shared + 1024),
+        "shared": getattr(known, "shared_memory_per_multiprocessor", 228 * 1024)
+        // (metadata.shared + 1024),
         "most": 32,
     }
     programs = min(fitting.values())
@@ -557,7 +615,7 @@ def resources(compiled: Any) -> Row:
     }
 
 
-# ---- a step of decoding, the module ----------------------------------------------------------------------------------
+# ---- a step of decoding, the module ------------------------------------------------------------
 
 
 def one_step(settings: Settings) -> list[str]:
@@ -565,13 +623,19 @@ def one_step(settings: Settings) -> list[str]:
 
 
 def decoding(settings: Settings, step: str) -> Iterator[Row]:
-    """Yield the time of one step of decoding: one query, 1,024 keys, 8 heads of 64, 16 sentences."""
+    """Yield the time of one step of decoding:
+    one query, 1,024 keys, 8 heads of 64, 16 sentences.
+    """
     batch, heads, keys, head_dim = (2, 2, 16, 16) if settings.quick else (16, 8, 1024, 64)
     dtype = torch.bfloat16 if settings.device == "cuda" else torch.float32
     made = functools.partial(torch.randn, device=settings.device, dtype=dtype)
     query = made(batch, heads, 1, head_dim)
     key, value = made(batch, heads, keys, head_dim), made(batch, heads, keys, head_dim)
-    mixings = {"softmax": None, "Mixhead A": made(heads, heads), "Mixhead B": made(batch, 1, heads, heads)}
+    mixings = {
+        "softmax": None,
+        "Mixhead A": made(heads, heads),
+        "Mixhead B": made(batch, 1, heads, heads),
+    }
     runs = {"torch": lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value)}
     for name, mixing in mixings.items():
         runs[name] = functools.partial(attention, query, key, value, mixing=mixing)
@@ -607,9 +671,11 @@ def module_step(settings: Settings, step: str) -> Iterator[Row]:
 
 
 def torch_module(size: core.Size, device: str, dtype: str) -> Generator[Row, None, Case]:
-    """Return `nn.MultiheadAttention` and the plugin's, causal and without dropout; yield what is wrong with the latter.
+    """Return `nn.MultiheadAttention` and the plugin's, causal and without dropout; yield what is
+    wrong with the latter.
 
-    A wrong one is timed, too: the allowed error is that of float32 inside, so it is a hint and not a law.
+    A wrong one is timed, too: the allowed error is that of float32 inside, so it is a hint and not
+    a law.
     """
     from mixhead_plugin.nn import MixedAttention
 
@@ -619,7 +685,9 @@ def torch_module(size: core.Size, device: str, dtype: str) -> Generator[Row, Non
     modules: dict[str, nn.Module] = {"torch": upstream}
     kinds = {"softmax": "none", "Mixhead A": "position-independent", "Mixhead B": "position-wise"}
     for name, mixing in kinds.items():
-        modules[name] = MixedAttention(heads * head_dim, heads, batch_first=True, head_mixing=mixing)
+        modules[name] = MixedAttention(
+            heads * head_dim, heads, batch_first=True, head_mixing=mixing
+        )
         modules[name].load_state_dict(upstream.state_dict(), strict=False)
     own = {"device": device, "dtype": getattr(torch, dtype)}
     x = torch.randn(batch, length, heads * head_dim).to(**own).requires_grad_()
@@ -635,21 +703,29 @@ def torch_module(size: core.Size, device: str, dtype: str) -> Generator[Row, Non
         module.to(**own)
         if name == "torch":
             continue
-        formula = MixedAttention(heads * head_dim, heads, batch_first=True, head_mixing=kinds[name], impl="reference")
+        formula = MixedAttention(
+            heads * head_dim, heads, batch_first=True, head_mixing=kinds[name], impl="reference"
+        )
         formula.load_state_dict(module.state_dict())
         exact = formula.to(device, torch.float64)
         one = x.detach()[:1]
         right = results(exact, one.double().requires_grad_())
         rounded = results(formula.to(**own), one.clone().requires_grad_())
         try:
-            check(name, ("output", "gradient of x"), results(module, one.clone().requires_grad_()), rounded, right)
+            check(
+                name,
+                ("output", "gradient of x"),
+                results(module, one.clone().requires_grad_()),
+                rounded,
+                right,
+            )
         except SystemExit as wrong:
             yield {"module": "torch", "name": name, "fault": str(wrong)}
     runs = {name: functools.partial(results, module, x) for name, module in modules.items()}
     return Case("module", core.title(size, 0.0), runs, "softmax")
 
 
-# ---- the tests -------------------------------------------------------------------------------------------------------
+# ---- the tests ---------------------------------------------------------------------------------
 
 
 NEED_FAIRSEQ = ["tests/robustness/test_equality.py", "tests/scripts/test_benchmark.py"]
@@ -657,16 +733,36 @@ FILES = [*NEED_FAIRSEQ, "tests/ops/test_triton_gpu.py", "tests/ops/test_extreme_
 
 
 def tests(settings: Settings, step: str) -> Iterator[Row]:
-    """Yield the outcome of each test marked gpu, as it ends; those that need fairseq only where it is."""
+    """Yield the outcome of each test marked gpu, as it ends; those that need fairseq only where it
+    is.
+    """
     files = list(settings.tests) or FILES
     if importlib.util.find_spec("fairseq") is None:
         files = [name for name in files if name not in NEED_FAIRSEQ]
     if settings.quick:
-        files = ["tests/ops/test_triton_gpu.py::test_a_captured_graph_draws_new_zeros_at_each_replay"]
-    workers = min(cores(), 16) if settings.device == "cuda" and importlib.util.find_spec("xdist") else 0
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow", "-p", "no:cacheprovider"]
+        files = [
+            "tests/ops/test_triton_gpu.py::test_a_captured_graph_draws_new_zeros_at_each_replay"
+        ]
+    workers = (
+        min(cores(), 16) if settings.device == "cuda" and importlib.util.find_spec("xdist") else 0
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "gpu and not slow",
+        "-p",
+        "no:cacheprovider",
+    ]
     # Tests are handed out one by one, so that they begin in the order of the files.
-    command += ["-p", "benchmarks.outcomes", *(["-n", str(workers), "--maxschedchunk=1"] if workers else []), *files]
+    command += [
+        "-p",
+        "benchmarks.outcomes",
+        *(["-n", str(workers), "--maxschedchunk=1"] if workers else []),
+        *files,
+    ]
     read, write = os.pipe()
     path = os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OUTCOMES": str(write)}
@@ -677,10 +773,14 @@ def tests(settings: Settings, step: str) -> Iterator[Row]:
         for line in lines:
             yield json.loads(line)
     if process.wait() not in (0, 1):  # 1: a test has failed, which its row says
-        yield {"test": "pytest", "outcome": "failed", "message": f"exit status {process.returncode}, see the log"}
+        yield {
+            "test": "pytest",
+            "outcome": "failed",
+            "message": f"exit status {process.returncode}, see the log",
+        }
 
 
-# ---- a training ------------------------------------------------------------------------------------------------------
+# ---- a training --------------------------------------------------------------------------------
 
 
 def training_steps(settings: Settings) -> list[str]:
@@ -688,7 +788,9 @@ def training_steps(settings: Settings) -> list[str]:
 
 
 def training_step(settings: Settings, step: str, updates: int = 100) -> Iterator[Row]:
-    """Yield losses and times of 100 updates by fairseq's trainer; all variants get the same weights and words."""
+    """Yield losses and times of 100 updates by fairseq's trainer; all variants get the same weights
+    and words.
+    """
     from benchmarks import model  # needs fairseq
 
     arch, vocabulary, batch, length = model.SMALL, 10000, 16, 512
@@ -715,21 +817,31 @@ def training_step(settings: Settings, step: str, updates: int = 100) -> Iterator
     yield row
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
+# ---- the table ---------------------------------------------------------------------------------
 
 # Six minutes at most. `compile` stands before the parts that find on disk what it has compiled.
 PARTS = {
     "machine": Part("The machine", one_step, machine, seconds=15, limit=15),
     "check": Part("mixhead check", check_steps, check_step, seconds=80, limit=80, parallel=True),
-    "compile": Part("First calls", compile_steps, compile_step, seconds=55, limit=55, parallel=True),
+    "compile": Part(
+        "First calls", compile_steps, compile_step, seconds=55, limit=55, parallel=True
+    ),
     "core": Part("The attention alone", core_steps, core_step, seconds=100, limit=50),
     "kernels": Part("The kernels", kernel_steps, kernel_step, seconds=20, limit=15),
     "tile_compile": Part(
-        "Tiles that fail", tile_compile_steps, tile_compile_step, seconds=50, limit=50, parallel=True, asked=True
+        "Tiles that fail",
+        tile_compile_steps,
+        tile_compile_step,
+        seconds=50,
+        limit=50,
+        parallel=True,
+        asked=True,
     ),
     "tiles": Part("More tiles", tile_steps, tile_step, seconds=40, limit=15, asked=True),
     "tests": Part("The tests marked gpu", one_step, tests, seconds=75, limit=75, needs="pytest"),
     "module": Part("The module", module_steps, module_step, seconds=60, limit=40),
     "decoding": Part("A step of decoding", one_step, decoding, seconds=10, limit=10),
-    "training": Part("100 updates", training_steps, training_step, seconds=60, limit=30, needs="fairseq"),
+    "training": Part(
+        "100 updates", training_steps, training_step, seconds=60, limit=30, needs="fairseq"
+    ),
 }

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mixhead_plugin.parts import PARTS
 
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # the second counts what all threads work
+# the second counts what all threads work
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 WARM_UP = {"cpu": 1, "cuda": 3}  # rounds; a GPU has to raise its clock
 HEAD_START = 6_000_000  # clocks of the device, some 3 ms, in which the host starts most contenders
 FLUSHED = 2**28  # bytes, several times the L2 cache of any GPU so far
@@ -31,15 +32,27 @@ class Case:
 
 
 def check(
-    name: str, parts: Sequence[str], got: Sequence[Tensor], formula: Sequence[Tensor], exact: Sequence[Tensor],
-    norm: float = math.inf, rounding: float = 0.0,
-) -> None:  # fmt: skip
-    """End the command if an error is above twice the formula's error in the same dtype, and rounding."""
+    name: str,
+    parts: Sequence[str],
+    got: Sequence[Tensor],
+    formula: Sequence[Tensor],
+    exact: Sequence[Tensor],
+    norm: float = math.inf,
+    rounding: float = 0.0,
+) -> None:
+    """End the command if an error is above twice the formula's error in the same dtype, and
+    rounding.
+    """
     for part, value, by_formula, right in zip(parts, got, formula, exact):
         eps = rounding or torch.finfo(value.dtype).eps + 100 * torch.finfo(right.dtype).eps
-        error, own, size = (torch.linalg.vector_norm(t, norm) for t in (value - right, by_formula - right, right))
+        error, own, size = (
+            torch.linalg.vector_norm(t, norm) for t in (value - right, by_formula - right, right)
+        )
         if not error <= (allowed := 2 * own + eps * size):  # NaN too
-            sys.exit(f"{name}: {part} is wrong by {error:.2g}, {allowed:.2g} is allowed; nothing is timed")
+            sys.exit(
+                f"{name}: {part} is wrong by {error:.2g}, {allowed:.2g} is allowed; nothing is "
+                "timed"
+            )
 
 
 def shake(model: torch.nn.Module) -> None:
@@ -50,7 +63,9 @@ def shake(model: torch.nn.Module) -> None:
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
 
 
-def milliseconds(function: Callable[[], Any], clock: Callable[[], float], filler: Tensor | None) -> float:
+def milliseconds(
+    function: Callable[[], Any], clock: Callable[[], float], filler: Tensor | None
+) -> float:
     if filler is None:
         began = clock()
         function()
@@ -66,7 +81,9 @@ def milliseconds(function: Callable[[], Any], clock: Callable[[], float], filler
 
 
 def measure(case: Case, rounds: int, device: str, clock: str = "wall") -> list[dict[str, Any]]:
-    """Time the contenders in turn. A ratio is the median over rounds of two times of the same round."""
+    """Time the contenders in turn. A ratio is the median over rounds of two times of the same
+    round.
+    """
     filler = torch.empty(FLUSHED, dtype=torch.int8, device="cuda") if device == "cuda" else None
     times: dict[str, list[float]] = {name: [] for name in case.contenders}
     for i in range(-WARM_UP[device], rounds):

@@ -1,4 +1,6 @@
-"""Benchmark one update of a language model by fairseq's trainer, and beam search by its generator."""
+"""Benchmark one update of a language model by fairseq's trainer,
+and beam search by its generator.
+"""
 
 import copy
 import functools
@@ -33,7 +35,9 @@ SMALL = """transformer_lm --decoder-layers 4 --decoder-embed-dim 512 --decoder-f
     --decoder-attention-heads 8 --attention-dropout 0.1 --share-decoder-input-output-embed"""
 LARGE = "transformer_lm_wiki103"
 TRANSLATION = "transformer"  # 6+6 layers, d 512, 8 heads
-TRAINING = "--task language_modeling --optimizer adam --clip-norm 0.1 --lr 0.0001 --ddp-backend legacy_ddp"
+TRAINING = (
+    "--task language_modeling --optimizer adam --clip-norm 0.1 --lr 0.0001 --ddp-backend legacy_ddp"
+)
 
 
 def config(name: str, arch: str, flags: str, device: str, dtype: str) -> Any:
@@ -41,7 +45,9 @@ def config(name: str, arch: str, flags: str, device: str, dtype: str) -> Any:
     warnings.simplefilter("ignore")  # fairseq and Hydra call deprecated functions
     prefix = "" if name == "fairseq" else "mixhead_"
     words = shlex.split(f"no-data --arch {prefix}{arch} {TRAINING} {flags} {VARIANTS[name]}")
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), words))
+    cfg = convert_namespace_to_omegaconf(
+        options.parse_args_and_arch(options.get_training_parser(), words)
+    )
     cfg.common.bf16 = dtype == "bfloat16"  # not by a flag: fairseq treats --bf16 as a TPU request
     cfg.common.cpu = device == "cpu"
     return cfg
@@ -55,19 +61,32 @@ def dictionary_of(words: int) -> Dictionary:
 
 
 def batch_of(dictionary: Dictionary, sentences: int, length: int, seed: int = 1) -> dict[str, Any]:
-    """Return a batch of words drawn by Zipf's law; an adaptive softmax is faster for frequent words."""
+    """Return a batch of words drawn by Zipf's law; an adaptive softmax is faster for frequent
+    words.
+    """
     ranks = torch.arange(1, len(dictionary) - dictionary.nspecial + 1, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.multinomial(1 / ranks, sentences * (length + 1), replacement=True, generator=generator)
+    drawn = torch.multinomial(
+        1 / ranks, sentences * (length + 1), replacement=True, generator=generator
+    )
     drawn = dictionary.nspecial + drawn.view(sentences, length + 1)
-    source = {"src_tokens": drawn[:, :-1].contiguous(), "src_lengths": torch.full((sentences,), length)}
+    source = {
+        "src_tokens": drawn[:, :-1].contiguous(),
+        "src_lengths": torch.full((sentences,), length),
+    }
     counts = {"id": torch.arange(sentences), "nsentences": sentences, "ntokens": sentences * length}
     return {**counts, "net_input": source, "target": drawn[:, 1:].contiguous()}
 
 
-def trainer_of(name: str, arch: str, dictionary: Dictionary, length: int, device: str, dtype: str) -> Trainer:
-    """Return fairseq's trainer of a language model of a variant; all start from the same weights."""
-    cfg = config(name, arch, f"--criterion cross_entropy --tokens-per-sample {length}", device, dtype)
+def trainer_of(
+    name: str, arch: str, dictionary: Dictionary, length: int, device: str, dtype: str
+) -> Trainer:
+    """Return fairseq's trainer of a language model of a variant;
+    all start from the same weights.
+    """
+    cfg = config(
+        name, arch, f"--criterion cross_entropy --tokens-per-sample {length}", device, dtype
+    )
     torch.manual_seed(1)
     task = LanguageModelingTask(cfg.task, dictionary)
     return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
@@ -79,7 +98,9 @@ def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype
     for name in VARIANTS:
         criterion = "adaptive_loss" if arch == LARGE else "cross_entropy"
         criterion = f"orthogonal_{criterion}" if "penalty" in name else criterion
-        cfg = config(name, arch, f"--criterion {criterion} --tokens-per-sample {length}", device, dtype)
+        cfg = config(
+            name, arch, f"--criterion {criterion} --tokens-per-sample {length}", device, dtype
+        )
         torch.manual_seed(1)
         task = LanguageModelingTask(cfg.task, dictionary)
         model, loss = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
@@ -87,22 +108,30 @@ def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype
         if name != "fairseq":
             check_update(name, model, loss, batch_of(dictionary, 1, length), device, dtype)
         trainer = Trainer(cfg, task, model, loss)
-        contenders[name] = functools.partial(trainer.train_step, [batch_of(dictionary, batch, length)], raise_oom=True)
+        contenders[name] = functools.partial(
+            trainer.train_step, [batch_of(dictionary, batch, length)], raise_oom=True
+        )
     size = f"{arch.split()[0]}, batch {batch}, length {length}"
     return Case("training", size, contenders, "softmax")
 
 
 def search(device: str, dtype: str, sentences: int = 16, length: int = 25, beam: int = 5) -> Case:
-    """Return a beam search by each variant; from the same seed, before M moves, each must find fairseq's words."""
+    """Return a beam search by each variant; from the same seed, before M moves, each must find
+    fairseq's words.
+    """
     dictionary, contenders, expected = dictionary_of(4000), {}, None
     sample = {"net_input": batch_of(dictionary, sentences, length)["net_input"]}
     sample = utils.move_to_cuda(sample) if device == "cuda" else sample
     for name in ("fairseq", "softmax", "Mixhead A", "Mixhead B"):
-        cfg = config(name, TRANSLATION, "--task translation --criterion cross_entropy", device, dtype)
+        cfg = config(
+            name, TRANSLATION, "--task translation --criterion cross_entropy", device, dtype
+        )
         torch.manual_seed(1)
         model = TranslationTask(cfg.task, dictionary, dictionary).build_model(cfg.model)
         model.to(device, getattr(torch, dtype)).eval()
-        generator = SequenceGenerator([model], dictionary, beam_size=beam, max_len_b=length, min_len=length)
+        generator = SequenceGenerator(
+            [model], dictionary, beam_size=beam, max_len_b=length, min_len=length
+        )
         found = [sentence[0]["tokens"].tolist() for sentence in generator.generate([model], sample)]
         expected = expected or found
         if dtype == "float32" and found != expected:
@@ -113,8 +142,12 @@ def search(device: str, dtype: str, sentences: int = 16, length: int = 25, beam:
     return Case("decoding", size, contenders, "softmax")
 
 
-def check_update(name: str, model: Any, criterion: Any, sample: dict[str, Any], device: str, dtype: str) -> None:
-    """Allow twice the error (as a norm) that `reference` has in the same dtype; in float32 a thousandth."""
+def check_update(
+    name: str, model: Any, criterion: Any, sample: dict[str, Any], device: str, dtype: str
+) -> None:
+    """Allow twice the error (as a norm) that `reference` has in the same dtype; in float32 a
+    thousandth.
+    """
     sample = utils.move_to_cuda(sample) if device == "cuda" else sample
 
     def found(impl: str, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -123,8 +156,13 @@ def check_update(name: str, model: Any, criterion: Any, sample: dict[str, Any], 
             if isinstance(module, MixheadAttention):
                 module.impl = impl
         loss, *_ = criterion(copied, sample)
-        gradients = torch.autograd.grad(loss, list(copied.parameters()), allow_unused=True, materialize_grads=True)
-        return [loss.detach().float(), torch.cat([gradient.flatten() for gradient in gradients]).float()]
+        gradients = torch.autograd.grad(
+            loss, list(copied.parameters()), allow_unused=True, materialize_grads=True
+        )
+        return [
+            loss.detach().float(),
+            torch.cat([gradient.flatten() for gradient in gradients]).float(),
+        ]
 
     own = getattr(torch, dtype)
     rounding = 1e-3 if own == torch.float32 else torch.finfo(own).eps

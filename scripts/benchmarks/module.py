@@ -1,4 +1,6 @@
-"""Benchmark the multi-head attention with its projections, fairseq's and the plugin's, forward and backward pass."""
+"""Benchmark the multi-head attention with its projections, fairseq's and the plugin's, forward and
+backward pass.
+"""
 
 import copy
 import functools
@@ -23,25 +25,41 @@ MIXHEAD = {
 EVERY = {
     "softmax": {},
     **{name: {"normalizer": name} for name in NORMALIZERS if name != "softmax"},
-    **{f"{o} {name}": {o: name} for o, table in PARTS.items() for name, kind in table.items() if kind.build},
+    **{
+        f"{o} {name}": {o: name}
+        for o, table in PARTS.items()
+        for name, kind in table.items()
+        if kind.build
+    },
 }
 RESULTS = ("output", "gradient of x", "gradient of the parameters")
 
 
-def case(size: Size, causal: bool, dropout: float, device: str, dtype: str, variants: Variants = MIXHEAD) -> Case:
-    """Return the checked contenders; if not causal, the sentences have half to all of the length, and padding."""
+def case(
+    size: Size, causal: bool, dropout: float, device: str, dtype: str, variants: Variants = MIXHEAD
+) -> Case:
+    """Return the checked contenders; if not causal, the sentences have half to all of the length,
+    and padding.
+    """
     batch, heads, length, head_dim = size
     torch.manual_seed(1)
     upstream = MultiheadAttention(heads * head_dim, heads, dropout=dropout, self_attention=True)
     modules: dict[str, torch.nn.Module] = {"fairseq": upstream}
     for name, options in variants.items():
-        own = MixheadAttention(heads * head_dim, heads, dropout=dropout, self_attention=True, causal=causal, **options)
+        own = MixheadAttention(
+            heads * head_dim, heads, dropout=dropout, self_attention=True, causal=causal, **options
+        )
         own.load_state_dict(upstream.state_dict(), strict=False)
         shake(own)
         modules[name] = own
     for module in modules.values():
         module.to(device, getattr(torch, dtype)).eval()
-    x = torch.randn(length, batch, heads * head_dim).to(device, getattr(torch, dtype)).requires_grad_()  # [N, B, E]
+    # [N, B, E]
+    x = (
+        torch.randn(length, batch, heads * head_dim)
+        .to(device, getattr(torch, dtype))
+        .requires_grad_()
+    )
     lengths = torch.linspace((length + 1) // 2, length, batch, device=device).round()
     padding = None if causal else torch.arange(length, device=device) >= lengths[:, None]  # [B, N]
     future = torch.full((length, length), float("-inf"), device=device).triu(1) if causal else None
@@ -59,6 +77,8 @@ def case(size: Size, causal: bool, dropout: float, device: str, dtype: str, vari
         exact = copy.deepcopy(reference).double()
         x64 = x.detach().double().requires_grad_()
         check(name, RESULTS, results(module, x), results(reference, x), results(exact, x64))
-    contenders = {name: functools.partial(results, module.train(), x) for name, module in modules.items()}
+    contenders = {
+        name: functools.partial(results, module.train(), x) for name, module in modules.items()
+    }
     shown = f"{title(size, dropout)}, {'causal' if causal else 'padded'}"
     return Case("module", shown, contenders, "softmax")

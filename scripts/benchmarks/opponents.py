@@ -1,7 +1,7 @@
 """What people use or write instead of the plugin: each computes one call of causal attention.
 
-Torch's own attentions and FlexAttention cannot mix heads. What mixes is the formula in a few lines, whole or over
-blocks of queries, as it stands or compiled by `torch.compile`.
+Torch's own attentions and FlexAttention cannot mix heads. What mixes is the formula in a few lines,
+whole or over blocks of queries, as it stands or compiled by `torch.compile`.
 """
 
 import functools
@@ -26,7 +26,8 @@ class Opponent(NamedTuple):
     """One of the others.
 
     Args:
-        make: returns what computes the output of a call; a compiled one is anew, with nothing compiled yet
+        make: returns what computes the output of a call; a compiled one is anew, with nothing
+            compiled yet
         mixes: whether it computes every normalizer and mixing; else it computes softmax alone
         compiled: whether `torch.compile` makes its code, which takes seconds at the first call
         forward_only: whether no backward pass is timed
@@ -38,17 +39,21 @@ class Opponent(NamedTuple):
     forward_only: bool = False
 
 
-# ---- torch's own, without mixing -------------------------------------------------------------------------------------
+# ---- torch's own, without mixing ---------------------------------------------------------------
 
 
 def with_mask(call: AttentionInputs) -> Tensor:
     """Attend with a mask of floats, as fairseq passes it; `call.attn_mask` holds it."""
-    return F.scaled_dot_product_attention(*call[:3], call.attn_mask, call.dropout_p, scale=call.scale)
+    return F.scaled_dot_product_attention(
+        *call[:3], call.attn_mask, call.dropout_p, scale=call.scale
+    )
 
 
 def is_causal(call: AttentionInputs) -> Tensor:
     """Attend by the kernel that torch chooses."""
-    return F.scaled_dot_product_attention(*call[:3], None, call.dropout_p, is_causal=call.causal, scale=call.scale)
+    return F.scaled_dot_product_attention(
+        *call[:3], None, call.dropout_p, is_causal=call.causal, scale=call.scale
+    )
 
 
 def flash(call: AttentionInputs) -> Tensor:
@@ -89,7 +94,7 @@ def block_mask(length: int, device: str):
     return create_block_mask(visible, None, None, length, length, device)
 
 
-# ---- the formula -----------------------------------------------------------------------------------------------------
+# ---- the formula -------------------------------------------------------------------------------
 
 
 def l2(scores: Tensor) -> Tensor:
@@ -105,12 +110,19 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def rows_of(
-    query: Tensor, key: Tensor, value: Tensor, mixing: Tensor | None, first: int, call: AttentionInputs
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mixing: Tensor | None,
+    first: int,
+    call: AttentionInputs,
 ) -> Tensor:
     """Return the output of some queries [B, H, n, D], the first of which is at position `first`."""
     scores = query @ key.transpose(2, 3) * call.scale  # [B, H, n, Nk]
     if call.causal:
-        hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(first + 1)
+        hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(
+            first + 1
+        )
         scores = scores.masked_fill(hidden, float("-inf"))
     weights = mix_heads(WEIGHTS[call.normalizer](scores), mixing)
     return F.dropout(weights, call.dropout_p) @ value
@@ -136,7 +148,9 @@ def loop(call: AttentionInputs, block: int, checkpointed: bool = False) -> Tenso
             first,
             call,
         )
-        outputs.append(checkpoint(rows_of, *given, use_reentrant=False) if checkpointed else rows_of(*given))
+        outputs.append(
+            checkpoint(rows_of, *given, use_reentrant=False) if checkpointed else rows_of(*given)
+        )
     return torch.cat(outputs, 2)
 
 
@@ -145,7 +159,7 @@ def formula(call: AttentionInputs) -> Tensor:
     return loop(call, call.query.shape[2])
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
+# ---- the table ---------------------------------------------------------------------------------
 
 
 def eager(attend: Attend) -> Callable[[], Attend]:
@@ -157,11 +171,12 @@ def compiled(attend: Attend) -> Callable[[], Attend]:
         def run(call: AttentionInputs) -> Tensor:
             return attend(call)
 
-        # torch keeps what it compiles by code object and, after eight kinds of inputs, compiles no more. So each
-        # contender has a code object of its own.
+        # torch keeps what it compiles by code object and, after eight kinds of inputs, compiles no
+        # more. So each contender has a code object of its own.
         run.__code__ = run.__code__.replace()
-        # fullgraph: a part that torch cannot compile is an error, and does not run slowly instead. dynamic=False: else
-        # it would compile a second size with symbols for sizes, which run slower.
+        # fullgraph: a part that torch cannot compile is an error, and does not run slowly instead.
+        # dynamic=False: else it would compile a second size with symbols for sizes, which run
+        # slower.
         return torch.compile(run, fullgraph=True, dynamic=False)
 
     return make
@@ -178,7 +193,10 @@ OPPONENTS = {
     "formula": Opponent(eager(formula), mixes=True),
     "formula, compiled": Opponent(compiled(formula), mixes=True, compiled=True),
     **{f"loop {n}": Opponent(eager(f), mixes=True) for n, f in LOOPS.items()},
-    **{f"loop {n}, compiled": Opponent(compiled(f), mixes=True, compiled=True) for n, f in LOOPS.items()},
+    **{
+        f"loop {n}, compiled": Opponent(compiled(f), mixes=True, compiled=True)
+        for n, f in LOOPS.items()
+    },
     "loop 128, checkpointed": Opponent(eager(CHECKPOINTED), mixes=True),
 }
 
@@ -188,7 +206,9 @@ def problem(provider: str, device: str) -> str:
     if provider not in OPPONENTS or not OPPONENTS[provider].compiled:
         return ""
     # For a CPU torch.compile writes C++; for a GPU triton builds a launcher in C.
-    variable, names = ("CC", ("cc", "gcc", "clang")) if device == "cuda" else ("CXX", ("c++", "g++", "clang++"))
+    variable, names = (
+        ("CC", ("cc", "gcc", "clang")) if device == "cuda" else ("CXX", ("c++", "g++", "clang++"))
+    )
     given = os.environ.get(variable)
     if any(shutil.which(name) for name in ((given,) if given else names)):
         return ""

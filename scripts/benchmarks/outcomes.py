@@ -1,4 +1,6 @@
-"""A plugin of pytest: write the outcome of each test, as it ends, to the file descriptor that OUTCOMES names."""
+"""A plugin of pytest: write the outcome of each test, as it ends, to the file descriptor that
+OUTCOMES names.
+"""
 
 import json
 import os
@@ -28,7 +30,11 @@ def where(longrepr):
     """Return the lines of this project in a traceback, the last one first."""
     entries = getattr(getattr(longrepr, "reprtraceback", None), "reprentries", [])
     places = [entry.reprfileloc for entry in entries if getattr(entry, "reprfileloc", None)]
-    own = [f"{os.path.basename(place.path)}:{place.lineno}" for place in places if "site-packages" not in place.path]
+    own = [
+        f"{os.path.basename(place.path)}:{place.lineno}"
+        for place in places
+        if "site-packages" not in place.path
+    ]
     return " < ".join(reversed(own))
 
 

@@ -1,4 +1,6 @@
-"""Run named steps in processes of their own, so that one that fails, crashes or hangs does not end the others."""
+"""Run named steps in processes of their own, so that one that fails, crashes or hangs does not end
+the others.
+"""
 
 import contextlib
 import os
@@ -48,7 +50,9 @@ class Worker:
         self.connection.send(step)
 
     def end(self, grace: float = 0.0) -> None:
-        """End the process and all that it has started; one that has no step ends by itself, if it gets the time."""
+        """End the process and all that it has started; one that has no step ends by itself, if it
+        gets the time.
+        """
         self.connection.close()
         self.process.join(grace)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -102,7 +106,11 @@ def run(
             for connection, worker in list(working.items()):
                 if now < min(deadline, worker.ends):
                     continue
-                why = f"did not end within {limit:.0f} s" if now >= worker.ends else "the time of this part was over"
+                why = (
+                    f"did not end within {limit:.0f} s"
+                    if now >= worker.ends
+                    else "the time of this part was over"
+                )
                 yield Event(worker.step, fault=why, seconds=now - worker.began)
                 del working[connection]
                 worker.end()
@@ -127,7 +135,9 @@ def received(worker: Worker) -> Event:
     except EOFError:
         worker.process.join()
         took = time.monotonic() - worker.began
-        return Event(worker.step, fault=f"{DIED} with exit status {worker.process.exitcode}", seconds=took)
+        return Event(
+            worker.step, fault=f"{DIED} with exit status {worker.process.exitcode}", seconds=took
+        )
 
 
 def serve(connection: Connection, function: Steps, log: str) -> None:

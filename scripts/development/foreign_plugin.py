@@ -1,4 +1,5 @@
-"""A plugin of pytest: models of another library's tests get mixed heads. `foreign_tests.py` sets its two variables.
+"""A plugin of pytest: models of another library's tests get mixed heads. `foreign_tests.py` sets
+its two variables.
 
 torch:         `nn.MultiheadAttention` is `MixedAttention`.
 transformers:  each model is mixed when its outermost `__init__` ends.
@@ -14,7 +15,8 @@ from typing import Any
 LIBRARY = os.environ["FOREIGN_LIBRARY"]
 MIXING = os.environ["FOREIGN_MIXING"]
 
-# What the tests of PEFT ask the hub for: a word in the name of the model, and the config of a small one.
+# What the tests of PEFT ask the hub for: a word in the name of the model, and the config of a small
+# one.
 SMALL = {
     "opt": (
         "OPTConfig",

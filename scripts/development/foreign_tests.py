@@ -1,7 +1,9 @@
-"""Run test files of torch, transformers or PEFT twice, plain and with mixed heads, and print both counts.
+"""Run test files of torch, transformers or PEFT twice, plain and with mixed heads, and print both
+counts.
 
-    .venv/bin/python scripts/development/foreign_tests.py torch CHECKOUT test/nn/test_multihead_attention.py
-    .venv/bin/python scripts/development/foreign_tests.py peft CHECKOUT tests/test_decoder_models.py -- -k Llama
+    .venv/bin/python scripts/development/foreign_tests.py torch CHECKOUT
+    test/nn/test_multihead_attention.py .venv/bin/python scripts/development/foreign_tests.py peft
+    CHECKOUT tests/test_decoder_models.py -- -k Llama
 
 Other people's tests know cases that ours do not. A mixing starts as the identity, so a test that
 passes with the plain model should pass with the mixed one, or be refused in one line. The command
@@ -9,8 +11,8 @@ lists each test that passes in the plain run alone, with its message. `foreign_p
 the models of each library get mixed.
 
 CHECKOUT is a source tree of the library. The library that is imported is the installed one, so take
-the source of that version. torch's own `conftest.py` needs an older pytest, so its tests run without
-it. The tests need packages that are no pins of this project: `expecttest` for torch's,
+the source of that version. torch's own `conftest.py` needs an older pytest, so its tests run
+without it. The tests need packages that are no pins of this project: `expecttest` for torch's,
 `parameterized`, `datasets` and `diffusers` for those of transformers and PEFT.
 """
 
@@ -43,7 +45,9 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run another library's tests with plain and with mixed models.")
+    parser = argparse.ArgumentParser(
+        description="Run another library's tests with plain and with mixed models."
+    )
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument("checkout", type=Path, help="a source tree of that library")
     parser.add_argument("files", nargs="+", help="test files, from the checkout's root")
@@ -108,7 +112,10 @@ def _run(arguments: argparse.Namespace, path: str, mixed: bool) -> dict[str, tup
             0,
             1,
         ):  # 0: all passed; 1: some failed; else pytest could not collect
-            sys.exit(f"{path}: pytest ended with status {run.returncode}:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+            sys.exit(
+                f"{path}: pytest ended with status "
+                f"{run.returncode}:\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+            )
         return dict(_outcome(case) for case in ElementTree.parse(report).iter("testcase"))
 
 

@@ -46,7 +46,10 @@ def missing() -> str:
     """Return why no SLURM can be started here, or ''."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     if absent:
-        return f"needs SLURM and munge, as in Debian's slurm-wlm and munge; missing: {', '.join(absent)}"
+        return (
+            "needs SLURM and munge, as in Debian's slurm-wlm and munge; missing: "
+            f"{', '.join(absent)}"
+        )
     return "" if os.geteuid() == 0 else "starts daemons that need root"
 
 
@@ -62,11 +65,18 @@ class Cluster:
         for name in ("state", "spool"):
             (folder / name).mkdir()
         ports = free_port(), free_port()
-        (folder / "slurm.conf").write_text(CONFIG.format(host=self.host, ports=ports, folder=folder, cpus=CPUS))
+        (folder / "slurm.conf").write_text(
+            CONFIG.format(host=self.host, ports=ports, folder=folder, cpus=CPUS)
+        )
         (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
-        self.env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+        self.env = {
+            **os.environ,
+            "PATH": PATH,
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "OMP_NUM_THREADS": "1",
+        }
         self.daemons: list[subprocess.Popen] = []
         try:
             self._start()
@@ -75,13 +85,25 @@ class Cluster:
             raise
 
     def _start(self) -> None:
-        files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid", "seed-file": "munge.seed"}
+        files = {
+            "key-file": "munge.key",
+            "socket": "munge.socket",
+            "pid-file": "munge.pid",
+            "seed-file": "munge.seed",
+        }
         files["log-file"] = "munge.log"
-        self._daemon("munged", "-F", "--force", *(f"--{flag}={self.folder / file}" for flag, file in files.items()))
+        self._daemon(
+            "munged",
+            "-F",
+            "--force",
+            *(f"--{flag}={self.folder / file}" for flag, file in files.items()),
+        )
         self._wait(lambda: (self.folder / "munge.socket").exists())
         self._daemon("slurmctld", "-D", "-i")
         self._daemon("slurmd", "-D", "-N", self.host)
-        self._wait(lambda: " idle" in self.ask("sinfo", "--noheader", "--format=%n %t", check=False))
+        self._wait(
+            lambda: " idle" in self.ask("sinfo", "--noheader", "--format=%n %t", check=False)
+        )
 
     def _daemon(self, *command: str) -> None:
         with (self.folder / f"{command[0]}.out").open("w") as log:
@@ -90,8 +112,12 @@ class Cluster:
     def _wait(self, happened, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not happened():
-            logs = {path.name: path.read_text()[-1500:] for path in self.folder.glob("*.[lo][ou][gt]")}
-            assert time.monotonic() < deadline, "\n".join(f"{name}: {text}" for name, text in logs.items())
+            logs = {
+                path.name: path.read_text()[-1500:] for path in self.folder.glob("*.[lo][ou][gt]")
+            }
+            assert time.monotonic() < deadline, "\n".join(
+                f"{name}: {text}" for name, text in logs.items()
+            )
             time.sleep(0.2)
 
     def ask(self, *command: str, check: bool = True) -> str:
@@ -109,10 +135,30 @@ class Cluster:
 class Job:
     """A job of examples/slurm.sbatch."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *command: object, tasks: int = 2, flags: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        *command: object,
+        tasks: int = 2,
+        flags: tuple[str, ...] = (),
+    ):
         self.cluster, self.log = cluster, folder / "slurm.log"
-        resources = ["--nodes=1", "--gpus-per-node=0", f"--ntasks-per-node={tasks}", "--cpus-per-task=1", "--time=60"]
-        words = ["sbatch", "--parsable", f"--chdir={ROOT}", f"--output={self.log}", *resources, *flags]
+        resources = [
+            "--nodes=1",
+            "--gpus-per-node=0",
+            f"--ntasks-per-node={tasks}",
+            "--cpus-per-task=1",
+            "--time=60",
+        ]
+        words = [
+            "sbatch",
+            "--parsable",
+            f"--chdir={ROOT}",
+            f"--output={self.log}",
+            *resources,
+            *flags,
+        ]
         script = str(ROOT / "examples" / "slurm.sbatch")
         self.number = cluster.ask(*words, script, *map(str, command)).strip()
 
@@ -127,7 +173,8 @@ class Job:
 
         def has_started() -> bool:
             words = ("scontrol", "update", f"JobId={self.number}", "StartTime=now")
-            started = self.fact("JobState") in ("RUNNING", "COMPLETED", "FAILED")  # a short job may have ended, too
+            # a short job may have ended, too
+            started = self.fact("JobState") in ("RUNNING", "COMPLETED", "FAILED")
             return started or self.cluster.ask(*words, check=False) is None
 
         self.until(has_started)

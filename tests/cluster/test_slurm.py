@@ -1,4 +1,6 @@
-"""Trainings under a real SLURM with two tasks: requeue, time limit, a dead task, one lock for a folder."""
+"""Trainings under a real SLURM with two tasks: requeue, time limit, a dead task, one lock for a
+folder.
+"""
 
 import os
 import re
@@ -27,8 +29,26 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="module")
 def command(translation_data):
     program = Path(sys.executable).parent / "fairseq-train"
-    sizes = ["--arch", "mixhead_transformer", *SIZES, "--max-tokens", "30", "--validate-interval", "1000"]
-    return [sys.executable, program, translation_data, "--user-dir", PLUGIN, *TRAINING, *sizes, "--dropout", "0.2"]
+    sizes = [
+        "--arch",
+        "mixhead_transformer",
+        *SIZES,
+        "--max-tokens",
+        "30",
+        "--validate-interval",
+        "1000",
+    ]
+    return [
+        sys.executable,
+        program,
+        translation_data,
+        "--user-dir",
+        PLUGIN,
+        *TRAINING,
+        *sizes,
+        "--dropout",
+        "0.2",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +63,14 @@ def updates(job):
     return [int(number) for number in re.findall(r'"num_updates": "(\d+)"', job.text())]
 
 
-def test_a_requeued_job_keeps_its_log_and_ends_as_an_undisturbed_one(cluster, command, undisturbed, tmp_path):
+def test_a_requeued_job_keeps_its_log_and_ends_as_an_undisturbed_one(
+    cluster, command, undisturbed, tmp_path
+):
     """Preempted twice: by USR1, which the time limit sends, and by SLURM's own requeue."""
     job = Job(cluster, tmp_path, *command, "--max-update", UPDATES, "--save-dir", tmp_path / "save")
-    for number, words in enumerate((["scancel", "--signal=USR1", job.number], ["scontrol", "requeue", job.number])):
+    for number, words in enumerate(
+        (["scancel", "--signal=USR1", job.number], ["scontrol", "requeue", job.number])
+    ):
         seen = len(updates(job))
         job.until(lambda seen=seen: len(updates(job)) >= seen + 5)
         cluster.ask(*words)
@@ -61,7 +85,16 @@ def test_a_requeued_job_keeps_its_log_and_ends_as_an_undisturbed_one(cluster, co
 def test_the_time_limit_saves_and_requeues(cluster, command, tmp_path):
     """SLURM sends the signal up to a minute early."""
     flags = ("--time=3", "--signal=USR1@60")
-    job = Job(cluster, tmp_path, *command, "--max-update", 10**6, "--save-dir", tmp_path / "save", flags=flags)
+    job = Job(
+        cluster,
+        tmp_path,
+        *command,
+        "--max-update",
+        10**6,
+        "--save-dir",
+        tmp_path / "save",
+        flags=flags,
+    )
     job.until(lambda: int(job.fact("Restarts")) == 1)
     cluster.ask("scancel", job.number)
     assert "ended by a signal after update" in job.text() and "Traceback" not in job.text()
@@ -69,10 +102,14 @@ def test_the_time_limit_saves_and_requeues(cluster, command, tmp_path):
     assert saved["optimizer_history"][-1]["num_updates"] == updates(job)[-1]
 
 
-@pytest.mark.parametrize("status, ends", [(75, "COMPLETED 0:0"), (138, "COMPLETED 0:0"), (1, "FAILED 1:0")])
+@pytest.mark.parametrize(
+    "status, ends", [(75, "COMPLETED 0:0"), (138, "COMPLETED 0:0"), (1, "FAILED 1:0")]
+)
 def test_the_status_says_whether_a_job_is_requeued(status, ends, cluster, tmp_path):
     first = f'test "${{SLURM_RESTART_COUNT:-0}}" != 0 || exit {status}'
-    (tmp_path / "train.sh").write_text(f"#!/bin/bash\necho task $SLURM_PROCID of $4: ${{*: -2}}\n{first}\n")
+    (tmp_path / "train.sh").write_text(
+        f"#!/bin/bash\necho task $SLURM_PROCID of $4: ${{*: -2}}\n{first}\n"
+    )
     (tmp_path / "train.sh").chmod(0o755)
     job = Job(cluster, tmp_path, tmp_path / "train.sh", "data")
     if status != 1:
@@ -91,7 +128,9 @@ def test_a_cancelled_job_is_not_requeued(cluster, command, tmp_path):
     assert job.fact("Restarts") == "0" and job.fact("JobState") == "CANCELLED"
 
 
-def test_a_dead_task_ends_the_job_and_a_second_job_in_its_folder_is_refused(cluster, command, tmp_path):
+def test_a_dead_task_ends_the_job_and_a_second_job_in_its_folder_is_refused(
+    cluster, command, tmp_path
+):
     flags = [*command, "--save-interval-updates", 5, "--save-dir", tmp_path / "save"]
     job = Job(cluster, tmp_path, *flags, "--max-update", 10**6)
     job.until(lambda: len(updates(job)) >= 6)
@@ -99,7 +138,10 @@ def test_a_dead_task_ends_the_job_and_a_second_job_in_its_folder_is_refused(clus
     (tmp_path / "second").mkdir()
     second = Job(cluster, tmp_path / "second", *flags, "--max-update", 1)
     assert second.until_ended().startswith("FAILED")
-    line = f"fairseq-train: error: --save-dir {tmp_path}/save: process {first[0]} on {os.uname().nodename} trains in it"
+    line = (
+        f"fairseq-train: error: --save-dir {tmp_path}/save: process {first[0]} on "
+        f"{os.uname().nodename} trains in it"
+    )
     assert line in second.text()
     os.kill(first[1], signal.SIGKILL)
     assert job.until_ended().startswith("FAILED")

@@ -19,13 +19,20 @@ VARIABLES += "MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
 def pairs():
     """Return 2,900 German-English pairs of the demo's corpus, of about equal length."""
     folder = Path(__file__).parents[2] / "examples" / "demo" / "corpus"
-    sides = [gzip.decompress((folder / f"{side}.gz").read_bytes()).decode().splitlines() for side in ("de", "en")]
-    return [(de, en) for de, en in zip(*sides) if 0.75 < len(de.split()) / len(en.split()) < 1.33][:2900]
+    sides = [
+        gzip.decompress((folder / f"{side}.gz").read_bytes()).decode().splitlines()
+        for side in ("de", "en")
+    ]
+    return [(de, en) for de, en in zip(*sides) if 0.75 < len(de.split()) / len(en.split()) < 1.33][
+        :2900
+    ]
 
 
 @pytest.fixture
 def plain_environment(monkeypatch):
-    """Remove the variables that the recipes read; put the programs of this interpreter first on the PATH."""
+    """Remove the variables that the recipes read; put the programs of this interpreter first on the
+    PATH.
+    """
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
@@ -43,8 +50,8 @@ class Server:
         url: of the folder
         folder: the files
         requests: path and Range of every request so far
-        faults: what goes wrong with the next requests, one each: "drop" sends half of what was asked for and closes;
-            "no-range" sends everything from the start
+        faults: what goes wrong with the next requests, one each: "drop" sends half of what was
+            asked for and closes; "no-range" sends everything from the start
     """
 
     def __init__(self, folder: Path):
@@ -63,7 +70,11 @@ class Server:
                     self.send_error(404)
                     return
                 content = path.read_bytes()
-                start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and fault != "no-range" else 0
+                start = (
+                    int(asked.removeprefix("bytes=").rstrip("-"))
+                    if asked and fault != "no-range"
+                    else 0
+                )
                 if asked and start >= len(content):
                     self.send_response(416)
                     self.send_header("Content-Range", f"bytes */{len(content)}")
@@ -72,7 +83,9 @@ class Server:
                     return
                 self.send_response(206 if start else 200)
                 if start:
-                    self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+                    self.send_header(
+                        "Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}"
+                    )
                 self.send_header("Content-Length", str(len(content) - start))
                 self.end_headers()
                 rest = content[start:]
@@ -83,7 +96,9 @@ class Server:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
         self.thread.start()
 
     def close(self):

@@ -21,8 +21,14 @@ mixhead_plugin.register()
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 PLUGIN = ROOT / "mixhead_plugin"
-READMES = [*sorted(EXAMPLES.rglob("README.md")), *ROOT.glob("*.md"), *sorted(ROOT.glob("docs/*.md"))]
-SCRIPT = re.compile(r"(?:examples/(?:(?:\w+/)+(?:prepare|train|evaluate)\.sh|slurm\.sbatch)|scripts/sweep\.py)\b(?!/)")
+READMES = [
+    *sorted(EXAMPLES.rglob("README.md")),
+    *ROOT.glob("*.md"),
+    *sorted(ROOT.glob("docs/*.md")),
+]
+SCRIPT = re.compile(
+    r"(?:examples/(?:(?:\w+/)+(?:prepare|train|evaluate)\.sh|slurm\.sbatch)|scripts/sweep\.py)\b(?!/)"
+)
 PARSERS = {
     "fairseq-train": options.get_training_parser,
     "fairseq-eval-lm": options.get_eval_lm_parser,
@@ -35,7 +41,13 @@ PARSERS = {
 def script(line, check=True, cwd=ROOT, timeout=300, **environment):
     """Run a line of shell with more variables in its environment; return the finished process."""
     environment = {**os.environ, **{name: str(value) for name, value in environment.items()}}
-    settings = {"capture_output": True, "text": True, "cwd": cwd, "env": environment, "timeout": timeout}
+    settings = {
+        "capture_output": True,
+        "text": True,
+        "cwd": cwd,
+        "env": environment,
+        "timeout": timeout,
+    }
     result = subprocess.run(["bash", "-c", line], **settings)
     assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result
@@ -63,7 +75,9 @@ def tar_of(path, files, extra=()):
 
 
 def wait_until_unlocked(path, timeout=20):
-    """Wait until nobody holds the lock on a file; a killed process holds it for a moment longer than its pipes."""
+    """Wait until nobody holds the lock on a file; a killed process holds it for a moment longer
+    than its pipes.
+    """
     deadline = time.monotonic() + timeout
     with path.open() as file:
         while True:
@@ -77,13 +91,17 @@ def wait_until_unlocked(path, timeout=20):
 def dry_run(line, **environment):
     """Return the fairseq commands that a line of shell would run, each as a list of words."""
     output = script(line, DRY_RUN=1, **environment).stdout
-    commands = [shlex.split(command) for command in output.splitlines() if command.startswith("fairseq-")]
+    commands = [
+        shlex.split(command) for command in output.splitlines() if command.startswith("fairseq-")
+    ]
     assert commands, line
     return commands
 
 
 def commands_of(text):
-    """Return the commands that contain a recipe's script: indented, fenced, or code in a table or a sentence."""
+    """Return the commands that contain a recipe's script: indented, fenced, or code in a table or a
+    sentence.
+    """
     fenced = r"(?ms)^```\w*\n(.*?)^```$"
     indented = r"(?m)(?:^    .*\n)+"
     blocks = [*re.findall(fenced, text), *re.findall(indented, re.sub(fenced, "", text))]

@@ -37,11 +37,16 @@ def test_it_is_fetched_once(archive, server, tmp_path):
 def test_a_connection_that_breaks_is_taken_up_where_it_broke(archive, server, tmp_path):
     server.faults += ["drop", "drop"]
     assert obtain(archive, tmp_path).read_bytes() == CONTENT
-    starts = [int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0 for _, asked in server.requests]
+    starts = [
+        int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        for _, asked in server.requests
+    ]
     assert len(starts) == 3 and starts[0] < starts[1] < starts[2]
 
 
-def test_an_interrupted_program_goes_on_where_it_stopped(archive, server, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_program_goes_on_where_it_stopped(
+    archive, server, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(archives, "ATTEMPTS", 1)
     server.faults += ["drop"]
     refused_here(capsys, obtain, archive, tmp_path)
@@ -76,14 +81,20 @@ def test_what_has_another_sum_is_removed_and_named(archive, server, tmp_path, ca
     assert list((tmp_path / "archives").iterdir()) == []
 
 
-def test_a_local_archive_of_another_sum_is_accepted_aloud(archive, server, tmp_path, monkeypatch, capsys):
+def test_a_local_archive_of_another_sum_is_accepted_aloud(
+    archive, server, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("ARCHIVES", str(server.folder))
     (server.folder / "text.bin").write_bytes(TEXT)
     assert obtain(archive, tmp_path) == server.folder / "text.bin"
     assert f"is not the published {archive.sha256}" in capsys.readouterr().err
 
 
-FILES = {"folder/train.txt": TEXT, "folder/deep/valid.txt": random.Random(0).randbytes(200_000), "readme": b""}
+FILES = {
+    "folder/train.txt": TEXT,
+    "folder/deep/valid.txt": random.Random(0).randbytes(200_000),
+    "readme": b"",
+}
 
 
 def make(path, files):
@@ -97,11 +108,17 @@ KINDS = ["a.zip", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz"]
 def test_everything_is_unpacked(name, tmp_path):
     files = FILES if name != "a.zip" else {"folder/": b"", **FILES}
     unpack(make(tmp_path / name, files), tmp_path / "out")
-    found = {str(p.relative_to(tmp_path / "out")): p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    found = {
+        str(p.relative_to(tmp_path / "out")): p.read_bytes()
+        for p in (tmp_path / "out").rglob("*")
+        if p.is_file()
+    }
     assert found == FILES
 
 
-@pytest.mark.parametrize("name, compress", [("train.de.gz", gzip.compress), ("train.de.bz2", bz2.compress)])
+@pytest.mark.parametrize(
+    "name, compress", [("train.de.gz", gzip.compress), ("train.de.bz2", bz2.compress)]
+)
 def test_a_single_compressed_file_is_unpacked_to_its_name(name, compress, tmp_path):
     (tmp_path / name).write_bytes(compress(TEXT))
     unpack(tmp_path / name, tmp_path / "out")
@@ -115,7 +132,11 @@ def test_a_broken_archive_is_refused_by_name(name, harm, tmp_path, capsys):
     content = path.read_bytes()
     middle = len(content) // 2
     damaged = bytes(byte ^ 0x55 for byte in content[middle : middle + 40])
-    broken = {"empty": b"", "cut": content[:-5], "damaged": content[:middle] + damaged + content[middle + 40 :]}
+    broken = {
+        "empty": b"",
+        "cut": content[:-5],
+        "damaged": content[:middle] + damaged + content[middle + 40 :],
+    }
     broken["garbage"] = random.Random(1).randbytes(3000)
     path.write_bytes(broken[harm])
     assert refused_here(capsys, unpack, path, tmp_path / "out").startswith(f"{path}: ")
@@ -132,7 +153,9 @@ def test_no_name_leads_out_of_the_folder(kind, name, tmp_path, capsys):
     assert not (tmp_path / "outside").exists() and not Path("/tmp/outside-of-it").exists()
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+)
 def test_links_and_special_files_in_a_tar_are_refused(kind, tmp_path, capsys):
     member = tarfile.TarInfo("folder/link")
     member.type, member.linkname = kind, "/etc/passwd"
@@ -152,7 +175,9 @@ def test_a_bomb_is_refused(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(archives, "FLOOR", 1 << 20)
     path, bomb = tmp_path / name, bytes(2 << 20)
     path.write_bytes(gzip.compress(bomb)) if name == "train.de.gz" else make(path, {"bomb": bomb})
-    assert "larger than such an archive can be" in refused_here(capsys, unpack, path, tmp_path / "out")
+    assert "larger than such an archive can be" in refused_here(
+        capsys, unpack, path, tmp_path / "out"
+    )
 
 
 @pytest.mark.parametrize("inner", [".", "file"], ids=["file", "folder"])

@@ -1,4 +1,6 @@
-"""Every recipe keeps one contract: the variables of examples/README.md, and one line where something cannot be."""
+"""Every recipe keeps one contract: the variables of examples/README.md, and one line where
+something cannot be.
+"""
 
 import os
 import re
@@ -18,7 +20,8 @@ pytestmark = pytest.mark.usefixtures("plain_environment")
 class Recipe(NamedTuple):
     """What the messages of a recipe depend on."""
 
-    data: str | None  # the folder that its scripts need inside DATA; None for a recipe that draws its data
+    # the folder that its scripts need inside DATA; None for a recipe that draws its data
+    data: str | None
     prepared: str  # files in DATA without which evaluate.sh stops before it looks for a checkpoint
     without_model: str  # how the line of evaluate.sh begins if SAVE=/nowhere has no model
 
@@ -31,10 +34,14 @@ RECIPES = {
     "iwslt14_de_en": Recipe("bpe", "bpe/reference/test.raw.en", BEST),
     "multi30k_de_en": Recipe("binary", "binary/reference/test.raw.en", BEST),
     "bert/glue": Recipe("bert/RTE", "bert/RTE/x", BEST),
-    "bert/pretraining": Recipe("binary", "binary/x", "SAVE=/nowhere: has no 128/checkpoint_last.pt; give "),
+    "bert/pretraining": Recipe(
+        "binary", "binary/x", "SAVE=/nowhere: has no 128/checkpoint_last.pt; give "
+    ),
     "bert/squad": Recipe("text", "text/x", BEST),
     "recall": Recipe(None, "x", "/nowhere/model.pt: no such file; train.sh writes it into SAVE"),
-    "nearest_neighbour": Recipe(None, "x", "/nowhere/model.pt: no such file; train.sh writes it into SAVE"),
+    "nearest_neighbour": Recipe(
+        None, "x", "/nowhere/model.pt: no such file; train.sh writes it into SAVE"
+    ),
 }
 
 
@@ -44,14 +51,20 @@ def test_the_table_has_every_recipe():
 
 
 def contract(name, recipe, folder):
-    """Return for each line of shell the one line of its error; `folder` is DATA with what the recipe needs."""
+    """Return for each line of shell the one line of its error; `folder` is DATA with what the
+    recipe needs.
+    """
     train, evaluate = (f"DATA={folder} examples/{name}/{step}.sh" for step in ("train", "evaluate"))
     sees = torch.cuda.device_count()
     lines = {}
     if recipe.data is None:
         own = f"examples/{name}"
-        lines[f"DATA=/nowhere {own}/train.sh"] = f"train: error: DATA=/nowhere: must be left out, {own} draws its data"
-        lines[f"AVERAGE=3 {own}/evaluate.sh"] = f"evaluate: error: AVERAGE=3: must be left out, {own} saves one model"
+        lines[f"DATA=/nowhere {own}/train.sh"] = (
+            f"train: error: DATA=/nowhere: must be left out, {own} draws its data"
+        )
+        lines[f"AVERAGE=3 {own}/evaluate.sh"] = (
+            f"evaluate: error: AVERAGE=3: must be left out, {own} saves one model"
+        )
         wrong = f"must be fp32 or left out, {own} runs on the CPU alone"
         train, evaluate = (f"{own}/{step}.sh" for step in ("train", "evaluate"))
     else:
@@ -66,7 +79,9 @@ def contract(name, recipe, folder):
         lines[f"GPUS=two {line}"] = f"{step}: error: GPUS=two: must be a number such as 0, 1 or 8"
         lines[f"GPUS=1000 {line}"] = f"{step}: error: GPUS=1000: torch sees {sees} on this machine"
     lines[f"PRECISION=fp8 {train}"] = f"train: error: PRECISION=fp8: {wrong}"
-    lines[f"CHECKPOINT=/nowhere/x.pt {evaluate}"] = "evaluate: error: CHECKPOINT=/nowhere/x.pt: no such file"
+    lines[f"CHECKPOINT=/nowhere/x.pt {evaluate}"] = (
+        "evaluate: error: CHECKPOINT=/nowhere/x.pt: no such file"
+    )
     lines[f"SAVE=/nowhere {evaluate}"] = f"evaluate: error: {recipe.without_model}"
     return lines
 
@@ -96,7 +111,7 @@ def test_a_wrong_flag_is_named_in_the_last_line(name, capsys):
     assert capsys.readouterr().err.splitlines()[-1].endswith("error: unrecognized arguments: --zzz")
 
 
-# ---- recall and nearest neighbour, which have no fairseq to refuse for them ------------------------------------------
+# ---- recall and nearest neighbour, which have no fairseq to refuse for them --------------------
 
 WRONG = {
     "--lr nan": "--lr nan: must be greater than 0, and at most 1000",
@@ -117,9 +132,15 @@ WRONG = {
 }
 OF_A_TASK = {
     RECALL: {
-        **{f"--head-size {n}": f"--head-size {n}: must divide 64, the width of the model" for n in (0, -1, 7, 128)},
         **{
-            f"--length {n}": f"--length {n}: must be from 4 to 256, a fourth of it are keys, and no key comes twice"
+            f"--head-size {n}": f"--head-size {n}: must divide 64, the width of the model"
+            for n in (0, -1, 7, 128)
+        },
+        **{
+            f"--length {n}": (
+                f"--length {n}: must be from 4 to 256, a fourth of it are keys, and no key comes "
+                "twice"
+            )
             for n in (0, 3, 300)
         },
     },
@@ -133,10 +154,16 @@ OF_A_TASK = {
 
 @pytest.mark.parametrize(
     "task, flags, said",
-    [(task, flags, said) for task, own in OF_A_TASK.items() for flags, said in {**WRONG, **own}.items()],
+    [
+        (task, flags, said)
+        for task, own in OF_A_TASK.items()
+        for flags, said in {**WRONG, **own}.items()
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_number_that_cannot_be_meant_is_refused_in_one_line(task, flags, said, tmp_path, monkeypatch):
+def test_a_number_that_cannot_be_meant_is_refused_in_one_line(
+    task, flags, said, tmp_path, monkeypatch
+):
     monkeypatch.setenv("SAVE", str(tmp_path / "save"))
     with pytest.raises(SystemExit) as refused:
         synthetic.main(task, ["train", *flags.split()])
@@ -174,10 +201,15 @@ def test_checkpoint_is_the_model_that_is_evaluated(tmp_path, monkeypatch, capsys
     assert re.fullmatch(r"mean squared error = \d+\.\d{6}\n", printed)
 
 
-def test_a_file_that_is_no_model_of_the_recipe_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+def test_a_file_that_is_no_model_of_the_recipe_is_refused_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
     file = saved(tmp_path)
     monkeypatch.setenv("CHECKPOINT", str(file))
-    message = f"evaluate: error: {file}: is no model of examples/nearest_neighbour/train.sh, or it is damaged"
+    message = (
+        f"evaluate: error: {file}: is no model of examples/nearest_neighbour/train.sh, or it is "
+        "damaged"
+    )
     whole = torch.load(file)
     for content in (
         {"model": whole["model"]},
@@ -202,7 +234,10 @@ def test_numbers_that_are_not_finite_fail_an_evaluation(tmp_path, monkeypatch, c
     whole = torch.load(file)
     whole["model"]["attention.q_proj.weight"][0, 0] = float("nan")
     torch.save(whole, file)
-    assert evaluated(capsys) == "evaluate: error: the mean squared error is nan, which is no finite number"
+    assert (
+        evaluated(capsys)
+        == "evaluate: error: the mean squared error is nan, which is no finite number"
+    )
 
 
 def nan_loss(model, batch):
@@ -218,7 +253,10 @@ def nan_gradient(model, batch):
     "measure, said",
     [
         (nan_loss, "train: error: the loss of step 1 is nan; try a lower --lr"),
-        (nan_gradient, "train: error: a parameter is no finite number after the last step; try a lower --lr"),
+        (
+            nan_gradient,
+            "train: error: a parameter is no finite number after the last step; try a lower --lr",
+        ),
     ],
 )
 def test_numbers_that_are_not_finite_fail_a_training(measure, said, tmp_path, monkeypatch):
@@ -235,4 +273,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_training(tmp_p
     monkeypatch.setattr(synthetic, "train", lambda *_: 1 / 0)
     with pytest.raises(SystemExit) as refused:
         synthetic.main(NEAREST_NEIGHBOUR, ["train"])
-    assert refused.value.code == f"train: error: SAVE={tmp_path}/file/save: cannot be written to (Not a directory)"
+    assert (
+        refused.value.code
+        == f"train: error: SAVE={tmp_path}/file/save: cannot be written to (Not a directory)"
+    )

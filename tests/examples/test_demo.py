@@ -30,7 +30,11 @@ def text(tmp_path):
     for language in ("de", "en"):
         with gzip.open(DEMO / "corpus" / f"{language}.gz", "rt", encoding="utf-8") as file:
             lines = file.readlines()
-        for split, part in {"train": lines[:200], "valid": lines[200:220], "test": lines[220:241]}.items():
+        for split, part in {
+            "train": lines[:200],
+            "valid": lines[200:220],
+            "test": lines[220:241],
+        }.items():
             (folder / f"{split}.{language}").write_text("".join(part), encoding="utf-8")
     return folder
 
@@ -46,7 +50,11 @@ def test_the_corpus_is_pairs_of_which_none_is_there_twice():
 def test_it_trains_translates_and_scores_both_models_on_ones_own_text(text, tmp_path):
     result = run("--updates", 2, "--vocabulary", 200, "--folder", tmp_path / "out", data=text)
     assert result.returncode == 0, result.stderr[-3000:]
-    rows = [line.split() for line in result.stdout.splitlines() if "transformer " in line and " s" in line]
+    rows = [
+        line.split()
+        for line in result.stdout.splitlines()
+        if "transformer " in line and " s" in line
+    ]
     assert [row[0] for row in rows] == ["transformer", "mixhead_transformer"]
     # 2 layers, attentions of 4 heads of size 32: 6 times 32 * 4 + 4 * 4
     assert rows[1][3] == "864"
@@ -76,7 +84,10 @@ def test_a_sentence_that_is_too_long_is_refused_before_any_training(text, tmp_pa
     lines[0] = "die Frau\rsieht\u2028den Hund"
     (text / "test.de").write_bytes("".join(f"{line}\n" for line in lines).encode())
     result = run("--vocabulary", 200, "--folder", tmp_path / "out", data=text)
-    pattern = r"demo: error: \S+/test.de: line 7 has [\d,]+ pieces; must be at most 1,023, the model's positions\n"
+    pattern = (
+        r"demo: error: \S+/test.de: line 7 has [\d,]+ pieces; must be at most 1,023, the model's "
+        r"positions\n"
+    )
     assert re.fullmatch(pattern, result.stderr)
     assert not list((tmp_path / "out").rglob("*.log"))
 
@@ -86,18 +97,31 @@ def test_a_sentence_that_is_too_long_is_refused_before_any_training(text, tmp_pa
     [
         (["--help"], 0, "usage: scripts/demo.sh"),
         (["--zzz"], 2, "error: unrecognized arguments: --zzz"),
-        (["--updates", "0"], 2, "error: argument --updates: 0: must be a whole number of at least 1"),
-        (["--folder", "examples"], 2, "error: argument --folder: examples: is there already; must be a new folder"),
+        (
+            ["--updates", "0"],
+            2,
+            "error: argument --updates: 0: must be a whole number of at least 1",
+        ),
+        (
+            ["--folder", "examples"],
+            2,
+            "error: argument --folder: examples: is there already; must be a new folder",
+        ),
         ([], 7, "set up"),
     ],
     ids=["help", "unknown flag", "wrong number", "folder in use", "no flag"],
 )
 def test_its_flags_are_read_before_anything_is_installed(words, status, said, tmp_path):
-    for name, text in (("demo.sh", (DEMO.parents[1] / "scripts" / "demo.sh").read_text()), ("setup.sh", SET_UP)):
+    for name, text in (
+        ("demo.sh", (DEMO.parents[1] / "scripts" / "demo.sh").read_text()),
+        ("setup.sh", SET_UP),
+    ):
         (tmp_path / "scripts").mkdir(exist_ok=True)
         (tmp_path / "scripts" / name).write_text(text)
         (tmp_path / "scripts" / name).chmod(0o755)
     (tmp_path / "examples").symlink_to(DEMO.parent)
-    result = subprocess.run([tmp_path / "scripts" / "demo.sh", *words], capture_output=True, text=True)
+    result = subprocess.run(
+        [tmp_path / "scripts" / "demo.sh", *words], capture_output=True, text=True
+    )
     assert result.returncode == status
     assert said in result.stdout + result.stderr

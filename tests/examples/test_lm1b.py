@@ -26,11 +26,22 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "examples" / "lm1b"
 TOP = "1-billion-word-language-modeling-benchmark-r13output"
 TRAINING = [f"training-monolingual.tokenized.shuffled/news.en-{i:05}-of-00100" for i in range(1, 5)]
-HELD_OUT = [f"heldout-monolingual.tokenized.shuffled/news.en.heldout-{i:05}-of-00050" for i in range(3)]
+HELD_OUT = [
+    f"heldout-monolingual.tokenized.shuffled/news.en.heldout-{i:05}-of-00050" for i in range(3)
+]
 LINES = 150
 
 # Characters that the benchmark does not treat as spaces, and words that are symbols to fairseq.
-ODD = ["a\u00a0b", "line\u2028end", "na\u00efve", "\u2014", "<unk>", "</s>", "<pad>", "madeupword0000"]
+ODD = [
+    "a\u00a0b",
+    "line\u2028end",
+    "na\u00efve",
+    "\u2014",
+    "<unk>",
+    "</s>",
+    "<pad>",
+    "madeupword0000",
+]
 COMMON = ["the", "of", ",", ".", "market", "said", "a", "in", "shares", "year", *ODD]
 
 
@@ -58,7 +69,12 @@ def words(text: list[str]) -> list[str]:
 
 TRAINING_WORDS = words(TEXT["train"])
 EXPECTED = {
-    "training set": {"shards": 4, "lines": 4 * LINES, "tokens": len(TRAINING_WORDS), "types": len(set(TRAINING_WORDS))},
+    "training set": {
+        "shards": 4,
+        "lines": 4 * LINES,
+        "tokens": len(TRAINING_WORDS),
+        "types": len(set(TRAINING_WORDS)),
+    },
     "held-out set": {"shards": 3, "lines": 3 * LINES},
     "valid": {"lines": LINES, "tokens": len(words(TEXT["valid"]))},
     "test": {"lines": LINES, "tokens": len(words(TEXT["test"]))},
@@ -67,9 +83,18 @@ EXPECTED = {
 
 def pack(path: Path, corpus: dict[str, list[str]]) -> None:
     """Write the archive: folders, files in no order, and some that the recipe must skip."""
-    extra = {"README": ["words"], "heldout-monolingual.tokenized.shuffled/news.en-00000-of-00100": ["all", "of it"]}
+    extra = {
+        "README": ["words"],
+        "heldout-monolingual.tokenized.shuffled/news.en-00000-of-00100": ["all", "of it"],
+    }
     files = {**extra, **dict(reversed(corpus.items()))}
-    tar_of(path, {f"{TOP}/{name}": "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items()})
+    tar_of(
+        path,
+        {
+            f"{TOP}/{name}": "".join(f"{line}\n" for line in lines).encode()
+            for name, lines in files.items()
+        },
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -101,37 +126,62 @@ def data() -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def decoded(folder: Path, name: str) -> list[list[str]]:
     """Return the lines of a set as fairseq reads them."""
     dictionary = Dictionary.load(str(folder / "dict.txt"))
-    return [[dictionary[i] for i in line] for line in load_indexed_dataset(str(folder / name), None)]
+    return [
+        [dictionary[i] for i in line] for line in load_indexed_dataset(str(folder / name), None)
+    ]
 
 
 def test_words_that_occur_three_times_the_most_frequent_first(archive, environment):
-    """Read a shard in many blocks, and write four bytes a number, as for the words of the whole benchmark."""
+    """Read a shard in many blocks, and write four bytes a number, as for the words of the whole
+    benchmark.
+    """
     environment.setattr(shards, "BLOCK", 1000)
     environment.setattr(indexed_dataset, "best_fitting_int_dtype", lambda size: numpy.int32)
     assert run("--form", "word") == 0
     dictionary = Dictionary.load(str(data() / "word" / "dict.txt"))
     counts = Counter(words(TEXT["train"]))
-    known = [word for word, number in counts.items() if number >= 3 and word not in ("<unk>", "</s>", "<pad>")]
+    known = [
+        word
+        for word, number in counts.items()
+        if number >= 3 and word not in ("<unk>", "</s>", "<pad>")
+    ]
     known.sort(key=lambda word: (-counts[word], word))
     assert dictionary.symbols[4 : 4 + len(known)] == known
     assert "thrice" in known and "twice" not in known
     assert len(dictionary) % 8 == 0
     for name, text in TEXT.items():
-        expected = [[word if word in known else "<unk>" for word in line.split(" ")] + ["</s>"] for line in text]
+        expected = [
+            [word if word in known else "<unk>" for word in line.split(" ")] + ["</s>"]
+            for line in text
+        ]
         assert decoded(data() / "word", name) == expected
         assert (data() / "word" / f"{name}.bin").stat().st_size == 4 * sum(map(len, expected))
 
     statistics = json.loads((data() / "word" / "statistics.json").read_text())
     unknown = sum(word not in known for word in words(TEXT["test"]))
     tokens = len(words(TEXT["test"])) + LINES
-    assert statistics["test"] == {"lines": LINES, "tokens": tokens, "unknown": unknown, "words": tokens}
-    assert sorted(path.name for path in data().iterdir()) == ["counts", "prepare.lock", "text", "word"]
+    assert statistics["test"] == {
+        "lines": LINES,
+        "tokens": tokens,
+        "unknown": unknown,
+        "words": tokens,
+    }
+    assert sorted(path.name for path in data().iterdir()) == [
+        "counts",
+        "prepare.lock",
+        "text",
+        "word",
+    ]
 
 
 def test_subwords_hold_the_whole_text(archive):
@@ -183,7 +233,10 @@ def test_other_text_than_the_published_is_refused(archive, capsys):
     assert "must be 6,206; " in capsys.readouterr().err
 
 
-LOG = ["| INFO | Evaluated 1,200 tokens in 0.1s\n", "| INFO | Loss (base 2): 3.0000, Perplexity: 8.00\n"]
+LOG = [
+    "| INFO | Evaluated 1,200 tokens in 0.1s\n",
+    "| INFO | Loss (base 2): 3.0000, Perplexity: 8.00\n",
+]
 
 
 def test_the_likelihood_is_shared_out_among_subwords_and_among_words():
@@ -232,7 +285,10 @@ def test_the_architecture_decides_and_the_batch_stays(model, arch, form, length,
 
 
 TRAINED = {
-    "word": "--arch mixhead_transformer_lm_gbw_512 --adaptive-input-cutoff 4,8 --adaptive-softmax-cutoff 4,8",
+    "word": (
+        "--arch mixhead_transformer_lm_gbw_512 --adaptive-input-cutoff 4,8 "
+        "--adaptive-softmax-cutoff 4,8"
+    ),
     "subword": "--arch fixhead_transformer_lm_lm1b",
 }
 
@@ -243,8 +299,15 @@ def test_each_form_is_trained_on_and_evaluated(form, archive, tmp_path):
     run("--form", form, "--subwords", "320")
     statistics = json.loads((data() / form / "statistics.json").read_text())["valid"]
     tokens, number = statistics["tokens"], statistics["words"]
-    flags = f"{TRAINED[form]} --max-update 2 --update-freq 1 --tokens-per-sample 32 --max-tokens 256 --num-workers 0"
-    run_here(*command("train", *flags.split(), *LM_SIZES, "--warmup-updates", "1", SAVE=tmp_path / "save"))
+    flags = (
+        f"{TRAINED[form]} --max-update 2 --update-freq 1 --tokens-per-sample 32 --max-tokens 256 "
+        "--num-workers 0"
+    )
+    run_here(
+        *command(
+            "train", *flags.split(), *LM_SIZES, "--warmup-updates", "1", SAVE=tmp_path / "save"
+        )
+    )
     window = "--gen-subset valid --context-window 8 --tokens-per-sample 32"
     result = script(f"{RECIPE}/evaluate.sh {window}", SAVE=tmp_path / "save")
     figures = dict(re.findall(r"(perplexity per \w+) = (\S+)", result.stdout))
@@ -253,4 +316,6 @@ def test_each_form_is_trained_on_and_evaluated(form, archive, tmp_path):
         assert tokens > 1.1 * number
         assert float(figures.pop("perplexity per subword")) == pytest.approx(by_token, rel=1e-3)
     assert [*figures] == ["perplexity per word"]
-    assert float(figures["perplexity per word"]) == pytest.approx(by_token ** (tokens / number), rel=1e-3)
+    assert float(figures["perplexity per word"]) == pytest.approx(
+        by_token ** (tokens / number), rel=1e-3
+    )

@@ -1,4 +1,6 @@
-"""examples/low_rank_bottleneck checks theorem 1 and fits heads of growing size to random matrices."""
+"""examples/low_rank_bottleneck checks theorem 1
+and fits heads of growing size to random matrices.
+"""
 
 import json
 
@@ -33,7 +35,9 @@ def outcome(tmp_path_factory):
 
 
 def errors(outcome, task, attention):
-    rows = [row for row in outcome["errors"] if row["task"] == task and row["attention"] == attention]
+    rows = [
+        row for row in outcome["errors"] if row["task"] == task and row["attention"] == attention
+    ]
     return {row["head_size"]: row["mean"] for row in rows}
 
 
@@ -73,7 +77,8 @@ def test_no_head_comes_below_the_smallest_error(matrices):
     for head_size in (1, 3, 4):
         least = smallest_error(target, head_size)
         query, key = construct(embedding, target, head_size, "softmax")
-        # P moved nearly all the way to what the head can give: the bound has to shrink with the distance.
+        # P moved nearly all the way to what the head can give: the bound has to shrink with the
+        # distance.
         reached = layer_weights(embedding, query, key, "softmax")
         for share in (0.0, 0.9, 0.999):
             near = target + share * (reached - target)

@@ -1,4 +1,6 @@
-"""examples/nearest_neighbour draws points on the sphere, and one full-rank head finds the nearest one."""
+"""examples/nearest_neighbour draws points on the sphere, and one full-rank head finds the nearest
+one.
+"""
 
 import pytest
 import torch
@@ -21,13 +23,22 @@ def test_one_head_of_full_rank_suffices():
     model = Model("softmax", DIMENSION, DIMENSION)
     one = torch.eye(DIMENSION)
     scales = {"q_proj": 1e4, "k_proj": 1.0, "v_proj": 1.0, "out_proj": 1.0}
-    model.attention.load_state_dict({f"{name}.weight": scale * one for name, scale in scales.items()})
+    model.attention.load_state_dict(
+        {f"{name}.weight": scale * one for name, scale in scales.items()}
+    )
     with torch.no_grad():
-        assert measure(model, draw(16, torch.Generator().manual_seed(2)))["mean squared error"] < 0.01
+        assert (
+            measure(model, draw(16, torch.Generator().manual_seed(2)))["mean squared error"] < 0.01
+        )
 
 
 @pytest.mark.slow
 def test_a_full_head_learns_more_than_small_heads_and_these_more_than_uniform_weights():
     arms = [("softmax", 16), ("softmax", 2), ("uniform", 2)]
-    errors = [run(TASK, Setting(arm, size, 16, 0.03, 1.0, 120, 1))["mean squared error"] for arm, size in arms]
-    assert errors[0] + 0.1 < errors[1] < errors[2] - 0.05 and errors[2] == pytest.approx(0.93, abs=0.05), errors
+    errors = [
+        run(TASK, Setting(arm, size, 16, 0.03, 1.0, 120, 1))["mean squared error"]
+        for arm, size in arms
+    ]
+    assert errors[0] + 0.1 < errors[1] < errors[2] - 0.05 and errors[2] == pytest.approx(
+        0.93, abs=0.05
+    ), errors

@@ -6,7 +6,9 @@ import torch
 from wikitext2 import orthogonality
 
 
-def test_it_is_the_mean_over_the_attentions(text_checkpoint, text_data, tmp_path, monkeypatch, capsys):
+def test_it_is_the_mean_over_the_attentions(
+    text_checkpoint, text_data, tmp_path, monkeypatch, capsys
+):
     state = torch.load(text_checkpoint, weights_only=True)
     for layer, factor in ((0, 2.0), (1, 1.0)):
         mixing = f"decoder.layers.{layer}.self_attn.head_mixing"

@@ -1,4 +1,6 @@
-"""examples/position_probe shows which attentions can see positions, at random weights and after training."""
+"""examples/position_probe shows which attentions can see positions, at random weights and after
+training.
+"""
 
 import contextlib
 import io
@@ -10,8 +12,15 @@ from position_probe.probe import VARIANTS, Probe, Setting, random_spread
 from position_probe.run import main
 from torch import nn
 
-SMALL = "--n 4 --seeds 1 --steps 70 --jobs 1 --relative-position rotary --attentions softmax swish-l2".split()
-BLIND = {("encoder", "softmax"), ("encoder", "sigsoftmax"), ("decoder", "softmax"), ("decoder", "sigsoftmax")}
+SMALL = (
+    "--n 4 --seeds 1 --steps 70 --jobs 1 --relative-position rotary --attentions softmax swish-l2"
+).split()
+BLIND = {
+    ("encoder", "softmax"),
+    ("encoder", "sigsoftmax"),
+    ("decoder", "softmax"),
+    ("decoder", "sigsoftmax"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +54,8 @@ def test_no_gradient_leads_l2_away_from_equal_biases():
     def slope(name):
         probe = Probe(Setting("encoder", name, "t5", n=6, seed=0)).double()
         biases = [p for path, p in probe.named_parameters() if "relative_position" in path]
-        assert len(biases) == 2 and all(bias.abs().max() > 0.1 for bias in biases)  # what it begins with
+        # what it begins with
+        assert len(biases) == 2 and all(bias.abs().max() > 0.1 for bias in biases)
         for bias in biases:
             nn.init.zeros_(bias)
         seen = torch.randn(6, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

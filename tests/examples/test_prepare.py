@@ -72,7 +72,9 @@ def test_a_signal_ends_a_preparation_and_all_that_it_started(number, data):
 def test_a_folder_is_prepared_by_one_at_a_time(data, capsys):
     with data_folder() as folder:
         assert folder == data
-        assert f"DATA={data}: another prepare.sh uses it (process {os.getpid()} " in refused_here(capsys, enter)
+        assert f"DATA={data}: another prepare.sh uses it (process {os.getpid()} " in refused_here(
+            capsys, enter
+        )
     enter()
     assert list(data.iterdir()) == [data / LOCK]
 

@@ -8,7 +8,9 @@ from synthetic import Setting, run
 
 
 def solve(row):
-    """Return the answers of a row by reading it: each key that came before, with the token behind it the first time."""
+    """Return the answers of a row by reading it: each key that came before, with the token behind
+    it the first time.
+    """
     known, answers = {}, []
     for place, token in enumerate(row):
         if 1 <= token <= WORDS:
@@ -28,7 +30,8 @@ def test_the_answers_are_those_of_a_reader():
 def test_small_distances_are_frequent():
     """The query of the first key is drawn first, so it follows the power law itself."""
     tokens = torch.cat([draw(64, torch.Generator().manual_seed(seed))[0] for seed in range(60)])
-    places = (tokens[:, 32:] == tokens[:, :1]).float().argmax(1) // 2  # of the first key's query, 0 .. 15
+    # of the first key's query, 0 .. 15
+    places = (tokens[:, 32:] == tokens[:, :1]).float().argmax(1) // 2
     law = torch.arange(1, 17.0) ** -0.9
     found = torch.bincount(places, minlength=16) / len(places)
     assert (found - law / law.sum()).abs().max() < 0.05
@@ -72,5 +75,8 @@ def test_a_wide_attention_starts_with_outputs_as_large_as_softmax_has(arm):
 def test_softmax_learns_and_uniform_weights_cannot(monkeypatch):
     monkeypatch.setattr("recall.run.TOKENS", 256)
     monkeypatch.setattr("recall.run.WORDS", 4)
-    nats = {arm: run(TASK, Setting(arm, 32, 8, 0.01, 1.0, 110, 1))["nats an answer"] for arm in ("softmax", "uniform")}
+    nats = {
+        arm: run(TASK, Setting(arm, 32, 8, 0.01, 1.0, 110, 1))["nats an answer"]
+        for arm in ("softmax", "uniform")
+    }
     assert nats["softmax"] < 0.1 and nats["uniform"] > 0.3, nats

@@ -1,4 +1,6 @@
-"""fairseq's parsers take the commands of every recipe's README, and recipe.sh keeps its promises."""
+"""fairseq's parsers take the commands of every recipe's README,
+and recipe.sh keeps its promises.
+"""
 
 import re
 import shlex
@@ -15,16 +17,23 @@ from omegaconf import OmegaConf
 from recipes import EXAMPLES, READMES, ROOT, commands_of, dry_run, parse, refusal, script
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
-SYNTHETIC = {"recall", "nearest_neighbour"}  # they train without fairseq; test_synthetic.py runs them
+# they train without fairseq; test_synthetic.py runs them
+SYNTHETIC = {"recall", "nearest_neighbour"}
 RECIPES = sorted({path.parent.name for path in EXAMPLES.glob("*/train.sh")} - SYNTHETIC)
 
-# Programs that start a script on many GPUs. What the script reads of them is tested below; tests/cluster has a SLURM.
-LAUNCHER = re.compile(r"(?:torchrun(?: -\S+(?: \d+)?)*|sbatch(?: -\S+)* examples/slurm\.sbatch) (?=examples/)")
-LONG = ("glue", "iwslt14_de_en", "lm1b", "pretraining", "squad", "wikitext103", "wikitext2")  # of many commands
+# Programs that start a script on many GPUs. What the script reads of them is tested below;
+# tests/cluster has a SLURM.
+LAUNCHER = re.compile(
+    r"(?:torchrun(?: -\S+(?: \d+)?)*|sbatch(?: -\S+)* examples/slurm\.sbatch) (?=examples/)"
+)
+# of many commands
+LONG = ("glue", "iwslt14_de_en", "lm1b", "pretraining", "squad", "wikitext103", "wikitext2")
 
 
 def dry_runs(lines):
-    """Run lines of shell dry in one shell; return the status of each and the fairseq commands that it prints."""
+    """Run lines of shell dry in one shell; return the status of each and the fairseq commands that
+    it prints.
+    """
     whole = "\n".join(f"(\n{line}\n); echo ends: $?" for line in lines)
     found, commands = [], []
     for printed in script(whole, DRY_RUN=1).stdout.splitlines():
@@ -46,31 +55,46 @@ def taken(command):
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=str(path.relative_to(ROOT)), marks=pytest.mark.slow if path.parent.name in LONG else ())
+        pytest.param(
+            path,
+            id=str(path.relative_to(ROOT)),
+            marks=pytest.mark.slow if path.parent.name in LONG else (),
+        )
         for path in READMES
         if commands_of(path.read_text()) and path.parent.name not in SYNTHETIC
     ],
 )
 def test_fairseq_takes_every_command_of_a_readme(path, capfd):
-    commands = list(dict.fromkeys(LAUNCHER.sub("", command) for command in commands_of(path.read_text())))
+    commands = list(
+        dict.fromkeys(LAUNCHER.sub("", command) for command in commands_of(path.read_text()))
+    )
     scripts = [command for command in commands if "sweep.py" not in command]
-    for command in set(commands).difference(scripts):  # test_sweep.py checks the commands of its runs
+    # test_sweep.py checks the commands of its runs
+    for command in set(commands).difference(scripts):
         args, extra = sweep.arguments(shlex.split(command)[1:])
         assert sweep.runs(sweep.grid_of(ROOT / args.grid, extra), args.seeds, args.only)
     for command, (status, found) in zip(scripts, dry_runs(scripts), strict=True):
-        assert status == 0 and (found or "prepare.sh" in command) and all(map(taken, found)), command
+        assert status == 0 and (found or "prepare.sh" in command) and all(map(taken, found)), (
+            command
+        )
     if not (path.parent / "train.sh").exists():
         return
-    assert all(f"{path.parent.name}/{name}.sh" in " ".join(scripts) for name in ("prepare", "train", "evaluate"))
+    assert all(
+        f"{path.parent.name}/{name}.sh" in " ".join(scripts)
+        for name in ("prepare", "train", "evaluate")
+    )
     # In tables, flags alone are added to one of the scripts.
     tables = r"(?m)(?<=`)(?:[A-Z]+=\S+ )*--[^`\n]+ [^`\n]+(?=`.*\|$)"
     for flags in dict.fromkeys(re.findall(tables, path.read_text())):
         variables, _, words = flags.partition("--")
-        found = dry_runs(f"{variables}{path.parent}/{name}.sh --{words}" for name in ("train", "evaluate", "prepare"))
+        found = dry_runs(
+            f"{variables}{path.parent}/{name}.sh --{words}"
+            for name in ("train", "evaluate", "prepare")
+        )
         assert any(status == 0 and all(map(taken, commands)) for status, commands in found), flags
 
 
-# ---- recipe.sh -------------------------------------------------------------------------------------------------------
+# ---- recipe.sh ---------------------------------------------------------------------------------
 
 
 def flag(command, name):
@@ -83,7 +107,10 @@ GPUS = (0, 1, 2, 4, 8)
 
 def trainings(line):
     """Return train.sh's command for each number of GPUs."""
-    return {gpus: found for gpus, (_, (found,)) in zip(GPUS, dry_runs(f"GPUS={gpus} {line}" for gpus in GPUS))}
+    return {
+        gpus: found
+        for gpus, (_, (found,)) in zip(GPUS, dry_runs(f"GPUS={gpus} {line}" for gpus in GPUS))
+    }
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -92,13 +119,17 @@ def test_the_tokens_of_an_update_do_not_depend_on_the_gpus(recipe):
     for gpus, command in trainings(f"examples/{recipe}/train.sh").items():
         assert flag(command, "--distributed-world-size") == str(max(1, gpus))
         assert ("--cpu" in command, "--fp16" in command) == (gpus == 0, gpus > 0)
-        found[gpus] = max(1, gpus) * int(flag(command, "--max-tokens")) * int(flag(command, "--update-freq"))
+        found[gpus] = (
+            max(1, gpus) * int(flag(command, "--max-tokens")) * int(flag(command, "--update-freq"))
+        )
     assert all(found[1] <= number < found[1] + max(1, gpus) for gpus, number in found.items())
 
 
 @pytest.mark.parametrize("recipe, rows", [("wikitext103", 60), ("wikitext2", 32), ("lm1b", 224)])
 def test_the_rows_of_a_text_with_memory_are_shared_and_rounded_up(recipe, rows):
-    """Check the number of rows: fewer of them, with more windows an update, would be another training."""
+    """Check the number of rows: fewer of them, with more windows an update, would be another
+    training.
+    """
     for gpus, command in trainings(f"MODEL=transformer-xl examples/{recipe}/train.sh").items():
         assert "--update-freq" not in command and "--max-tokens" not in command
         assert int(flag(command, "--batch-size")) == -(-rows // max(1, gpus))
@@ -107,15 +138,21 @@ def test_the_rows_of_a_text_with_memory_are_shared_and_rounded_up(recipe, rows):
 def test_a_number_of_gpus_that_does_not_divide_an_update_is_refused():
     line = "GPUS=3 examples/wikitext2/train.sh"
     message = refusal(script(line, check=False, DRY_RUN=1))
-    assert message.startswith("train: error: 3 workers cannot share the 8 batches of an update evenly")
+    assert message.startswith(
+        "train: error: 3 workers cannot share the 8 batches of an update evenly"
+    )
     assert dry_run(f"{line} --update-freq 5")
 
 
 def test_flags_of_the_user_win():
-    (command,) = dry_run("examples/wikitext103/train.sh --max-tokens 7 --lr 0.5 --arch l2_transformer_lm_wiki103_512")
+    (command,) = dry_run(
+        "examples/wikitext103/train.sh --max-tokens 7 --lr 0.5 --arch l2_transformer_lm_wiki103_512"
+    )
     args = parse(command)
     assert (args.max_tokens, args.lr, args.attention_normalizer) == (7, [0.5], "l2")
-    assert args.save_dir == str(ROOT / "checkpoints" / "wikitext103" / "l2_transformer_lm_wiki103_512")
+    assert args.save_dir == str(
+        ROOT / "checkpoints" / "wikitext103" / "l2_transformer_lm_wiki103_512"
+    )
     (command,) = dry_run("examples/wikitext103/evaluate.sh --context-window 9", CHECKPOINT="a.pt")
     assert parse(command).context_window == 9
 
@@ -124,22 +161,39 @@ def test_paths_are_taken_from_where_the_user_stands(tmp_path):
     environment = {"DATA": "my data", "SAVE": "my save", "DRY_RUN": 1}
     words = script(f"{EXAMPLES}/wikitext2/train.sh", cwd=tmp_path, **environment).stdout
     assert f"{tmp_path}/my\\ data/lines" in words and f"--save-dir {tmp_path}/my\\ save" in words
-    words = script(f"AVERAGE=3 {EXAMPLES}/wikitext2/evaluate.sh", cwd=tmp_path, **environment).stdout
+    words = script(
+        f"AVERAGE=3 {EXAMPLES}/wikitext2/evaluate.sh", cwd=tmp_path, **environment
+    ).stdout
     assert f"--path {tmp_path}/my\\ save/average_last_3.pt" in words
 
 
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("examples/wikitext2/train.sh", "/nowhere/lines: no such folder; examples/wikitext2/prepare.sh makes it"),
-        ("ARCHIVES=/no/archives examples/wikitext2/prepare.sh", "ARCHIVES=/no/archives: no such folder"),
-        ("MODEL=gpt DRY_RUN=1 examples/wikitext2/train.sh", "MODEL=gpt: must be vanilla or transformer-xl"),
+        (
+            "examples/wikitext2/train.sh",
+            "/nowhere/lines: no such folder; examples/wikitext2/prepare.sh makes it",
+        ),
+        (
+            "ARCHIVES=/no/archives examples/wikitext2/prepare.sh",
+            "ARCHIVES=/no/archives: no such folder",
+        ),
+        (
+            "MODEL=gpt DRY_RUN=1 examples/wikitext2/train.sh",
+            "MODEL=gpt: must be vanilla or transformer-xl",
+        ),
         (
             "GPUS=1 DRY_RUN=1 examples/wikitext2/train.sh --cpu",
             "--cpu: this machine has GPUs; give GPUS=0 instead",
         ),
-        ("GPUS=08 DRY_RUN=1 examples/wikitext2/train.sh", "GPUS=08: must be a number such as 0, 1 or 8"),
-        ("GPUS=1000 examples/wikitext2/train.sh", f"GPUS=1000: torch sees {torch.cuda.device_count()} on this machine"),
+        (
+            "GPUS=08 DRY_RUN=1 examples/wikitext2/train.sh",
+            "GPUS=08: must be a number such as 0, 1 or 8",
+        ),
+        (
+            "GPUS=1000 examples/wikitext2/train.sh",
+            f"GPUS=1000: torch sees {torch.cuda.device_count()} on this machine",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(line, message):
@@ -158,15 +212,19 @@ def test_a_set_or_checkpoint_that_is_not_there_is_refused_before_fairseq_starts(
     assert message == f"evaluate: error: --gen-subset nonsense: {tmp_path}/lines has test"
 
 
-# ---- many processes --------------------------------------------------------------------------------------------------
+# ---- many processes ----------------------------------------------------------------------------
 
 
 def ranks(command, monkeypatch, gpus):
-    """Return the distributed configuration that fairseq infers from a command on a machine with GPUs."""
+    """Return the distributed configuration that fairseq infers from a command on a machine with
+    GPUs.
+    """
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     args = vars(parse(command))  # the whole configuration takes seconds
-    cfg = OmegaConf.create({f.name: args[f.name] for f in fields(DistributedTrainingConfig) if f.name in args})
+    cfg = OmegaConf.create(
+        {f.name: args[f.name] for f in fields(DistributedTrainingConfig) if f.name in args}
+    )
     if cfg.distributed_init_method is None:  # as in fairseq's call_main
         distributed_utils.infer_init_method(cfg)
     return cfg
@@ -174,17 +232,29 @@ def ranks(command, monkeypatch, gpus):
 
 def test_torchrun_gives_every_process_its_rank(monkeypatch):
     for rank, local in ((0, 0), (13, 5)):
-        environment = {"WORLD_SIZE": 16, "RANK": rank, "LOCAL_RANK": local, "MASTER_ADDR": "first", "MASTER_PORT": 1}
+        environment = {
+            "WORLD_SIZE": 16,
+            "RANK": rank,
+            "LOCAL_RANK": local,
+            "MASTER_ADDR": "first",
+            "MASTER_PORT": 1,
+        }
         (command,) = dry_run("MODEL=vanilla examples/wikitext103/train.sh", GPUS=8, **environment)
         cfg = ranks(command, monkeypatch, 8)
-        assert (cfg.distributed_world_size, cfg.distributed_rank, cfg.device_id) == (16, rank, local)
+        assert (cfg.distributed_world_size, cfg.distributed_rank, cfg.device_id) == (
+            16,
+            rank,
+            local,
+        )
         assert cfg.distributed_init_method == "env://" and cfg.distributed_no_spawn
         assert flag(command, "--update-freq") == "2"
 
 
 @pytest.mark.parametrize("per_node", [1, 4])
 def test_fairseq_finds_its_place_under_slurm(per_node, monkeypatch, tmp_path):
-    """Start one task on each of two machines, whose four processes fairseq starts; or one for each of eight GPUs."""
+    """Start one task on each of two machines, whose four processes fairseq starts; or one for each
+    of eight GPUs.
+    """
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho first\necho second\n")
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -210,12 +280,20 @@ def test_fairseq_finds_its_place_under_slurm(per_node, monkeypatch, tmp_path):
         assert cfg.distributed_init_method == "tcp://first:10123"
         assert cfg.distributed_world_size == 8
         if per_node == 1:
-            assert (cfg.distributed_rank, cfg.distributed_num_procs, cfg.distributed_no_spawn) == (4 * task, 4, False)
+            assert (cfg.distributed_rank, cfg.distributed_num_procs, cfg.distributed_no_spawn) == (
+                4 * task,
+                4,
+                False,
+            )
         else:
-            assert (cfg.distributed_rank, cfg.device_id, cfg.distributed_no_spawn) == (task, task % 4, True)
+            assert (cfg.distributed_rank, cfg.device_id, cfg.distributed_no_spawn) == (
+                task,
+                task % 4,
+                True,
+            )
 
 
-# ---- averaging -------------------------------------------------------------------------------------------------------
+# ---- averaging ---------------------------------------------------------------------------------
 
 
 def test_the_average_of_the_last_checkpoints(tmp_path, capsys):
@@ -236,11 +314,18 @@ def test_the_average_of_the_last_checkpoints(tmp_path, capsys):
     average(paths, tmp_path / "average.pt")
     state = torch.load(tmp_path / "average.pt")
     assert state["cfg"] == {"model": {}} and "last_optimizer_state" not in state
-    assert state["model"]["weight"].tolist() == [9.5, 9.5] and state["model"]["weight"].dtype == torch.float32
-    assert state["model"]["half"].tolist() == [9.5] and state["model"]["half"].dtype == torch.float16
+    assert (
+        state["model"]["weight"].tolist() == [9.5, 9.5]
+        and state["model"]["weight"].dtype == torch.float32
+    )
+    assert (
+        state["model"]["half"].tolist() == [9.5] and state["model"]["half"].dtype == torch.float16
+    )
     assert state["model"]["steps"] == 10 and state["model"]._metadata == {"flags": 10}
     good = paths[1].read_bytes()
-    torch.save({"model": {"weight": torch.tensor([float("nan")] * 2)}, "cfg": {"model": {}}}, paths[1])
+    torch.save(
+        {"model": {"weight": torch.tensor([float("nan")] * 2)}, "cfg": {"model": {}}}, paths[1]
+    )
     nan = paths[1].read_bytes()
     weight = torch.full((2,), 10.0).numpy().tobytes()
     rotten = good.replace(weight, b"\x01" + weight[1:])

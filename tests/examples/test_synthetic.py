@@ -28,12 +28,21 @@ def error(*chosen, which="test"):
 def test_a_seed_gives_the_same_run_again_and_the_same_data_and_weights_to_every_arm():
     assert error("B", 3) == error("B", 3)
     assert len({error("B", 3), error("B", 4), error("B", 3, which="valid")}) == 3
-    # without a rate nothing is learned: a mixing that starts as the identity gives what softmax gives
-    assert error("softmax", 3, 0.0) == error("A", 3, 0.0) == error("B", 3, 0.0) != error("average", 3, 0.0)
+    # without a rate nothing is learned: a mixing that starts as the identity gives what softmax
+    # gives
+    assert (
+        error("softmax", 3, 0.0)
+        == error("A", 3, 0.0)
+        == error("B", 3, 0.0)
+        != error("average", 3, 0.0)
+    )
 
 
 def test_the_factor_acts_on_the_mixing_alone():
-    parts = {f: dict(train(QUICK, setting("A", 3, 0.1, f)).attention.named_parameters()) for f in (0.0, 1.0)}
+    parts = {
+        f: dict(train(QUICK, setting("A", 3, 0.1, f)).attention.named_parameters())
+        for f in (0.0, 1.0)
+    }
     assert torch.equal(parts[0.0]["head_mixing.weight"], torch.eye(2))
     assert not torch.equal(parts[1.0]["head_mixing.weight"], torch.eye(2))
     start = train(QUICK, setting("A", 3, 0.0)).attention.q_proj.weight
@@ -82,7 +91,9 @@ def validations(caplog):
     """Return the validation losses by update, as scripts/sweep.py reads them from the log."""
     progress = Progress([])
     for record in caplog.records:
-        line = f"2026-11-26 03:00:00,000 | {record.levelname} | {record.name} | {record.getMessage()}"
+        line = (
+            f"2026-11-26 03:00:00,000 | {record.levelname} | {record.name} | {record.getMessage()}"
+        )
         progress.read(line, 0.0)
     return {point["update"]: point["valid_loss"] for point in progress.all()}
 
@@ -90,8 +101,13 @@ def validations(caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize("example, last", [("recall", "accuracy"), ("nearest_neighbour", "")])
 def test_a_sweep_trains_and_evaluates_what_the_module_does(example, last, tmp_path):
-    content = f"""example = "{example}"\nevaluate = "--gen-subset valid {last and "--last " + last}"\n
-train = "--steps 2 --valid-interval 1 --head-size 8"\n[axes.attention]\nB = "--arm B --mixing-lr-scale 0.1"\n"""
+    content = f"""
+example = "{example}"
+evaluate = "--gen-subset valid {last and "--last " + last}"
+train = "--steps 2 --valid-interval 1 --head-size 8"
+[axes.attention]
+B = "--arm B --mixing-lr-scale 0.1"
+"""
     (tmp_path / "toy.toml").write_text(content)
     sweep = [sys.executable, ROOT / "scripts" / "sweep.py", tmp_path / "toy.toml"]
     subprocess.run([*sweep, "--seeds", "3-3", "--out", tmp_path], check=True, timeout=300)
@@ -99,16 +115,22 @@ train = "--steps 2 --valid-interval 1 --head-size 8"\n[axes.attention]\nB = "--a
     record = json.loads(file.read_text())
     task = __import__(f"{example}.run", fromlist=["TASK"]).TASK
     expected = run(task, Setting("B", 8, task.size, task.rate, 0.1, 2, 3))
-    assert record["metrics"]["result"] == pytest.approx(expected[last or next(iter(expected))], abs=1e-6)
+    assert record["metrics"]["result"] == pytest.approx(
+        expected[last or next(iter(expected))], abs=1e-6
+    )
     assert record["measures"]["result"] == (last or next(iter(expected)))
     assert [point["update"] for point in record["points"]] == [1, 2]
     if not last:
         # the loss is the endpoint's on the same set
-        assert record["points"][-1]["valid_loss"] == pytest.approx(record["metrics"]["result"], abs=1e-6)
+        assert record["points"][-1]["valid_loss"] == pytest.approx(
+            record["metrics"]["result"], abs=1e-6
+        )
 
 
 GRIDS = [
-    path for name in ("recall", "nearest_neighbour") for path in sorted((EXAMPLES / "grids").glob(f"{name}*.toml"))
+    path
+    for name in ("recall", "nearest_neighbour")
+    for path in sorted((EXAMPLES / "grids").glob(f"{name}*.toml"))
 ]
 
 
@@ -117,20 +139,26 @@ def test_the_recipe_takes_every_run_of_a_grid_and_no_two_are_the_same(path, tmp_
     grid = grids.read_grid(path)
     settings, task = [], __import__(f"{grid.example}.run", fromlist=["TASK"]).TASK
     monkeypatch.setenv("SAVE", str(tmp_path))
-    monkeypatch.setattr(synthetic, "train", lambda task, setting: settings.append(setting) or torch.nn.Identity())
+    monkeypatch.setattr(
+        synthetic, "train", lambda task, setting: settings.append(setting) or torch.nn.Identity()
+    )
     found = grids.runs(grid, [101])
     for each in found:
         synthetic.main(task, ["train", *each.train])
     assert len(set(settings)) == len(found) and {setting.seed for setting in settings} == {101}
 
 
-def test_a_trained_model_is_evaluated_and_what_is_none_is_said_in_one_line(tmp_path, monkeypatch, capsys):
+def test_a_trained_model_is_evaluated_and_what_is_none_is_said_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("SAVE", str(tmp_path))
     with pytest.raises(SystemExit, match=r"model\.pt: no such file; train.sh writes it into SAVE"):
         synthetic.main(TASK, ["evaluate"])
     synthetic.main(TASK, "train --steps 2 --arm A --mixing-lr-scale 0.1 --seed 3".split())
     synthetic.main(TASK, ["evaluate", "--gen-subset", "valid"])
     expected = run(QUICK, Setting("A", 8, TASK.size, TASK.rate, 0.1, 2, 3), "valid")
-    assert capsys.readouterr().out == "".join(f"{name} = {value:.6f}\n" for name, value in expected.items())
+    assert capsys.readouterr().out == "".join(
+        f"{name} = {value:.6f}\n" for name, value in expected.items()
+    )
     with pytest.raises(SystemExit, match="--last loss: must be one of mean squared error"):
         synthetic.main(TASK, ["evaluate", "--last", "loss"])

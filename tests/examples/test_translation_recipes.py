@@ -13,8 +13,12 @@ from iwslt14_de_en import prepare as iwslt
 from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
 from recipes import EXAMPLES, script, tar_of
 
-TINY = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32".split()
-TINY += "--encoder-attention-heads 4 --decoder-attention-heads 4 --max-update 3 --max-tokens 500".split()
+TINY = (
+    "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32"
+).split()
+TINY += (
+    "--encoder-attention-heads 4 --decoder-attention-heads 4 --max-update 3 --max-tokens 500"
+).split()
 TINY += ["--max-tokens-valid", "4000", "--num-workers", "0"]
 SHORT = ["--beam", "1", "--max-len-a", "0", "--max-len-b", "4"]
 
@@ -28,12 +32,13 @@ def recipe(path, *arguments, check=True, **variables):
     return script(shlex.join(words), check=check, GPUS=0, **variables)
 
 
-# ---- Moses -----------------------------------------------------------------------------------------------------------
+# ---- Moses -------------------------------------------------------------------------------------
 
 ENGLISH = {
     "It's Mr. Smith's dog, isn't it?": "It &apos;s Mr. Smith &apos;s dog , isn &apos;t it ?",
     "So am I.": "So am I .",  # tokenizer.perl since November 2018; sacremoses alone leaves 'I.'
-    "He came (at 3 p.m.) from the U.S. yesterday.": "He came ( at 3 p.m. ) from the U.S. yesterday .",
+    "He came (at 3 p.m.) from the U.S. "
+    "yesterday.": "He came ( at 3 p.m. ) from the U.S. yesterday .",
     "No. 5 costs $3,000.50, not 1,2.": "No. 5 costs $ 3,000.50 , not 1,2 .",
     "No. He said no. Yes.": "No . He said no . Yes .",
     "well-known -- a co-op": "well-known -- a co-op",  # no aggressive splitting of hyphens
@@ -83,7 +88,7 @@ def test_pairs_are_kept_as_clean_corpus_perl_keeps_them(source, target, kept):
     assert is_clean(source.strip(), target.strip()) is kept
 
 
-# ---- IWSLT14: the archive --------------------------------------------------------------------------------------------
+# ---- IWSLT14: the archive ----------------------------------------------------------------------
 
 TALK = {  # lines of a talk that are no sentences
     "de": ["<url>http://x</url>", "<keywords>talks, Geld</keywords>", "<talkid>1</talkid>"],
@@ -114,9 +119,13 @@ def write_archive(path, pairs):
         files[f"train.tags.de-en.{language}"] = "".join(f"{line}\n" for line in lines)
         for number, name in enumerate(iwslt.TEST):
             segments = "".join(
-                f'<seg id="{i}"> {pair[side]} </seg>\n' for i, pair in enumerate(pairs[100 + 4 * number :][:4], 1)
+                f'<seg id="{i}"> {pair[side]} </seg>\n'
+                for i, pair in enumerate(pairs[100 + 4 * number :][:4], 1)
             )
-            head = f'<?xml version="1.0"?>\n<mteval>\n<doc docid="1">\n<url>http://x</url>\n<title>{number}</title>\n'
+            head = (
+                '<?xml version="1.0"?>\n<mteval>\n<doc '
+                f'docid="1">\n<url>http://x</url>\n<title>{number}</title>\n'
+            )
             files[f"{name}.de-en.{language}.xml"] = f"{head}{segments}</doc>\n</mteval>\n"
     return tar_of(path, {f"de-en/{name}": text.encode() for name, text in files.items()})
 
@@ -142,12 +151,16 @@ def test_iwslt_text_is_the_published_preparations(archive, pairs, tmp_path):
             raw, tokens = (file.read_text().splitlines() for file in files)
             assert raw == [pair[side] for pair in members]
             assert tokens == [tokenizers[language](line).lower() for line in raw]
-    assert sorted(path.name.split(".")[0] for path in (tmp_path / "text").iterdir()) == sorted(4 * [*split])
+    assert sorted(path.name.split(".")[0] for path in (tmp_path / "text").iterdir()) == sorted(
+        4 * [*split]
+    )
 
 
 def test_curly_apostrophes_are_straightened_in_the_test_set_alone(pairs, tmp_path):
     curly = [(de, f"It\N{RIGHT SINGLE QUOTATION MARK}s {en}") for de, en in pairs[:120]]
-    iwslt.prepare_text(write_archive(tmp_path / "de-en.tgz", curly), tmp_path / "text", any_counts=True)
+    iwslt.prepare_text(
+        write_archive(tmp_path / "de-en.tgz", curly), tmp_path / "text", any_counts=True
+    )
     names = "test.tokens", "test.raw", "train.tokens"
     start = {name: (tmp_path / "text" / f"{name}.en").read_text()[:9] for name in names}
     assert start["test.tokens"] == "it &apos;"
@@ -162,13 +175,14 @@ def test_other_text_than_the_published_is_refused(archive, tmp_path, capsys):
     assert not (tmp_path / "text").exists()
 
 
-# ---- subwords, concatenation -----------------------------------------------------------------------------------------
+# ---- subwords, concatenation -------------------------------------------------------------------
 
 
 def test_merges_are_learnt_on_both_languages_of_the_training_text(tmp_path):
     text = {"train.de": ["ab ab", "ab"], "train.en": ["xy xy xy ab"], "test.de": ["xyab ab zz"]}
     cut = subwords.in_subwords(text, "bpe", tmp_path, 4)
-    assert (tmp_path / "bpe-4.codes").read_text() == "#version: 0.2\na b</w>\nx y</w>\n"  # no other pair occurs twice
+    # no other pair occurs twice
+    assert (tmp_path / "bpe-4.codes").read_text() == "#version: 0.2\na b</w>\nx y</w>\n"
     assert cut["test.de"] == ["x@@ y@@ ab ab z@@ z"]
 
 
@@ -188,7 +202,7 @@ def test_sentences_join_while_that_brings_their_length_nearer(lengths, about, si
     assert [i for part in found for i in part] == list(range(len(lengths)))
 
 
-# ---- BLEU ------------------------------------------------------------------------------------------------------------
+# ---- BLEU --------------------------------------------------------------------------------------
 
 GENERATED = """INFO: some log line
 S-2\tein hund bellt heute
@@ -210,7 +224,10 @@ def test_translations_are_put_into_the_order_of_the_corpus():
 
 
 def test_compounds_are_split_at_their_hyphens():
-    assert bleu.compounds_split("a well-known co-op - yes") == "a well ##AT##-##AT## known co ##AT##-##AT## op - yes"
+    assert (
+        bleu.compounds_split("a well-known co-op - yes")
+        == "a well ##AT##-##AT## known co ##AT##-##AT## op - yes"
+    )
 
 
 def test_every_token_of_the_references_counts_once():
@@ -254,22 +271,35 @@ def test_word_level_output_is_scored_as_tokens_and_as_text(tmp_path, monkeypatch
     assert (tmp_path / "out" / "valid.detokenised.en").read_text().splitlines() == plain
 
 
-# ---- IWSLT14: the scripts --------------------------------------------------------------------------------------------
+# ---- IWSLT14: the scripts ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant, last", [("bpe-joined", 4), ("sentencepiece", 2)])
 @pytest.mark.slow
 def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
-    settings = {"DATA": tmp_path / "data", "ARCHIVES": tmp_path, "SAVE": tmp_path / "save", "VARIANT": variant}
+    settings = {
+        "DATA": tmp_path / "data",
+        "ARCHIVES": tmp_path,
+        "SAVE": tmp_path / "save",
+        "VARIANT": variant,
+    }
     # Without one right word, fairseq has no BLEU to choose by.
     settings["SELECT"] = "bleu" if variant == "bpe-joined" else "loss"
     flags = ["--any-counts", "--vocabulary", "120", "--workers", "1", "--joined-dictionary"]
     flags += ["--subwords", variant.removesuffix("-joined")]
     recipe("iwslt14_de_en/prepare.sh", *flags, **settings)
-    tiny = [*TINY, "--eval-bleu-args", '{"beam": 1, "max_len_b": 4}', "--arch", "mixhead_transformer_iwslt_de_en_h4"]
+    tiny = [
+        *TINY,
+        "--eval-bleu-args",
+        '{"beam": 1, "max_len_b": 4}',
+        "--arch",
+        "mixhead_transformer_iwslt_de_en_h4",
+    ]
     tiny += "--attention-scope self --share-all-embeddings --decoder-embed-dim 32".split()
     trained = recipe("iwslt14_de_en/train.sh", *tiny, **settings)
-    assert bool(re.search(r"valid .*\| bleu [\d.]+", trained.stdout + trained.stderr)) == (variant == "bpe-joined")
+    assert bool(re.search(r"valid .*\| bleu [\d.]+", trained.stdout + trained.stderr)) == (
+        variant == "bpe-joined"
+    )
     printed = recipe("iwslt14_de_en/evaluate.sh", *SHORT, **settings).stdout.splitlines()
     assert re.fullmatch(r"BLEU = \d+\.\d\d", printed[-1])
     assert sum("BLEU" in line for line in printed) == last
@@ -277,23 +307,31 @@ def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
     assert len((folder / "test.en").read_text().splitlines()) == 20
 
 
-# ---- Multi30k --------------------------------------------------------------------------------------------------------
+# ---- Multi30k ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_multi30k_trains_and_is_evaluated(pairs, tmp_path):
     settings = {"DATA": tmp_path / "data", "ARCHIVES": tmp_path, "SAVE": tmp_path / "save"}
     vocabulary = 300
-    for split, part in {"train": pairs[:2000], "val": pairs[2000:2020], "test_2016_flickr": pairs[2020:2040]}.items():
+    for split, part in {
+        "train": pairs[:2000],
+        "val": pairs[2000:2020],
+        "test_2016_flickr": pairs[2020:2040],
+    }.items():
         for language, lines in zip(("de", "en"), zip(*part)):
             text = "".join(f"{line}\n" for line in lines)
             (tmp_path / f"{split}.{language}.gz").write_bytes(gzip.compress(text.encode()))
     flags = ["--any-counts", "--vocabulary", vocabulary, "--workers", 1]
     recipe("multi30k_de_en/prepare.sh", *flags, **settings)
-    dictionaries = [(tmp_path / "data" / "binary" / f"dict.{language}.txt").read_text() for language in ("de", "en")]
+    dictionaries = [
+        (tmp_path / "data" / "binary" / f"dict.{language}.txt").read_text()
+        for language in ("de", "en")
+    ]
     assert dictionaries[0] == dictionaries[1]
     used = [line for line in dictionaries[0].splitlines() if not line.startswith("madeupword")]
-    assert 0.95 * vocabulary < len(used) <= vocabulary - 3  # sentencepiece has three control symbols
+    # sentencepiece has three control symbols
+    assert 0.95 * vocabulary < len(used) <= vocabulary - 3
 
     trained = recipe("multi30k_de_en/train.sh", *TINY, **settings)
     assert "num_updates 3 " in trained.stdout + trained.stderr
@@ -301,6 +339,8 @@ def test_multi30k_trains_and_is_evaluated(pairs, tmp_path):
 
     printed = recipe("multi30k_de_en/evaluate.sh", *SHORT, **settings).stdout.splitlines()
     assert re.fullmatch(r"BLEU = \d+\.\d\d", printed[-1])
-    assert printed[0].startswith("detokenised, cased (sacreBLEU): nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|")
+    assert printed[0].startswith(
+        "detokenised, cased (sacreBLEU): nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|"
+    )
     folder = tmp_path / "save" / "checkpoint_best.translations"
     assert len((folder / "test.en").read_text().splitlines()) == 20

@@ -1,4 +1,6 @@
-"""WikiText-2 and WikiText-103 are prepared from archives of the same layout, trained on and evaluated."""
+"""WikiText-2 and WikiText-103 are prepared from archives of the same layout, trained on and
+evaluated.
+"""
 
 import io
 import re
@@ -10,7 +12,10 @@ from common.perplexity import Counts, Cut, Perplexity
 from common.wikitext import articles
 from fairseq import options
 from fairseq.data import Dictionary, data_utils
-from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMConfig, TruncatedBPTTLMTask
+from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import (
+    TruncatedBPTTLMConfig,
+    TruncatedBPTTLMTask,
+)
 from fairseq_cli.preprocess import main as fairseq_preprocess
 from recipes import dry_run, script, zip_of
 from wikitext2.prepare import WIKITEXT2
@@ -22,21 +27,35 @@ pytestmark = pytest.mark.usefixtures("plain_environment")
 
 CORPORA = {"wikitext2": WIKITEXT2, "wikitext103": WIKITEXT103}
 TINY = """--decoder-layers 1 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16
-    --decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --num-workers 0 --log-format json --log-interval 1"""
+    --decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --num-workers 0
+    --log-format json --log-interval 1"""
 
 
 def article(title, *sections):
-    """Return an article as WikiText writes it: blank lines around the titles, spaces around everything."""
+    """Return an article as WikiText writes it: blank lines around the titles, spaces around
+    everything.
+    """
     lines = [f" = {title} = ", " "]
     for section in sections:
-        lines += [" ", f" = = {section} = = ", " ", f" The {section} of {title} is <unk> , 1 @,@ 024 \u2013 so . ", " "]
+        lines += [
+            " ",
+            f" = = {section} = = ",
+            " ",
+            f" The {section} of {title} is <unk> , 1 @,@ 024 \u2013 so . ",
+            " ",
+        ]
     return "".join(f"{line}\n" for line in lines)
 
 
 TEXTS = {
     # One line of text looks like a title.
     "train": " \n".join(
-        ["", article("A", "x", "y") + " Key : Pld \n = Played ; L = \n", article("B"), article("C", "z")]
+        [
+            "",
+            article("A", "x", "y") + " Key : Pld \n = Played ; L = \n",
+            article("B"),
+            article("C", "z"),
+        ]
     ),
     "valid": " \n" + article("B", "x"),
     "test": " \n" + article("C", "y") + " \n" + article("A", "x"),
@@ -49,8 +68,14 @@ def corpus(request, server):
     published = CORPORA[request.param]
     files = {f"{published.name}/wiki.{split}.tokens": text for split, text in TEXTS.items()}
     digest = archives.sha256(zip_of(server.folder / published.archive.file, files))
-    counts = {"train": {"lines": 26, "tokens": 97, "types": 25}, "valid": {"lines": 8}, "test": {"lines": 16}}
-    archive = published.archive._replace(urls=(f"{server.url}/{published.archive.file}",), sha256=digest)
+    counts = {
+        "train": {"lines": 26, "tokens": 97, "types": 25},
+        "valid": {"lines": 8},
+        "test": {"lines": 16},
+    }
+    archive = published.archive._replace(
+        urls=(f"{server.url}/{published.archive.file}",), sha256=digest
+    )
     return published._replace(archive=archive, counts=counts)
 
 
@@ -67,7 +92,9 @@ def prepare(corpus, data, monkeypatch, *flags):
 def preprocess_here(destination, workers, flags):
     """Run fairseq-preprocess without the seconds that it takes to start."""
     parser = options.get_preprocessing_parser()
-    fairseq_preprocess(parser.parse_args([*flags, "--destdir", str(destination), "--workers", str(workers)]))
+    fairseq_preprocess(
+        parser.parse_args([*flags, "--destdir", str(destination), "--workers", str(workers)])
+    )
 
 
 def test_articles_begin_at_titles_between_blank_lines():
@@ -82,12 +109,22 @@ def test_articles_begin_at_titles_between_blank_lines():
     "corpus, breaks, ends",
     [
         ("wikitext103", "lines", {split: text.splitlines() for split, text in TEXTS.items()}),
-        ("wikitext2", "articles", {split: [" ".join(a) for a in articles_of(text)] for split, text in TEXTS.items()}),
-        ("wikitext2", "bytes", {s: [a.encode().hex(" ") for a in text.splitlines()] for s, text in TEXTS.items()}),
+        (
+            "wikitext2",
+            "articles",
+            {split: [" ".join(a) for a in articles_of(text)] for split, text in TEXTS.items()},
+        ),
+        (
+            "wikitext2",
+            "bytes",
+            {s: [a.encode().hex(" ") for a in text.splitlines()] for s, text in TEXTS.items()},
+        ),
     ],
     indirect=["corpus"],
 )
-def test_it_is_fetched_counted_and_binarised(corpus, breaks, ends, server, tmp_path, monkeypatch, capfd):
+def test_it_is_fetched_counted_and_binarised(
+    corpus, breaks, ends, server, tmp_path, monkeypatch, capfd
+):
     data = tmp_path / "data"
     server.faults += ["drop"]
     monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
@@ -102,7 +139,9 @@ def test_it_is_fetched_counted_and_binarised(corpus, breaks, ends, server, tmp_p
         None,
         f"bytes={(server.folder / corpus.archive.file).stat().st_size // 2}-",
     ]
-    assert sorted(path.name for path in data.iterdir()) == sorted(["archives", breaks, "prepare.lock", "text"])
+    assert sorted(path.name for path in data.iterdir()) == sorted(
+        ["archives", breaks, "prepare.lock", "text"]
+    )
 
     capfd.readouterr()
     prepare(corpus, data, monkeypatch, "--breaks", breaks)
@@ -112,7 +151,9 @@ def test_it_is_fetched_counted_and_binarised(corpus, breaks, ends, server, tmp_p
 @pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
 def test_own_text_needs_the_flag_that_says_so(corpus, tmp_path, monkeypatch, capfd):
     own = corpus._replace(counts=WIKITEXT2.counts)
-    monkeypatch.setattr(wikitext, "preprocess", lambda destination, *rest: destination.mkdir(exist_ok=True))
+    monkeypatch.setattr(
+        wikitext, "preprocess", lambda destination, *rest: destination.mkdir(exist_ok=True)
+    )
     with pytest.raises(SystemExit):
         prepare(own, tmp_path, monkeypatch)
     assert "wikitext-2/wiki.train.tokens: 26 lines, must be 36,718; " in capfd.readouterr().err
@@ -123,10 +164,11 @@ def test_own_text_needs_the_flag_that_says_so(corpus, tmp_path, monkeypatch, cap
     assert f"prepare: error: {tmp_path / 'lines'}: made with --any-counts" in capfd.readouterr().err
 
 
-TINY_XL = """--n-layer 1 --d-model 16 --n-head 2 --d-head 4 --d-inner 16 --cutoffs 4,8 --mem-len 8 --tokens-per-sample 8
-    --batch-size 2 --max-update 2 --num-workers 0"""
-TINY_SYNTHESIZER = f"""{TINY} --adaptive-input-cutoff 4,8 --adaptive-softmax-cutoff 4,8 --tokens-per-sample 8
-    --max-tokens 32 --max-update 2 --update-freq 1 --warmup-updates 1 --lr 0.01"""
+TINY_XL = """--n-layer 1 --d-model 16 --n-head 2 --d-head 4 --d-inner 16 --cutoffs 4,8 --mem-len 8
+    --tokens-per-sample 8 --batch-size 2 --max-update 2 --num-workers 0"""
+TINY_SYNTHESIZER = f"""{TINY} --adaptive-input-cutoff 4,8 --adaptive-softmax-cutoff 4,8
+    --tokens-per-sample 8 --max-tokens 32 --max-update 2 --update-freq 1
+    --warmup-updates 1 --lr 0.01"""
 
 
 @pytest.mark.slow
@@ -134,11 +176,18 @@ TINY_SYNTHESIZER = f"""{TINY} --adaptive-input-cutoff 4,8 --adaptive-softmax-cut
     "corpus, model, train, evaluate",
     [
         ("wikitext103", "transformer-xl", TINY_XL, "--tokens-per-sample 8"),
-        ("wikitext103", "synthesizer", TINY_SYNTHESIZER, "--tokens-per-sample 8 --context-window 4"),
+        (
+            "wikitext103",
+            "synthesizer",
+            TINY_SYNTHESIZER,
+            "--tokens-per-sample 8 --context-window 4",
+        ),
     ],
     indirect=["corpus"],
 )
-def test_other_models_are_trained_and_evaluated(corpus, model, train, evaluate, tmp_path, monkeypatch):
+def test_other_models_are_trained_and_evaluated(
+    corpus, model, train, evaluate, tmp_path, monkeypatch
+):
     """Check, too, that evaluation has a longer memory than training, as its authors have it."""
     monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
     prepare(corpus, tmp_path / "data", monkeypatch)
@@ -161,23 +210,31 @@ def test_other_models_are_trained_and_evaluated(corpus, model, train, evaluate, 
 
 def test_bytes_are_evaluated_in_bits(tmp_path):
     for name, line in (("bytes", "bits per byte = 1.7856"), ("lines", "perplexity = 3.45")):
-        assert perplexity.per_word(tmp_path / name, "test", Counts(9, 9), Perplexity(3.45, 2**1.7856)) == [line]
+        assert perplexity.per_word(
+            tmp_path / name, "test", Counts(9, 9), Perplexity(3.45, 2**1.7856)
+        ) == [line]
 
 
-# ---- perplexity ------------------------------------------------------------------------------------------------------
+# ---- perplexity --------------------------------------------------------------------------------
 
 
 def figures_of(tmp_path, monkeypatch, *flags):
-    """Let the program of evaluate.sh read a Transformer-XL's log, in this process; return its exit status."""
+    """Let the program of evaluate.sh read a Transformer-XL's log, in this process; return its exit
+    status.
+    """
     log = b"Evaluated 58 tokens in 0.1s\nLoss (base 2): 3.0000, Perplexity: 8.01\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log)))
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "data" / "lines"), "--task", "truncated_bptt_lm", *flags])
+    monkeypatch.setattr(
+        sys, "argv", ["", str(tmp_path / "data" / "lines"), "--task", "truncated_bptt_lm", *flags]
+    )
     return perplexity.main()
 
 
 @pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
 def test_the_words_that_fairseq_only_reads_are_counted(corpus, tmp_path, monkeypatch, capsys):
-    """Compare with the targets of truncated_bptt_lm, for windows that fill the text and that do not."""
+    """Compare with the targets of truncated_bptt_lm, for windows that fill the text and that do
+    not.
+    """
     monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
     prepare(corpus, tmp_path / "data", monkeypatch)
     for window in (1, 8, 29, 64):

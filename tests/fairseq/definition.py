@@ -15,21 +15,47 @@ E, H, B, NQ, NK = 16, 4, 3, 5, 7
 LONGEST = 10  # input of a synthesizer
 OWN_SIZES = {"factorized-dense": 3, "factorized-random": 2}  # of synthesizers
 KDIM = 12  # of the keys of encoder-decoder attention
-# tests/ops has all of them: these need the largest score, the number of visible keys, and the length of a row
+# tests/ops has all of them: these need the largest score, the number of visible keys, and the
+# length of a row
 NORMALIZERS = ["softmax", "relu2", "l2", "l2, sink"]
 # Options of everything that comes beside the scores and their normalizer.
 MIXINGS = {name: {"head_mixing": name} for name in HEAD_MIXINGS}
-MIXINGS["scores position-independent"] = {"score_mixing": "position-independent", "head_mixing": "position-independent"}
+MIXINGS["scores position-independent"] = {
+    "score_mixing": "position-independent",
+    "head_mixing": "position-independent",
+}
 MIXINGS["scores position-wise"] = {"score_mixing": "position-wise", "head_mixing": "differential"}
-MIXINGS |= {f"gate {n}": {"attention_gate": n, "head_mixing": "position-wise"} for n in ATTENTION_GATES if n != "none"}
+MIXINGS |= {
+    f"gate {n}": {"attention_gate": n, "head_mixing": "position-wise"}
+    for n in ATTENTION_GATES
+    if n != "none"
+}
 MIXINGS["features heads"] = {"feature_mixing": "heads", "head_mixing": "position-wise"}
-MIXINGS["features shared"] = {"feature_mixing": "shared", "mixed_features": "qv", "head_mixing": "none"}
-MIXINGS["features output"] = {"feature_mixing": "output", "head_mixing": "position-wise", "attention_gate": "head"}
+MIXINGS["features shared"] = {
+    "feature_mixing": "shared",
+    "mixed_features": "qv",
+    "head_mixing": "none",
+}
+MIXINGS["features output"] = {
+    "feature_mixing": "output",
+    "head_mixing": "position-wise",
+    "attention_gate": "head",
+}
 
 # Attentions that differ in where their keys are and in what their scores know of distances.
 CROSS = {"encoder_decoder_attention": True, "kdim": KDIM, "vdim": KDIM}
-RELATIVE = {"rotary": {"relative_position": "rotary"}, "t5": {"relative_position": "t5"}, "gain": {"relative_gain": 3}}
-KINDS = {"self": {}, **RELATIVE, "constant": {"add_bias_kv": True}, "zero": {"add_zero_attn": True}, "cross": CROSS}
+RELATIVE = {
+    "rotary": {"relative_position": "rotary"},
+    "t5": {"relative_position": "t5"},
+    "gain": {"relative_gain": 3},
+}
+KINDS = {
+    "self": {},
+    **RELATIVE,
+    "constant": {"add_bias_kv": True},
+    "zero": {"add_zero_attn": True},
+    "cross": CROSS,
+}
 
 
 def variant(normalizer, mixing):
@@ -39,9 +65,16 @@ def variant(normalizer, mixing):
 
 
 def build(kind="self", mixing="none", normalizer="softmax", **options):
-    """Build a module in evaluation mode; its parameters of mixing and distances are away from their start."""
+    """Build a module in evaluation mode; its parameters of mixing and distances are away from their
+    start.
+    """
     torch.manual_seed(3)
-    options = {"self_attention": kind != "cross", "causal": kind != "cross", **KINDS[kind], **options}
+    options = {
+        "self_attention": kind != "cross",
+        "causal": kind != "cross",
+        **KINDS[kind],
+        **options,
+    }
     module = shake(MixheadAttention(E, H, **variant(normalizer, mixing), **options))
     for child in (module.relative_position, module.relative_gain):
         for parameter in child.parameters() if child is not None else ():
@@ -56,7 +89,9 @@ def build_synthesizer(synthesizer, mixing="none", normalizer="softmax", **option
         options.pop("score_mixing", None)
     if options.get("feature_mixing", "output") != "output":  # it has values alone to mix
         options["mixed_features"] = "v"
-    return shake(SynthesizerAttention(E, H, LONGEST, synthesizer, OWN_SIZES.get(synthesizer), **options)).eval()
+    return shake(
+        SynthesizerAttention(E, H, LONGEST, synthesizer, OWN_SIZES.get(synthesizer), **options)
+    ).eval()
 
 
 def inputs(kind="self", batch=B, dtype=torch.float32):
@@ -64,7 +99,11 @@ def inputs(kind="self", batch=B, dtype=torch.float32):
     query = torch.randn(NQ, batch, E, dtype=dtype)
     if kind != "cross":
         return query, query, {"attn_mask": future(dtype=dtype)}
-    return query, torch.randn(NK, batch, KDIM, dtype=dtype), {"key_padding_mask": padding(batch), "static_kv": True}
+    return (
+        query,
+        torch.randn(NK, batch, KDIM, dtype=dtype),
+        {"key_padding_mask": padding(batch), "static_kv": True},
+    )
 
 
 def padding(batch=B, n_keys=NK):
@@ -84,24 +123,34 @@ def heads(x, number=H):
 
 
 def features(module, name, x, number=H):
-    """Return the query, key or value features [B, H, N, D] of projections x [N, B, H * D], mixed."""
+    """Return the query, key or value features [B, H, N, D] of projections x [N, B, H * D],
+    mixed.
+    """
     matrix, x = getattr(module.feature_mixing, name, None), heads(x, number)
     if matrix is None:
         return x
-    return torch.einsum("jh,bjnd->bhnd" if module.kinds["feature_mixing"] == "heads" else "de,bhnd->bhne", matrix, x)
+    return torch.einsum(
+        "jh,bjnd->bhnd" if module.kinds["feature_mixing"] == "heads" else "de,bhnd->bhne", matrix, x
+    )
 
 
 def turned(x):
-    """Rotate pairs of features, as complex numbers, by angles that grow with their position (RoPE)."""
+    """Rotate pairs of features, as complex numbers, by angles that grow with their position
+    (RoPE).
+    """
     half = x.size(-1) // 2
     frequency = 10000.0 ** (-2 * torch.arange(half, dtype=torch.float64) / x.size(-1))
     angle = torch.arange(x.size(2))[:, None] * frequency
-    pairs = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(torch.ones_like(angle), angle)
+    pairs = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(
+        torch.ones_like(angle), angle
+    )
     return torch.cat([pairs.real, pairs.imag], -1).to(x.dtype)
 
 
 def matrix(part, q, x):
-    """Return M [B, Nq, H, H'] of a mixing for queries q [B, H, Nq, D] of the inputs x [Nq, B, C], one by one."""
+    """Return M [B, Nq, H, H'] of a mixing for queries q [B, H, Nq, D] of the inputs x [Nq, B, C],
+    one by one.
+    """
     names, x = dict(part.named_parameters()), x.transpose(0, 1)
     if "query_weight" in names:
         return torch.einsum("bjtd,di->btji", q, part.query_weight) + part.bias
@@ -125,7 +174,9 @@ def mixed(part, heads, q, x):
 
 
 def finish(module, scores, hidden, v, q, x, biases=0):
-    """Mix scores [B, H, Nq, Nk], normalize, mix and project; return outputs and mixed weights [H', B, Nq, Nk]."""
+    """Mix scores [B, H, Nq, Nk], normalize, mix and project; return outputs and mixed weights [H',
+    B, Nq, Nk].
+    """
     n_queries, n_keys = scores.shape[2:]
     scores = (mixed(module.score_mixing, scores, q, x) + biases).masked_fill(hidden, float("-inf"))
     if module.attention_sink is not None:
@@ -134,12 +185,15 @@ def finish(module, scores, hidden, v, q, x, biases=0):
     weights = ops.NORMALIZERS[module.normalizer].weights(scores)[..., :n_keys]
     if module.relative_gain is not None:
         clip = module.relative_gain.clip
-        offsets = torch.arange(n_keys) - torch.arange(n_keys - n_queries, n_keys)[:, None]  # key - query
+        # key - query
+        offsets = torch.arange(n_keys) - torch.arange(n_keys - n_queries, n_keys)[:, None]
         weights = weights * module.relative_gain.weight[:, offsets.clamp(-clip, clip) + clip]
     weights = mixed(module.head_mixing, weights, q, x)
     out = torch.einsum("bhtk,bhkd->tbhd", weights, v)
     if module.kinds["feature_mixing"] == "output":
-        out = out + torch.einsum("jr,hr,tbjd->tbhd", module.feature_mixing.left, module.feature_mixing.right, out)
+        out = out + torch.einsum(
+            "jr,hr,tbjd->tbhd", module.feature_mixing.left, module.feature_mixing.right, out
+        )
     if module.attention_gate is not None:
         gate = 2 * (x @ module.attention_gate.weight + module.attention_gate.bias).sigmoid()
         out = out * gate.unflatten(-1, (out.size(2), -1))
@@ -147,19 +201,29 @@ def finish(module, scores, hidden, v, q, x, biases=0):
 
 
 def definition(module, query, key, hidden):
-    """Compute mixhead eqs 8-12 with relative positions; `hidden`, bool, is broadcastable to [B, H, Nq, Nk]."""
-    q, k = features(module, "query", module.q_proj(query)), features(module, "key", module.k_proj(key))
+    """Compute mixhead eqs 8-12 with relative positions; `hidden`, bool, is broadcastable to [B, H,
+    Nq, Nk].
+    """
+    q, k = (
+        features(module, "query", module.q_proj(query)),
+        features(module, "key", module.k_proj(key)),
+    )
     v, biases = features(module, "value", module.v_proj(key), module.num_mixed_heads), 0
-    products = turned(q) @ turned(k).mT if module.kinds["relative_position"] == "rotary" else q @ k.mT
+    products = (
+        turned(q) @ turned(k).mT if module.kinds["relative_position"] == "rotary" else q @ k.mT
+    )
     scores = products * module.head_dim**-0.5
     if module.kinds["relative_position"] == "t5":
         offsets = torch.arange(k.size(2)) - torch.arange(q.size(2))[:, None]
-        biases = module.relative_position.weight[module.relative_position.buckets(offsets)].permute(2, 0, 1)
+        biases = module.relative_position.weight[module.relative_position.buckets(offsets)].permute(
+            2, 0, 1
+        )
     return finish(module, scores, hidden, v, q, query, biases)
 
 
 def check_half_precision(found, formula, module, tensors, dtype):
-    """Assert that a module in half precision is at most twice as far from float64 as the formula in that dtype.
+    """Assert that a module in half precision is at most twice as far from float64 as the formula in
+    that dtype.
 
     Args:
         found, formula: called with the module and the tensors; both return the output
@@ -168,16 +232,25 @@ def check_half_precision(found, formula, module, tensors, dtype):
     exact = formula(copy.deepcopy(module).double(), *(tensor.double() for tensor in tensors))
     out = found(module, *tensors)
     assert out.dtype == dtype
-    error, allowed = ((result.double() - exact).abs().max() for result in (out, formula(module, *tensors)))
+    error, allowed = (
+        (result.double() - exact).abs().max() for result in (out, formula(module, *tensors))
+    )
     assert 0 < error <= 2 * allowed
 
 
 def decode(module, x, key=None, state=None, **options):
-    """Call the module with one query at a time, as beam search does; return the outputs and the state."""
+    """Call the module with one query at a time, as beam search does; return the outputs and the
+    state.
+    """
     state, steps = {} if state is None else state, []
     for t in range(x.size(0)):
         k = x[t : t + 1] if key is None else key
-        arguments = {"incremental_state": state, "need_weights": False, "static_kv": key is not None, **options}
+        arguments = {
+            "incremental_state": state,
+            "need_weights": False,
+            "static_kv": key is not None,
+            **options,
+        }
         steps.append(module(x[t : t + 1], k, k, **arguments)[0])
     return torch.cat(steps), state
 
@@ -196,6 +269,13 @@ class StepByStep(torch.nn.Module):
             step = x[t : t + 1]
             k = step if key is None else key
             steps.append(
-                self.attention(step, k, k, incremental_state=state, need_weights=False, static_kv=key is not None)[0]
+                self.attention(
+                    step,
+                    k,
+                    k,
+                    incremental_state=state,
+                    need_weights=False,
+                    static_kv=key is not None,
+                )[0]
             )
         return torch.cat(steps)

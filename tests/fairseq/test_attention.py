@@ -1,4 +1,6 @@
-"""Test what the module adds to the op: projections, caches, kinds of masks, beams, constant keys, TorchScript."""
+"""Test what the module adds to the op: projections, caches, kinds of masks, beams, constant keys,
+TorchScript.
+"""
 
 import itertools
 
@@ -31,7 +33,11 @@ from tests.fairseq.definition import (
 )
 
 # where nothing is different from fairseq before training
-STARTS = [name for name, kind in MIXINGS.items() if kind["head_mixing"] not in ("random", "average", "differential")]
+STARTS = [
+    name
+    for name, kind in MIXINGS.items()
+    if kind["head_mixing"] not in ("random", "average", "differential")
+]
 DEFINED = [kind for kind in KINDS if kind not in ("constant", "zero")]
 
 
@@ -39,7 +45,7 @@ def hidden(kind):
     return padding()[:, None, None] if kind == "cross" else future().bool()
 
 
-# ---- fairseq's module ------------------------------------------------------------------------------------------------
+# ---- fairseq's module --------------------------------------------------------------------------
 
 
 @each_once(
@@ -53,14 +59,17 @@ def test_before_training_it_is_fairseqs_module(mixing, kind, masked, need):
     torch.manual_seed(3)
     ours = MixheadAttention(E, H, **MIXINGS[mixing], **arguments).eval()
     torch.manual_seed(3)
-    fairseqs = MultiheadAttention(E, H, **{k: v for k, v in arguments.items() if "relative" not in k}).eval()
+    fairseqs = MultiheadAttention(
+        E, H, **{k: v for k, v in arguments.items() if "relative" not in k}
+    ).eval()
     query, key, masks = inputs(kind)
     need = {**need, "static_kv": kind == "cross"}
     masks = {name: mask for name, mask in masks.items() if masked and name != "static_kv"}
     expected, expected_weights = fairseqs(query, key, key, **masks, **need)
     out, weights = ours(query, key, key, **masks, **need)
     torch.testing.assert_close(out, expected)
-    if weights is not None and weights.dim() > expected_weights.dim():  # fairseq's self-attention averages anyway
+    # fairseq's self-attention averages anyway
+    if weights is not None and weights.dim() > expected_weights.dim():
         weights = weights.mean(0)
     torch.testing.assert_close(weights, expected_weights)
     for result in (expected, out):
@@ -69,7 +78,8 @@ def test_before_training_it_is_fairseqs_module(mixing, kind, masked, need):
         assert torch.equal(parameter, ours.get_parameter(name)), name
         torch.testing.assert_close(ours.get_parameter(name).grad, parameter.grad, msg=name)
     for name, parameter in ours.named_parameters():
-        alive = "_mixing" in name and not any(part in name for part in ("hidden", "left"))  # their gradient is 0 at I
+        # their gradient is 0 at I
+        alive = "_mixing" in name and not any(part in name for part in ("hidden", "left"))
         assert not alive or parameter.grad.abs().max() > 0, name
 
 
@@ -78,18 +88,24 @@ def test_before_softmax_returns_what_fairseqs_module_returns():
     fairseqs = MultiheadAttention(E, H, **CROSS).eval()
     query, key, masks = inputs("cross")
     expected = fairseqs(query, key, key, before_softmax=True, **masks)
-    torch.testing.assert_close(build("cross")(query, key, key, before_softmax=True, **masks), expected)
+    torch.testing.assert_close(
+        build("cross")(query, key, key, before_softmax=True, **masks), expected
+    )
 
 
-# ---- the equations ---------------------------------------------------------------------------------------------------
+# ---- the equations -----------------------------------------------------------------------------
 
 
 @covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=DEFINED, head_dim=[None, 6])
-def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mixing, kind, head_dim):
+def test_outputs_weights_and_gradients_are_those_of_the_equations(
+    normalizer, mixing, kind, head_dim
+):
     module = build(kind, mixing, normalizer, head_dim=head_dim).double()
     query, key, masks = inputs(kind, dtype=torch.float64)
     expected, weights = definition(module, query, key, hidden(kind))
-    torch.testing.assert_close(module(query, key, key, need_head_weights=True, **masks), (expected, weights))
+    torch.testing.assert_close(
+        module(query, key, key, need_head_weights=True, **masks), (expected, weights)
+    )
     averaged = module(query, key, key, **masks)[1]
     torch.testing.assert_close(averaged, weights.mean(0))
     parameters = list(module.parameters())
@@ -109,7 +125,9 @@ def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mi
     dtype=[torch.float16, torch.bfloat16],
     need_weights=[False, True],
 )
-def test_half_precision_is_as_close_as_the_formula_in_half_precision(kind, normalizer, mixing, dtype, need_weights):
+def test_half_precision_is_as_close_as_the_formula_in_half_precision(
+    kind, normalizer, mixing, dtype, need_weights
+):
     query, key, masks = inputs(kind)
     check_half_precision(
         lambda m, q, k: m(q, q if kind != "cross" else k, k, need_weights=need_weights, **masks)[0],
@@ -144,12 +162,15 @@ def test_autocast_does_not_lower_the_precision_of_the_weights():
         assert module(x, x, x)[1].dtype == torch.float32
 
 
-# ---- step-by-step decoding -------------------------------------------------------------------------------------------
+# ---- step-by-step decoding ---------------------------------------------------------------------
 
 
 @covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=KINDS)
 def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mixing, kind):
-    module, (x, key, masks) = build(kind, mixing, normalizer).double(), inputs(kind, dtype=torch.float64)
+    module, (x, key, masks) = (
+        build(kind, mixing, normalizer).double(),
+        inputs(kind, dtype=torch.float64),
+    )
     order, cross = torch.tensor([2, 0, 0]), kind == "cross"
     hide = {"key_padding_mask": padding()} if cross else {}
     steps, state = decode(module, x[:3], key if cross else None, **hide)
@@ -164,14 +185,18 @@ def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mix
 
 @each_once(normalizer=NORMALIZERS, mixing=MIXINGS, beam=[2, 3])
 def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
-    module, key = build("cross", mixing, normalizer).double(), inputs("cross", dtype=torch.float64)[1]
+    module, key = (
+        build("cross", mixing, normalizer).double(),
+        inputs("cross", dtype=torch.float64)[1],
+    )
     query, key = torch.randn(NQ, B * beam, E, dtype=torch.float64), key.repeat_interleave(beam, 1)
     masks = {"key_padding_mask": padding().repeat_interleave(beam, 0), "static_kv": True}
     full = module(query, key, key, need_weights=False, **masks)[0]
     module.set_beam_size(beam)
     steps, state = decode(module, query, key, **masks)
     torch.testing.assert_close(steps, full)
-    assert module._get_input_buffer(state)["prev_key"].shape == (B, H, NK, E // H)  # every sentence once
+    # every sentence once
+    assert module._get_input_buffer(state)["prev_key"].shape == (B, H, NK, E // H)
     whole, weights = module(query, key, key, need_head_weights=True, **masks)
     torch.testing.assert_close(whole, full)
     assert weights.shape == (module.num_mixed_heads, B * beam, NQ, NK)
@@ -181,13 +206,17 @@ def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
     # sentences that are finished leave the cache, and a hypothesis may continue twice
     order = torch.tensor([1] * beam + list(range(2 * beam, 3 * beam)))
     module.reorder_incremental_state(state, order)
-    step = module(query[:1, order], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
+    step = module(
+        query[:1, order], None, None, incremental_state=state, static_kv=True, need_weights=False
+    )[0]
     torch.testing.assert_close(step, full[:1, order])
 
 
 @each_once(mixing=STARTS, equal=[False, True])
 def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
-    """Neither training changes, nor a search of another beam size with as many sentences, some of them equal."""
+    """Neither training changes, nor a search of another beam size with as many sentences, some of
+    them equal.
+    """
     module = build("cross", mixing)
     query, key = torch.randn(NQ, 4, E), torch.randn(NK, 4, KINDS["cross"]["kdim"])
     if equal:
@@ -200,8 +229,12 @@ def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
     for order in (torch.tensor([3, 0, 0, 1]), torch.tensor([0, 2, 0, 1])):
         module.reorder_incremental_state(state, order)
         query, key = query[:, order], key[:, order]
-        step = module(query[:1], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
-        torch.testing.assert_close(step, module(query[:1], key, key, static_kv=True, need_weights=False)[0])
+        step = module(
+            query[:1], None, None, incremental_state=state, static_kv=True, need_weights=False
+        )[0]
+        torch.testing.assert_close(
+            step, module(query[:1], key, key, static_kv=True, need_weights=False)[0]
+        )
 
 
 @each_once(normalizer=NORMALIZERS, mixing=MIXINGS, kind=KINDS)
@@ -216,7 +249,7 @@ def test_torchscript_gives_the_same_outputs(normalizer, mixing, kind):
     torch.testing.assert_close(scripted(x, key), decode(module, x, key)[0])
 
 
-# ---- what a constructor takes ----------------------------------------------------------------------------------------
+# ---- what a constructor takes ------------------------------------------------------------------
 
 
 def test_dropout_runs_in_training_and_where_it_is_retained():
@@ -224,7 +257,9 @@ def test_dropout_runs_in_training_and_where_it_is_retained():
     first, weights = module(x, x, x)
     assert torch.equal(first, module(x, x, x)[0])
     dropout = module.dropout_module
-    dropout.make_generation_fast_("attention", retain_dropout=True, retain_dropout_modules=["MultiheadAttention"])
+    dropout.make_generation_fast_(
+        "attention", retain_dropout=True, retain_dropout_modules=["MultiheadAttention"]
+    )
     assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
     dropout.apply_during_inference = False
     again, others = module.train()(x, x, x)
@@ -256,7 +291,7 @@ def test_quantisation_noise_reaches_the_projections():
     assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
 
 
-# ---- the device `meta`, on which people count parameters -------------------------------------------------------------
+# ---- the device `meta`, on which people count parameters ---------------------------------------
 
 
 @each_once(mixing=MIXINGS, kind=["self", "cross", *RELATIVE], need_weights=[False, True])

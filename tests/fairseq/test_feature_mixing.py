@@ -1,4 +1,6 @@
-"""Test what mixes features of heads beyond the equations, which test_attention.py has for whole attentions."""
+"""Test what mixes features of heads beyond the equations, which test_attention.py has for whole
+attentions.
+"""
 
 from unittest import mock
 
@@ -20,32 +22,49 @@ ONES = [name for name, kind in FEATURE_MIXINGS.items() if kind.build]
 
 def build(name, **options):
     torch.manual_seed(2)
-    return shake(MixheadAttention(E, H, self_attention=True, feature_mixing=name, **options)).double()
+    return shake(
+        MixheadAttention(E, H, self_attention=True, feature_mixing=name, **options)
+    ).double()
 
 
-@each_once(name=ONES, options=[{}, {"head_dim": 6}, {"bias": False}, {"q_noise": 1e-9, "qn_block_size": 4}])
+@each_once(
+    name=ONES, options=[{}, {"head_dim": 6}, {"bias": False}, {"q_noise": 1e-9, "qn_block_size": 4}]
+)
 def test_many_tokens_mix_weights_and_torchs_kernel_computes_the_equations(name, options):
-    module, x = build(name, **options), torch.randn(9, 4, E, dtype=torch.float64)  # more than E tokens
+    # more than E tokens
+    module, x = build(name, **options), torch.randn(9, 4, E, dtype=torch.float64)
     with mock.patch.object(fused, "fused_attention", side_effect=fused.fused_attention) as kernel:
         out = module(x, x, x, attn_mask=future(9, torch.float64), need_weights=False)[0]
     assert kernel.call_count == 1
     expected = definition(module, x, x, future(9).bool())[0]
     torch.testing.assert_close(out, expected)
     parameters = list(module.parameters())
-    found, wanted = (torch.autograd.grad(result.square().sum(), parameters) for result in (out, expected))
+    found, wanted = (
+        torch.autograd.grad(result.square().sum(), parameters) for result in (out, expected)
+    )
     torch.testing.assert_close(found, wanted)
-    module.q_proj = torch.nn.Sequential(module.q_proj)  # as of an adapter, without a weight of its own
-    torch.testing.assert_close(module(x, x, x, attn_mask=future(9, torch.float64), need_weights=False)[0], out)
+    # as of an adapter, without a weight of its own
+    module.q_proj = torch.nn.Sequential(module.q_proj)
+    torch.testing.assert_close(
+        module(x, x, x, attn_mask=future(9, torch.float64), need_weights=False)[0], out
+    )
 
 
 @pytest.mark.parametrize("name", ONES)
 def test_the_orthogonal_penalty_acts_on_every_matrix_of_features_and_on_m(name):
-    module, real = build(name, head_mixing="position-independent"), torch.ones(2, 5, dtype=torch.bool)
+    module, real = (
+        build(name, head_mixing="position-independent"),
+        torch.ones(2, 5, dtype=torch.bool),
+    )
     assert PENALTIES["orthogonal"].acts_on(build(name))
     with RegularizedPass(module, {"orthogonal": 1.0}, {"encoder": real}) as regularized:
         module(*[torch.randn(5, 2, E, dtype=torch.float64)] * 3)
     part, expected = module.feature_mixing, 0
-    features = [torch.eye(H) + part.left @ part.right.T] if name == "output" else [part.query, part.key, part.value]
+    features = (
+        [torch.eye(H) + part.left @ part.right.T]
+        if name == "output"
+        else [part.query, part.key, part.value]
+    )
     for matrix in (module.head_mixing.weight, *features):
         expected = expected + (matrix.T @ matrix - torch.eye(len(matrix))).square().sum()
     torch.testing.assert_close(regularized.values["orthogonal"], expected)
@@ -74,14 +93,19 @@ def doubled(x):
     return x if x is None else 2 * x
 
 
-# What a call of the projection does beside its weight and bias; each is removed again where it is not the module's own.
+# What a call of the projection does beside its weight and bias; each is removed again where it is
+# not the module's own.
 NOT_PLAIN = {
     "a patched forward": patch,
     "a module inside": lambda linear: linear.add_module("lora", torch.nn.Linear(1, 1)),
     "a hook before": lambda linear: linear.register_forward_pre_hook(lambda module, x: (2 * x[0],)),
     "a hook behind": lambda linear: linear.register_forward_hook(lambda module, x, out: 2 * out),
-    "a hook of gradients": lambda linear: linear.register_full_backward_hook(lambda *_: (2 * _[1][0],)),
-    "a hook of gradients before": lambda linear: linear.register_full_backward_pre_hook(lambda *_: (2 * _[1][0],)),
+    "a hook of gradients": lambda linear: linear.register_full_backward_hook(
+        lambda *_: (2 * _[1][0],)
+    ),
+    "a hook of gradients before": lambda linear: linear.register_full_backward_pre_hook(
+        lambda *_: (2 * _[1][0],)
+    ),
     "a weight of another type": lambda linear: setattr(
         linear, "weight", torch.nn.Parameter(linear.weight.detach().as_subclass(Traced))
     ),
@@ -90,7 +114,9 @@ NOT_PLAIN = {
         lambda module, x, out: 2 * out if type(module) is torch.nn.Linear else None
     ),
     "a hook of all modules' gradients": lambda _: register_module_full_backward_hook(
-        lambda module, d_in, d_out: tuple(map(doubled, d_in)) if type(module) is torch.nn.Linear else None
+        lambda module, d_in, d_out: (
+            tuple(map(doubled, d_in)) if type(module) is torch.nn.Linear else None
+        )
     ),
 }
 

@@ -23,10 +23,16 @@ def save(path, arch, **flags):
     """Write a checkpoint of a shaken model with what fairseq-train writes, and return the model."""
     sizes = next(sizes for name, sizes in {**OWN, **TINY}.items() if name.split("_base")[0] in arch)
     flags = {"head_mixing": "none", **sizes, **flags, "_name": f"mixhead_{arch}"}
-    criterion = {"_name": "orthogonal_cross_entropy", "orthogonal_weight": 0.1, "sentence_avg": False}
+    criterion = {
+        "_name": "orthogonal_cross_entropy",
+        "orthogonal_weight": 0.1,
+        "sentence_avg": False,
+    }
     by_dataclass = "_lm" in arch
     if by_dataclass:
-        flags = OmegaConf.to_container(yaml(flags.pop("_name"), **flags), resolve=True, enum_to_str=True)
+        flags = OmegaConf.to_container(
+            yaml(flags.pop("_name"), **flags), resolve=True, enum_to_str=True
+        )
     else:
         flags |= {
             "arch": flags["_name"],
@@ -40,9 +46,20 @@ def save(path, arch, **flags):
         "common": {"user_dir": PLUGIN},
     }
     model = shake(build_model(Namespace(**flags), task())).eval()
-    history = {"criterion_name": "orthogonal_cross_entropy", "optimizer_name": "", "lr_scheduler_state": {}}
+    history = {
+        "criterion_name": "orthogonal_cross_entropy",
+        "optimizer_name": "",
+        "lr_scheduler_state": {},
+    }
     state = {"cfg": cfg, "args": None, "model": model.state_dict(), "optimizer_history": [history]}
-    torch.save({**state, "extra_state": {"train_iterator": {}, "ema": {}}, "last_optimizer_state": {"step": 3}}, path)
+    torch.save(
+        {
+            **state,
+            "extra_state": {"train_iterator": {}, "ema": {}},
+            "last_optimizer_state": {"step": 3},
+        },
+        path,
+    )
     return model
 
 
@@ -68,19 +85,39 @@ def test_outputs_are_equal_and_the_file_has_no_trace_of_the_plugin(arch, flags, 
     folded.load_state_dict(state["model"], strict=True)
     sentences = tokens(padded=True)
     with torch.no_grad():
-        torch.testing.assert_close(forward(folded, sentences), forward(trained, sentences), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            forward(folded, sentences), forward(trained, sentences), rtol=1e-6, atol=1e-6
+        )
     before = trained.state_dict()
-    changed = {name.split(".")[-2] for name, x in folded.state_dict().items() if not x.equal(before[name])}
-    expected = {"heads": {"q_proj", "k_proj", "v_proj"}, "shared": {"q_proj", "k_proj"}, "output": {"out_proj"}}
+    changed = {
+        name.split(".")[-2] for name, x in folded.state_dict().items() if not x.equal(before[name])
+    }
+    expected = {
+        "heads": {"q_proj", "k_proj", "v_proj"},
+        "shared": {"q_proj", "k_proj"},
+        "output": {"out_proj"},
+    }
     assert changed == expected.get(flags.get("feature_mixing"), set())
 
 
 @pytest.mark.parametrize(
     "arch, flags, named",
     [
-        ("transformer", {"head_mixing": "position-wise"}, "--head-mixing position-wise of encoder.layers.0.self_attn"),
-        ("transformer_lm", {"attention_gate": "head", "feature_mixing": "output"}, "--attention-gate head of decoder"),
-        ("transformer_lm", {"attention_normalizer": "entmax15"}, "--attention-normalizer entmax15 cannot"),
+        (
+            "transformer",
+            {"head_mixing": "position-wise"},
+            "--head-mixing position-wise of encoder.layers.0.self_attn",
+        ),
+        (
+            "transformer_lm",
+            {"attention_gate": "head", "feature_mixing": "output"},
+            "--attention-gate head of decoder",
+        ),
+        (
+            "transformer_lm",
+            {"attention_normalizer": "entmax15"},
+            "--attention-normalizer entmax15 cannot",
+        ),
         ("transformer_lm", {"attention_sink": "zero"}, "--attention-sink zero cannot"),
         ("transformer_lm", {"feature_mixing": "heads", "head_dim": 5}, "--head-dim 5 cannot"),
         ("synthesizer_lm", {"synthesizer": "random"}, "--arch mixhead_synthesizer_lm cannot"),
@@ -96,7 +133,10 @@ def test_what_cannot_fold_is_refused_in_one_line_that_names_the_part(arch, flags
 
 
 HAND_MADE = {
-    "no config": (lambda state: state.update(cfg=None), "has no config; must be a checkpoint that fairseq-train wrote"),
+    "no config": (
+        lambda state: state.update(cfg=None),
+        "has no config; must be a checkpoint that fairseq-train wrote",
+    ),
     "a vector for a matrix": (
         lambda state: change_weights(state, lambda weight: weight[0].clone()),
         "its tensors are not those of --arch mixhead_transformer with its flags: ",
@@ -126,7 +166,9 @@ def test_a_file_that_was_made_by_hand_is_refused_in_one_line(kind, tmp_path):
     torch.save(state, tmp_path / "made.pt")
     with pytest.raises(OptionError) as error:
         fold(str(tmp_path / "made.pt"), str(tmp_path / "out.pt"))
-    assert str(error.value).startswith(f"{tmp_path}/made.pt: {said}") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path}/made.pt: {said}") and "\n" not in str(
+        error.value
+    )
     assert not (tmp_path / "out.pt").exists()
 
 
@@ -142,9 +184,18 @@ def test_a_criterion_of_another_plugin_or_none_folds(criterion, tmp_path):
 
 @pytest.fixture(scope="module")
 def folded(translation_data, tmp_path_factory):
-    """Return a checkpoint that was trained with --feature-mixing, and what `mixhead fold` made of it."""
+    """Return a checkpoint that was trained with --feature-mixing, and what `mixhead fold` made of
+    it.
+    """
     folder = tmp_path_factory.mktemp("fold")
-    mixing = ["--head-mixing", "none", "--feature-mixing", "heads", "--criterion", "orthogonal_cross_entropy"]
+    mixing = [
+        "--head-mixing",
+        "none",
+        "--feature-mixing",
+        "heads",
+        "--criterion",
+        "orthogonal_cross_entropy",
+    ]
     train(translation_data, "mixhead_transformer", folder, *SIZES, *mixing, updates=30)
     printed = run("mixhead", "fold", folder / "checkpoint_last.pt", folder / "folded.pt").stdout
     assert printed == f"wrote {folder / 'folded.pt'}\n"
@@ -155,7 +206,16 @@ def folded(translation_data, tmp_path_factory):
 def test_fairseq_alone_decodes_a_folded_model(translation_data, folded):
     found = []
     for file, plugin in (("checkpoint_last.pt", ["--user-dir", PLUGIN]), ("folded.pt", [])):
-        result = run("fairseq-generate", translation_data, *plugin, "--path", folded / file, "--beam", "2", *WHOLE_SETS)
+        result = run(
+            "fairseq-generate",
+            translation_data,
+            *plugin,
+            "--path",
+            folded / file,
+            "--beam",
+            "2",
+            *WHOLE_SETS,
+        )
         found.append(re.findall(r"^[HD]-\d+\t(\S+)\t(.*)$", result.stdout, re.M))
     assert len(found[0]) == 30
     assert [words for _, words in found[0]] == [words for _, words in found[1]]
@@ -165,7 +225,9 @@ def test_fairseq_alone_decodes_a_folded_model(translation_data, folded):
 def test_ctranslate2_converts_a_folded_model(translation_data, folded, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2")
     data = str(translation_data)
-    ctranslate2.converters.FairseqConverter(str(folded / "folded.pt"), data).convert(str(tmp_path / "converted"))
+    ctranslate2.converters.FairseqConverter(str(folded / "folded.pt"), data).convert(
+        str(tmp_path / "converted")
+    )
     translator = ctranslate2.Translator(str(tmp_path / "converted"))
     result = translator.translate_batch([["hund", "katze", "sieht"]], beam_size=2)
     assert result[0].hypotheses[0]

@@ -24,7 +24,11 @@ def inputs():
 def test_the_table_says_what_a_part_has(option):
     for value, kind in PARTS[option].items():
         mixed = H - 1 if not kind.uncut and kind.trained else H // kind.group
-        module = kind.build(AttentionSizes(H, D, mixed, kind.group * D, C)) if kind.build else torch.nn.Module()
+        module = (
+            kind.build(AttentionSizes(H, D, mixed, kind.group * D, C))
+            if kind.build
+            else torch.nn.Module()
+        )
         assert set(module.state_dict()) == set(kind.parameters), value
         for parameter, axes in kind.parameters.items():
             for dim, side, whole_heads in axes:
@@ -42,7 +46,9 @@ def test_the_table_says_what_a_mixing_reads(name):
         torch.nn.init.normal_(tensor)
     for what in given:
         changed = {**given, what: torch.randn(SHAPES[what])}
-        assert torch.equal(mixing(*given.values()), mixing(*changed.values())) == (kind.reads != what)
+        assert torch.equal(mixing(*given.values()), mixing(*changed.values())) == (
+            kind.reads != what
+        )
 
 
 def test_average_mixing_makes_every_head_the_mean_head():
@@ -69,7 +75,7 @@ def test_low_rank_mixings_start_apart():
         assert not torch.equal(first.get_parameter(name), second.get_parameter(name))
 
 
-# ---- --mixing-start --------------------------------------------------------------------------------------------------
+# ---- --mixing-start ----------------------------------------------------------------------------
 
 STARTED = [name for name, kind in HEAD_MIXINGS.items() if kind.starts]
 
@@ -81,11 +87,16 @@ def started(name, start, heads=H, mixed=H):
 @pytest.mark.parametrize("name", STARTED)
 def test_a_mixing_starts_as_it_was_asked(name):
     """Mixhead section 3.2."""
-    for start, expected in (("identity", torch.eye(H, H - 1)), ("uniform", torch.full((H, H - 1), 1 / H))):
+    for start, expected in (
+        ("identity", torch.eye(H, H - 1)),
+        ("uniform", torch.full((H, H - 1), 1 / H)),
+    ):
         mixing = started(name, start, mixed=H - 1)
         torch.testing.assert_close(mixing(*inputs().values()).expand(2, 3, -1, -1)[1, 2], expected)
     for heads in (16, 100):
-        matrix = started(name, "random", heads, heads)(torch.zeros(1, heads, 1, D), torch.zeros(1, 1, C))
+        matrix = started(name, "random", heads, heads)(
+            torch.zeros(1, heads, 1, D), torch.zeros(1, 1, C)
+        )
         assert abs(matrix.std() * heads**0.5 - 1) < 0.2
         assert abs(matrix.mean()) < 0.05
 
@@ -99,7 +110,10 @@ def test_a_mixing_starts_again_as_it_was_asked(name, start):
     torch.manual_seed(3)
     mixing.reset_parameters()
     torch.manual_seed(3)
-    assert all(torch.equal(value, mixing.state_dict()[k]) for k, value in started(name, start).state_dict().items())
+    assert all(
+        torch.equal(value, mixing.state_dict()[k])
+        for k, value in started(name, start).state_dict().items()
+    )
 
 
 def test_a_random_start_leaves_the_numbers_of_the_other_weights():

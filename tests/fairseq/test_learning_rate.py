@@ -50,10 +50,16 @@ def train(name, factor, lr, updates=1):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_step_moves_the_mixing_by_the_factor_and_nothing_else(name):
-    start, plain, scaled = train(name, 1, 0.01, updates=0), train(name, 1, 0.01), train(name, 5, 0.01)
+    start, plain, scaled = (
+        train(name, 1, 0.01, updates=0),
+        train(name, 1, 0.01),
+        train(name, 5, 0.01),
+    )
     for key, value in start.items():
         factor = 5 if ".head_mixing." in key else 1
-        torch.testing.assert_close(scaled[key] - value, factor * (plain[key] - value), rtol=1e-4, atol=1e-6, msg=key)
+        torch.testing.assert_close(
+            scaled[key] - value, factor * (plain[key] - value), rtol=1e-4, atol=1e-6, msg=key
+        )
         assert ".head_mixing." not in key or (plain[key] - value).abs().max() > 1e-5
 
 

@@ -23,10 +23,22 @@ WRONG = [
     *((TRANSLATION, {name: "x"}, option_name(name)) for name in CHOICES),
     *((TRANSLATION, {"head_dim": value}, "--head-dim") for value in (0, -3, 2.5, "8", True)),
     *((LM, {"relative_gain": value}, "--relative-gain") for value in (-1, 2.5, True)),
-    *((TRANSLATION, {name: True}, option_name(name)) for name in ("value_init_scale", "mixing_lr_scale")),
-    *((LM, {"heads_per_layer": value, "head_dim": 4}, "--heads-per-layer") for value in (False, ";;", " ")),
-    *((TRANSLATION, {"value_init_scale": float(value)}, "--value-init-scale") for value in ("0", "nan", "inf", "-1")),
-    *((TRANSLATION, {"mixing_lr_scale": float(value)}, "--mixing-lr-scale") for value in ("0", "nan", "inf", "-1")),
+    *(
+        (TRANSLATION, {name: True}, option_name(name))
+        for name in ("value_init_scale", "mixing_lr_scale")
+    ),
+    *(
+        (LM, {"heads_per_layer": value, "head_dim": 4}, "--heads-per-layer")
+        for value in (False, ";;", " ")
+    ),
+    *(
+        (TRANSLATION, {"value_init_scale": float(value)}, "--value-init-scale")
+        for value in ("0", "nan", "inf", "-1")
+    ),
+    *(
+        (TRANSLATION, {"mixing_lr_scale": float(value)}, "--mixing-lr-scale")
+        for value in ("0", "nan", "inf", "-1")
+    ),
     (TRANSLATION, {**RATE, "head_mixing": "random"}, "--mixing-lr-scale"),
     ("sigsoftmax_transformer_lm", RATE, "--mixing-lr-scale"),
     (TRANSLATION, {**RATE, "fp16": True}, "--mixing-lr-scale"),
@@ -45,7 +57,10 @@ WRONG = [
         {"decoder_attention_heads": 5, "head_dim": 4, "attention_scope": "encoder"},
         "--decoder-attention-heads",
     ),
-    *((f"fixhead_{name}", {"tokens_per_sample": None}, "--head-dim is missing") for name in ("transformer", "roberta")),
+    *(
+        (f"fixhead_{name}", {"tokens_per_sample": None}, "--head-dim is missing")
+        for name in ("transformer", "roberta")
+    ),
     ("fixhead_transformer_xl", {"tokens_per_sample": None}, "--head-dim is missing"),
     *((LM, {"attention_scope": scope}, "--attention-scope") for scope in ("cross", "encoder")),
     *((arch, {"attention_scope": "encoder"}, "--attention-scope") for arch in (SYNTHESIZER, XL)),
@@ -67,19 +82,42 @@ WRONG = [
         (LM, {"heads_per_layer": f"decoder-self={heads}", "head_dim": 4}, "--heads-per-layer")
         for heads in ("2", "2,0", "2,3:1:1", "2,many", "2,2;decoder-self=2,2", "")
     ),
-    *((LM, {"heads_per_layer": f"{site}=2,2", "head_dim": 4}, "--heads-per-layer") for site in ("cross", "somewhere")),
-    (LM, {"heads_per_layer": "decoder-self=2,3:1", "head_dim": 4, "head_mixing": "none"}, "--heads-per-layer"),
+    *(
+        (LM, {"heads_per_layer": f"{site}=2,2", "head_dim": 4}, "--heads-per-layer")
+        for site in ("cross", "somewhere")
+    ),
+    (
+        LM,
+        {"heads_per_layer": "decoder-self=2,3:1", "head_dim": 4, "head_mixing": "none"},
+        "--heads-per-layer",
+    ),
     *((arch, PER_LAYER, "--heads-per-layer") for arch in (SYNTHESIZER, XL)),
-    *((LM, {"attention_sink": "zero", "attention_normalizer": n}, "--attention-sink") for n in ("relu2", "sigmoid")),
-    (TRANSLATION, {"head_mixing": "differential", "encoder_attention_heads": 1}, "--encoder-attention-heads"),
-    *((LM, {**PER_LAYER, "head_mixing": name}, "--heads-per-layer") for name in ("low-rank", "differential")),
+    *(
+        (LM, {"attention_sink": "zero", "attention_normalizer": n}, "--attention-sink")
+        for n in ("relu2", "sigmoid")
+    ),
+    (
+        TRANSLATION,
+        {"head_mixing": "differential", "encoder_attention_heads": 1},
+        "--encoder-attention-heads",
+    ),
+    *(
+        (LM, {**PER_LAYER, "head_mixing": name}, "--heads-per-layer")
+        for name in ("low-rank", "differential")
+    ),
     (LM, {**PER_LAYER, "score_mixing": "position-wise"}, "--heads-per-layer"),
     (SYNTHESIZER, {"synthesizer": "random", "score_mixing": "position-wise"}, "--score-mixing"),
     (SYNTHESIZER, {"feature_mixing": "heads"}, "--mixed-features"),
     (LM, {"mixed_features": "q"}, "--mixed-features"),
-    *((LM, {"mixing_start": "random", "head_mixing": name}, "--mixing-start") for name in ("none", "low-rank")),
+    *(
+        (LM, {"mixing_start": "random", "head_mixing": name}, "--mixing-start")
+        for name in ("none", "low-rank")
+    ),
     (LM, {**PER_LAYER, "feature_mixing": "output"}, "--heads-per-layer"),
-    *((ROBERTA, {"mha_heads_to_keep": 2, "head_mixing": "none", **f}, "--mha-heads-to-keep") for f in PARTED),
+    *(
+        (ROBERTA, {"mha_heads_to_keep": 2, "head_mixing": "none", **f}, "--mha-heads-to-keep")
+        for f in PARTED
+    ),
     (LM, {"relative_position": "rotary", "head_dim": 3}, "--relative-position"),
     *((arch, {"relative_position": "t5"}, "--relative-position") for arch in (SYNTHESIZER, XL)),
     (TRANSLATION, {"relative_gain": 3, "attention_scope": "cross"}, "--relative-gain"),
@@ -88,18 +126,41 @@ WRONG = [
     # The Synthesizer's
     (SYNTHESIZER, {"synthesizer": "mean"}, "--synthesizer"),
     (SYNTHESIZER, {"synthesizer_rank": 4}, "--synthesizer-rank"),
-    (SYNTHESIZER, {"synthesizer": "factorized-random", "synthesizer_factor": 4}, "--synthesizer-factor"),
-    (SYNTHESIZER, {"synthesizer": "factorized-random", "synthesizer_rank": 0}, "--synthesizer-rank"),
-    (SYNTHESIZER, {"synthesizer": "factorized-dense", "synthesizer_factor": 65}, "--synthesizer-factor"),
-    (SYNTHESIZER, {"max_target_positions": 16, "sample_break_mode": "none"}, "--max-target-positions"),
+    (
+        SYNTHESIZER,
+        {"synthesizer": "factorized-random", "synthesizer_factor": 4},
+        "--synthesizer-factor",
+    ),
+    (
+        SYNTHESIZER,
+        {"synthesizer": "factorized-random", "synthesizer_rank": 0},
+        "--synthesizer-rank",
+    ),
+    (
+        SYNTHESIZER,
+        {"synthesizer": "factorized-dense", "synthesizer_factor": 65},
+        "--synthesizer-factor",
+    ),
+    (
+        SYNTHESIZER,
+        {"max_target_positions": 16, "sample_break_mode": "none"},
+        "--max-target-positions",
+    ),
     (
         SYNTHESIZER,
         {"max_target_positions": 32, "sample_break_mode": "complete", "add_bos_token": True},
         "--max-target-positions",
     ),
-    (SYNTHESIZER, {"max_target_positions": None, "tokens_per_sample": None}, "--max-target-positions"),
+    (
+        SYNTHESIZER,
+        {"max_target_positions": None, "tokens_per_sample": None},
+        "--max-target-positions",
+    ),
     # Transformer-XL's
-    *((XL, {name: 0}, option_name(name)) for name in ("n_head", "d_head", "n_layer", "d_model", "d_inner", "div_val")),
+    *(
+        (XL, {name: 0}, option_name(name))
+        for name in ("n_head", "d_head", "n_layer", "d_model", "d_inner", "div_val")
+    ),
     (XL, {"d_model": 13}, "--d-model"),
     (XL, {"mem_len": -1}, "--mem-len"),
     *((XL, {"cutoffs": cutoffs}, "--cutoffs") for cutoffs in ([20, 9], [0, 9], [9, 9])),
@@ -129,14 +190,21 @@ def test_what_cannot_work_is_refused_on_the_command_line_and_when_the_model_is_b
         said = [refusal(ARCH_CONFIG_REGISTRY[arch], arch, flags)]
         if not {"task", "sample_break_mode"} & set(flags):  # a built model does not know them
             said.append(refusal(lambda args: build_model(args, task()), arch, flags))
-        assert all(re.fullmatch(f"{expected}[ :].*", message) for message in said), (arch, flags, said)
+        assert all(re.fullmatch(f"{expected}[ :].*", message) for message in said), (
+            arch,
+            flags,
+            said,
+        )
 
 
 WORKS = [
     (LM, {"scale_heads": True, "head_dim": 4}),
     ("fixhead_transformer_lm", {"relative_position": "rotary"}),
     (TRANSLATION, {"scale_heads": True, "head_dim": 7, "attention_scope": "cross"}),
-    (TRANSLATION, {"cross_self_attention": True, "relative_position": "t5", "attention_scope": "encoder"}),
+    (
+        TRANSLATION,
+        {"cross_self_attention": True, "relative_position": "t5", "attention_scope": "encoder"},
+    ),
     (LM, {"head_dim": 5, "quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}),
     (LM, {"decoder_attention_heads": 5, "head_dim": 3}),
     (LM, {**RATE, "fp16": True, "fp16_no_flatten_grads": True}),
@@ -155,7 +223,9 @@ def test_what_may_work_is_let_through():
 
 @pytest.mark.parametrize("impl", [i for i in IMPLEMENTATIONS if implementation_problem(i)])
 def test_an_implementation_that_cannot_run_is_refused_with_the_reason(impl):
-    with pytest.raises(OptionError, match=f"--attention-impl {impl}: .*; usable here: auto, reference"):
+    with pytest.raises(
+        OptionError, match=f"--attention-impl {impl}: .*; usable here: auto, reference"
+    ):
         ARCH_CONFIG_REGISTRY["mixhead_transformer"](Namespace(attention_impl=impl))
 
 
@@ -165,7 +235,11 @@ def test_an_implementation_that_cannot_run_is_refused_with_the_reason(impl):
         (TRANSLATION, {"encoder_attention_heads": 128, "encoder_embed_dim": 512}, "heads"),
         (TRANSLATION, {"relative_gain": 4}, "gain"),
         (TRANSLATION, {"head_mixing": "differential"}, "into as many"),
-        (TRANSLATION, {"head_mixing": "low-rank", "attention_sink": "learned", "attention_gate": "head"}, None),
+        (
+            TRANSLATION,
+            {"head_mixing": "low-rank", "attention_sink": "learned", "attention_gate": "head"},
+            None,
+        ),
         (TRANSLATION, {"heads_per_layer": "cross=4:3,4", "head_dim": 4}, "into as many"),
         (TRANSLATION, {"cpu": True}, "--cpu"),
         (SYNTHESIZER, {"synthesizer": "random"}, "gradient"),
@@ -185,5 +259,7 @@ def test_what_has_no_kernel_is_refused_before_the_first_batch(monkeypatch, arch,
 def test_the_help_lists_every_value_of_the_tables():
     options = AttentionOptions()
     assert all(options._get_help(name) for name in OPTION_NAMES)
-    assert all(value in options._get_help(name) for name, values in CHOICES.items() for value in values)
+    assert all(
+        value in options._get_help(name) for name, values in CHOICES.items() for value in values
+    )
     assert "position-wise in family mixhead" in options._get_help("head_mixing")

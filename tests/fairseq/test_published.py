@@ -1,4 +1,6 @@
-"""Checkpoints of the Mixhead authors' code become checkpoints of the plugin with the same outputs."""
+"""Checkpoints of the Mixhead authors' code become checkpoints
+of the plugin with the same outputs.
+"""
 
 import re
 from argparse import Namespace
@@ -18,12 +20,19 @@ from tests.helpers import TINY, build, task, tokens
 
 
 class PublishedAttention(nn.Module):
-    """Attention with the parameters of the authors' module, written from its equations: no cache, no dropout."""
+    """Attention with the parameters of the authors' module, written from its equations: no cache,
+    no dropout.
+    """
 
     def __init__(self, of: MultiheadAttention, kind: str):
         super().__init__()
         self.heads = of.num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = of.q_proj, of.k_proj, of.v_proj, of.out_proj
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            of.q_proj,
+            of.k_proj,
+            of.v_proj,
+            of.out_proj,
+        )
         head_dim = of.q_proj.out_features // of.num_heads
         if kind == "A":
             self.stochastic_w = nn.Parameter(torch.randn(self.heads, self.heads))
@@ -35,10 +44,15 @@ class PublishedAttention(nn.Module):
         return {}
 
     def split(self, x):
-        return x.unflatten(-1, (self.heads, -1)).permute(1, 2, 0, 3)  # [N, B, H * D] -> [B, H, N, D]
+        # [N, B, H * D] -> [B, H, N, D]
+        return x.unflatten(-1, (self.heads, -1)).permute(1, 2, 0, 3)
 
     def forward(self, query, key, value, key_padding_mask=None, attn_mask=None, **_):
-        q, k, v = self.split(self.q_proj(query)), self.split(self.k_proj(key)), self.split(self.v_proj(value))
+        q, k, v = (
+            self.split(self.q_proj(query)),
+            self.split(self.k_proj(key)),
+            self.split(self.v_proj(value)),
+        )
         scores = q @ k.transpose(2, 3) * q.size(-1) ** -0.5  # [B, H, Nq, Nk]
         if attn_mask is not None:
             scores = scores + attn_mask
@@ -53,7 +67,9 @@ class PublishedAttention(nn.Module):
 
 
 def published(path, arch, kind, sites=("self_attn", "encoder_attn"), **arguments):
-    """Write a checkpoint of the authors' code, and return its model; only attentions of `sites` mix."""
+    """Write a checkpoint of the authors' code, and return its model; only attentions of `sites`
+    mix.
+    """
     model = build(arch).eval()
     torch.manual_seed(2)
     for name, module in list(model.named_modules()):
@@ -63,9 +79,20 @@ def published(path, arch, kind, sites=("self_attn", "encoder_attn"), **arguments
     if arch == "transformer_lm":  # fairseq keeps its flags as a dataclass
         flags = yaml(arch, **TINY[arch])
         model_cfg = {**OmegaConf.to_container(flags, resolve=True, enum_to_str=True), **arguments}
-    history = {"criterion_name": "CrossEntropyCriterion", "optimizer_name": "", "lr_scheduler_state": {}}
-    state = {"cfg": {"model": model_cfg}, "args": None, "model": model.state_dict(), "optimizer_history": [history]}
-    torch.save({**state, "extra_state": {"train_iterator": {}}, "last_optimizer_state": {"step": 3}}, path)
+    history = {
+        "criterion_name": "CrossEntropyCriterion",
+        "optimizer_name": "",
+        "lr_scheduler_state": {},
+    }
+    state = {
+        "cfg": {"model": model_cfg},
+        "args": None,
+        "model": model.state_dict(),
+        "optimizer_history": [history],
+    }
+    torch.save(
+        {**state, "extra_state": {"train_iterator": {}}, "last_optimizer_state": {"step": 3}}, path
+    )
     return model
 
 
@@ -92,15 +119,23 @@ def test_the_outputs_are_those_of_the_authors_code(arch, sites, scope, kind, tmp
     ours.load_state_dict(state["model"], strict=True)
     sentences = tokens(padded=arch != "roberta_base")
     with torch.no_grad():
-        torch.testing.assert_close(forward(ours, sentences), forward(theirs, sentences), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            forward(ours, sentences), forward(theirs, sentences), rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"arch": "fconv"}, "--arch fconv: must be an architecture of fairseq that the plugin has, too"),
+        (
+            {"arch": "fconv"},
+            "--arch fconv: must be an architecture of fairseq that the plugin has, too",
+        ),
         ({"mix_type": 3}, "mix_type 3: must be one of 7, 9, 10, 14, 17"),
-        ({"pre_mix": True}, "pre_mix: must be false; --score-mixing mixes scores before masks are added"),
+        (
+            {"pre_mix": True},
+            "pre_mix: must be false; --score-mixing mixes scores before masks are added",
+        ),
     ],
     ids=["architecture", "kind", "scores"],
 )
@@ -119,7 +154,10 @@ def test_a_file_without_a_config_is_refused_in_one_line(tmp_path):
     file = str(tmp_path / "published.pt")
     published(file, "transformer", "A")
     torch.save({**torch.load(file, weights_only=False), "cfg": None}, file)
-    said = f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its tensors alone"
+    said = (
+        f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its tensors "
+        "alone"
+    )
     with pytest.raises(OptionError, match=f"^{re.escape(said)}$"):
         convert(file, str(tmp_path / "converted.pt"))
 
@@ -127,7 +165,9 @@ def test_a_file_without_a_config_is_refused_in_one_line(tmp_path):
 Q = "decoder.layers.0.self_attn.q_proj.weight"
 W = "decoder.layers.0.self_attn.stochastic_w"
 BIAS = "decoder.layers.0.self_attn.bias"
-OTHER = {name.replace("layers.0", "layers.1"): value for name, value in {Q: torch.zeros(16, 16)}.items()}
+OTHER = {
+    name.replace("layers.0", "layers.1"): value for name, value in {Q: torch.zeros(16, 16)}.items()
+}
 
 
 @pytest.mark.parametrize(
@@ -146,14 +186,28 @@ OTHER = {name.replace("layers.0", "layers.1"): value for name, value in {Q: torc
             {W: torch.zeros(8)},
             f"{W} is [8], {Q} is [16, 16]; both must be matrices with numbers",
         ),
-        ({W: torch.zeros(8, 0)}, f"{W} is [8, 0], {Q} is [16, 16]; both must be matrices with numbers"),
+        (
+            {W: torch.zeros(8, 0)},
+            f"{W} is [8, 0], {Q} is [16, 16]; both must be matrices with numbers",
+        ),
         (
             {W.replace("0", "1"): torch.zeros(8, 8)},
             f"has {W.replace('0', '1')}, but no {Q.replace('0', '1')}; must be a whole model",
         ),
-        ({W: torch.zeros(8, 8), **OTHER}, "mixes 1 of 2 attentions, which no --attention-scope covers"),
+        (
+            {W: torch.zeros(8, 8), **OTHER},
+            "mixes 1 of 2 attentions, which no --attention-scope covers",
+        ),
     ],
-    ids=["no mixing", "no static part", "another shape", "vector", "empty", "no projection", "some layers"],
+    ids=[
+        "no mixing",
+        "no static part",
+        "another shape",
+        "vector",
+        "empty",
+        "no projection",
+        "some layers",
+    ],
 )
 def test_tensors_that_are_neither_a_nor_b_are_refused_in_one_line(tensors, said):
     with pytest.raises(OptionError, match=f"^{re.escape(f'x.pt: {said}')}$"):
@@ -162,4 +216,8 @@ def test_tensors_that_are_neither_a_nor_b_are_refused_in_one_line(tensors, said)
 
 def test_a_free_head_size_becomes_a_flag():
     found = converted("x.pt", {Q: torch.zeros(64, 16), W: torch.zeros(8, 8)})
-    assert (found.head_mixing, found.attention_scope, found.head_dim) == ("position-independent", "all", 8)
+    assert (found.head_mixing, found.attention_scope, found.head_dim) == (
+        "position-independent",
+        "all",
+        8,
+    )

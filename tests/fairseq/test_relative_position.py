@@ -14,7 +14,10 @@ def bucket_by_hand(distance, buckets, exact):
     """Return the bucket of one distance by T5's section 2.1."""
     if distance < exact:
         return distance
-    return min(buckets - 1, exact + int(math.log(distance / exact) / math.log(128 / exact) * (buckets - exact)))
+    return min(
+        buckets - 1,
+        exact + int(math.log(distance / exact) / math.log(128 / exact) * (buckets - exact)),
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -28,7 +31,8 @@ def test_distances_have_the_buckets_of_t5(causal):
         else:
             expected.append((16 if offset > 0 else 0) + bucket_by_hand(abs(offset), 16, 8))
     assert bias.buckets(offsets).tolist() == expected
-    assert set(expected) == (set(range(32)) if causal else set(range(32)) - {16})  # 16: a later key at distance 0
+    # 16: a later key at distance 0
+    assert set(expected) == (set(range(32)) if causal else set(range(32)) - {16})
 
 
 @pytest.mark.parametrize("kind", RELATIVE)

@@ -30,13 +30,23 @@ def test_a_variant_has_its_colour_beside_any_other_and_no_two_series_look_alike(
 
 
 def test_json_has_versions_flags_and_numbers(tmp_path):
-    args = Namespace(checkpoint="a.pt", limit=None, cpu=True, model_overrides={"dropout": 0.1}, labels="ä,b")
+    args = Namespace(
+        checkpoint="a.pt", limit=None, cpu=True, model_overrides={"dropout": 0.1}, labels="ä,b"
+    )
     args.output = str(tmp_path / "new" / "folder")
-    results = {"rank": torch.tensor([1.5, float("nan")]), "layers": {0: np.float64(2), 1: (np.inf, 3)}}
+    results = {
+        "rank": torch.tensor([1.5, float("nan")]),
+        "layers": {0: np.float64(2), 1: (np.inf, 3)},
+    }
     output.write(args, "spectrum", results, {})
     found = json.loads((tmp_path / "new" / "folder" / "spectrum.json").read_text(encoding="utf-8"))
     assert found["command"] == "spectrum"
-    flags = {"checkpoint": "a.pt", "cpu": True, "model_overrides": {"dropout": 0.1}, "labels": "ä,b"}
+    flags = {
+        "checkpoint": "a.pt",
+        "cpu": True,
+        "model_overrides": {"dropout": 0.1},
+        "labels": "ä,b",
+    }
     assert found["flags"] == {**flags, "output": args.output}
     assert {"mixhead_plugin", "python", "torch", "fairseq"} == set(found["versions"])
     assert found["rank"] == [1.5, None]

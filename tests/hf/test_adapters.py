@@ -1,4 +1,6 @@
-"""Adapters of PEFT change the queries that mixings read; an adapter is not saved without the mixing."""
+"""Adapters of PEFT change the queries that mixings read; an adapter is not saved without the
+mixing.
+"""
 
 import copy
 
@@ -11,7 +13,9 @@ peft = pytest.importorskip("peft")
 
 
 def adapt(model, **options):
-    """Return a model with a low-rank adapter of its queries; all that is trained is away from its start."""
+    """Return a model with a low-rank adapter of its queries; all that is trained is away from its
+    start.
+    """
     model = peft.get_peft_model(model, peft.LoraConfig(target_modules=QUERIES, **options))
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter) * parameter.requires_grad
@@ -53,7 +57,10 @@ KINDS = {
     "prefix tuning": lambda **kept: peft.PrefixTuningConfig(**LANGUAGE, **kept),
     "p-tuning": lambda **kept: peft.PromptEncoderConfig(**LANGUAGE, encoder_hidden_size=8, **kept),
 }
-REFUSED = r"^adapter: must have modules_to_save=\['feature_mixing', 'head_mixing'\], or it would lose the mixing"
+REFUSED = (
+    r"^adapter: must have modules_to_save=\['feature_mixing', 'head_mixing'\], or it would lose "
+    r"the mixing"
+)
 
 
 @torch.no_grad()
@@ -76,7 +83,9 @@ def test_every_kind_of_adapter_is_saved_with_the_mixing_or_not_at_all(kind, tmp_
     torch.testing.assert_close(loaded(**inputs).logits, expected)
     for other, lost in ((None, kept[::-1]), ("feature_mixing", kept[:1])):
         plain, _ = build("LlamaForCausalLM", **({} if other is None else {other: "shared"}))
-        with pytest.raises(ValueError, match=rf"^adapter: has tensors of \['{lost[0]}'.*, which its base lacks"):
+        with pytest.raises(
+            ValueError, match=rf"^adapter: has tensors of \['{lost[0]}'.*, which its base lacks"
+        ):
             peft.PeftModel.from_pretrained(plain, tmp_path)
 
 
@@ -92,7 +101,9 @@ def test_adapters_are_merged_unmerged_and_added_by_transformers(tmp_path):
     with adapted.disable_adapter():
         torch.testing.assert_close(adapted(**inputs).logits, base(**inputs).logits)
     for change, problem in ((hf.unmix, "unmixed after"), (hf.fold, "folded after")):
-        with pytest.raises(ValueError, match=rf"^PeftModel: has adapters; must be {problem} they are merged$"):
+        with pytest.raises(
+            ValueError, match=rf"^PeftModel: has adapters; must be {problem} they are merged$"
+        ):
             change(adapted)
     base.add_adapter(KINDS["LoRA"]())
     with pytest.raises(ValueError, match=REFUSED):

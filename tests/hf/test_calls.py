@@ -1,4 +1,6 @@
-"""A call of a mixed model keeps what it needs by itself, whatever hooks, threads and compilers do around it."""
+"""A call of a mixed model keeps what it needs by itself, whatever hooks, threads and compilers do
+around it.
+"""
 
 import copy
 import threading
@@ -53,7 +55,8 @@ def test_hooks_that_read_a_projection_see_its_own_features_in_every_call():
     assert len(seen) == 2
     for x, features in seen:
         assert torch.equal(features, nn.functional.linear(x, projection.weight))
-    assert torch.equal(projection(x), features)  # and nothing is mixed outside of a call of the attention
+    # and nothing is mixed outside of a call of the attention
+    assert torch.equal(projection(x), features)
 
 
 @torch.no_grad()
@@ -63,7 +66,10 @@ def test_quantised_models_mix_features_once_called_before_or_not():
     model.float()
     called = copy.deepcopy(model)
     called(**inputs)
-    found = [torch.ao.quantization.quantize_dynamic(each, {nn.Linear})(**inputs).logits for each in (model, called)]
+    found = [
+        torch.ao.quantization.quantize_dynamic(each, {nn.Linear})(**inputs).logits
+        for each in (model, called)
+    ]
     torch.testing.assert_close(*found)
     error = (found[0] - model(**inputs).logits).norm() / found[0].norm()
     assert error < 0.1  # applied twice, it is about 0.6
@@ -73,14 +79,19 @@ def test_quantised_models_mix_features_once_called_before_or_not():
 def test_quantised_models_are_refused_where_their_weights_are_read_or_changed():
     plain, inputs = build("LlamaForCausalLM")
     mixed, _ = build("LlamaForCausalLM", feature_mixing="shared")
-    plain, mixed = (torch.ao.quantization.quantize_dynamic(each.float(), {nn.Linear}) for each in (plain, mixed))
+    plain, mixed = (
+        torch.ao.quantization.quantize_dynamic(each.float(), {nn.Linear}) for each in (plain, mixed)
+    )
     before = plain(**inputs).logits
     for refused, what in (
         (lambda: hf.mix(plain, "position-wise"), "mixed"),
         (lambda: hf.prune(plain, {0: [0, 1]}), "pruned"),
         (lambda: hf.fold(mixed), "folded"),
     ):
-        problem = rf"^LlamaForCausalLM: model\..*q_proj is quantised; must be {what} before it is quantised$"
+        problem = (
+            rf"^LlamaForCausalLM: model\..*q_proj is quantised; must be {what} before it is "
+            r"quantised$"
+        )
         with pytest.raises(ValueError, match=problem):
             refused()
     assert torch.equal(plain(**inputs).logits, before)
@@ -129,7 +140,13 @@ def test_threads_do_not_see_each_others_calls():
 @torch.no_grad()
 @pytest.mark.parametrize(
     "way",
-    ["in one graph", *(pytest.param(way, marks=pytest.mark.slow) for way in ("before mixing", "in broken graphs"))],
+    [
+        "in one graph",
+        *(
+            pytest.param(way, marks=pytest.mark.slow)
+            for way in ("before mixing", "in broken graphs")
+        ),
+    ],
 )
 def test_compiled_models_mix(way):
     model, inputs = build("LlamaForCausalLM", {"num_hidden_layers": 1})
@@ -149,7 +166,9 @@ def test_gradients_with_checkpointing_are_those_without(reentrant):
     found = []
     for checkpointing in (False, True):
         if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": reentrant}
+            )
         model.zero_grad()
         model.train()(**inputs, labels=inputs["input_ids"]).loss.backward()
         found.append({name: parameter.grad for name, parameter in model.named_parameters()})
@@ -161,16 +180,21 @@ def test_a_call_whose_parts_did_not_run_is_refused():
     projection = attention(model).q_proj
     attention(model).q_proj = nn.Linear(32, 16, bias=False).double()
     with pytest.raises(
-        ValueError, match=r"^LlamaAttention: its queries have 16 features, must be 32; heads that are sp"
+        ValueError,
+        match=r"^LlamaAttention: its queries have 16 features, must be 32; heads that are sp",
     ):
         model(**inputs)
     attention(model).q_proj = projection
     around = projection.__class__.__call__
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(
-            nn.Linear, "__call__", lambda self, x: self.forward(x) if self is projection else around(self, x)
+            nn.Linear,
+            "__call__",
+            lambda self, x: self.forward(x) if self is projection else around(self, x),
         )
-        with pytest.raises(RuntimeError, match=r"^LlamaAttention: its projection of queries was not called"):
+        with pytest.raises(
+            RuntimeError, match=r"^LlamaAttention: its projection of queries was not called"
+        ):
             model(**inputs)
     assert AttentionInterface()[hf.NAME]
     model(**inputs)

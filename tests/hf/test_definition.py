@@ -1,4 +1,6 @@
-"""Mixed models are what their unmixed copies compute with an attention that is written here, by the equations."""
+"""Mixed models are what their unmixed copies compute with an attention that is written here, by the
+equations.
+"""
 
 import copy
 
@@ -22,11 +24,19 @@ VARIANTS = {
 MAPS = ("encoder_attentions", "decoder_attentions", "cross_attentions", "attentions")
 
 
-def attend(module, query, key, value, mask, scaling=None, dropout=0.0, position_bias=None, **others):
-    """Compute attention with the parts in `module.parts`; `module.x` is the input of the attention [B, Nq, C]."""
+def attend(
+    module, query, key, value, mask, scaling=None, dropout=0.0, position_bias=None, **others
+):
+    """Compute attention with the parts in `module.parts`; `module.x` is the input of the attention
+    [B, Nq, C].
+    """
     parts, x, n_keys = module.parts, module.x, key.size(2)
     project = next(getattr(module, name) for name in QUERIES if hasattr(module, name))
-    raw = project(x)[..., : query.size(1) * query.size(3)].unflatten(-1, query.shape[1::2]).transpose(1, 2)
+    raw = (
+        project(x)[..., : query.size(1) * query.size(3)]
+        .unflatten(-1, query.shape[1::2])
+        .transpose(1, 2)
+    )
     key, value = (t.repeat_interleave(query.size(1) // t.size(1), 1) for t in (key, value))
     scores = mixed(parts.score_mixing, query @ key.mT * scaling, raw, x.transpose(0, 1))
     if position_bias is not None:
@@ -37,7 +47,10 @@ def attend(module, query, key, value, mask, scaling=None, dropout=0.0, position_
         sink = parts.attention_sink.weight[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sink], -1)
     weights = mixed(
-        parts.head_mixing, ops.NORMALIZERS[parts.normalizer].weights(scores)[..., :n_keys], raw, x.transpose(0, 1)
+        parts.head_mixing,
+        ops.NORMALIZERS[parts.normalizer].weights(scores)[..., :n_keys],
+        raw,
+        x.transpose(0, 1),
     )
     if weights.size(1) < value.size(1):  # pairs of neighbours are the values of a mixed head
         value = torch.cat([value[:, ::2], value[:, 1::2]], -1)
@@ -79,8 +92,10 @@ def test_a_mixed_model_computes_the_definition(name, variant, padded):
     with torch.no_grad():
         torch.testing.assert_close(ours(**inputs).logits[seen], theirs(**inputs).logits[seen])
         returned = [ours(**inputs, output_attentions=True)]
-        ours.set_attn_implementation("eager")  # only then `transformers` takes the entry of the config
-        for part in [ours, *(child for child in ours.children() if hasattr(child, "config"))]:  # T5's have their own
+        # only then `transformers` takes the entry of the config
+        ours.set_attn_implementation("eager")
+        # T5's have their own
+        for part in [ours, *(child for child in ours.children() if hasattr(child, "config"))]:
             part.config.output_attentions = True
         for implementation in ("eager", hf.NAME):
             ours.set_attn_implementation(implementation)
@@ -88,7 +103,9 @@ def test_a_mixed_model_computes_the_definition(name, variant, padded):
     found = hf.attentions(ours, inputs)
     for outputs in returned:
         maps = [m for n in MAPS for m in outputs.get(n) or ()]
-        assert len(found) == len(maps) and all(any(heads.mixed.equal(m) for m in maps) for heads in found.values())
+        assert len(found) == len(maps) and all(
+            any(heads.mixed.equal(m) for m in maps) for heads in found.values()
+        )
     for heads in found.values():
         assert heads.name and (heads.mixing is None) == (VARIANTS[variant]["head_mixing"] == "none")
         torch.testing.assert_close(heads.mixed[0], theirs.get_submodule(heads.name).weights[0])
@@ -101,4 +118,5 @@ def test_weights_are_dropped_in_training_and_only_there(name):
     model, inputs = build(name, {**dict.fromkeys(others, 0.0), **dict.fromkeys(weights, 1.0)})
     ours, theirs = defined(model, VARIANTS["B"])
     torch.testing.assert_close(ours(**inputs).logits, theirs(**inputs).logits)
-    torch.testing.assert_close(ours.train()(**inputs).logits, theirs.train()(**inputs).logits)  # all weights are 0
+    # all weights are 0
+    torch.testing.assert_close(ours.train()(**inputs).logits, theirs.train()(**inputs).logits)

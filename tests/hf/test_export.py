@@ -34,7 +34,12 @@ def case(name):
     """Return a module, and its arguments in two sizes."""
     sizes = ((2, 20), (3, 7))
     if name == "MixedAttention":
-        variant = dict(head_mixing="position-wise", normalizer="l2", attention_sink="learned", relative_position="t5")
+        variant = dict(
+            head_mixing="position-wise",
+            normalizer="l2",
+            attention_sink="learned",
+            relative_position="t5",
+        )
         hidden = [torch.arange(n).expand(b, -1) >= n - 2 for b, n in sizes]
         return Attention(**variant).eval(), *((torch.randn(*h.shape, 8), h) for h in hidden)
     masks = [(torch.arange(n).expand(b, -1) < n - 2).long() for b, n in sizes]
@@ -42,7 +47,9 @@ def case(name):
     return Logits(model), *((torch.randint(3, 31, mask.shape), mask) for mask in masks)
 
 
-@pytest.mark.parametrize("name", ["MixedAttention", *(pytest.param(n, marks=pytest.mark.slow) for n in FEW[:3])])
+@pytest.mark.parametrize(
+    "name", ["MixedAttention", *(pytest.param(n, marks=pytest.mark.slow) for n in FEW[:3])]
+)
 def test_exported_programs_serve_other_sizes(name):
     module, example, other = case(name)
     program = torch.export.export(module, example, dynamic_shapes=({0: BATCH, 1: LENGTH},) * 2)

@@ -29,13 +29,16 @@ def output(model, name):
 
 
 @each_once(name=MODELS, variant=VARIANTS)
-def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablated(name, variant, tmp_path):
+def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablated(
+    name, variant, tmp_path
+):
     model, inputs = build(name, **variant)
     inputs = whole(model, inputs)
     before = model(**inputs).logits
     sites = [n for n, module in model.named_modules() if type(module).__name__ in hf.LAYOUTS]
     grouped, mixes = name.startswith(tuple(GROUPED)), variant.get("head_mixing", "none") != "none"
-    first, steps = ([0, 1], [[0, 1]]) if grouped else ([0, 2], [[0], [1]])  # head 2 is 1 after 0 is gone
+    # head 2 is 1 after 0 is gone
+    first, steps = ([0, 1], [[0, 1]]) if grouped else ([0, 2], [[0], [1]])
     heads = {0: first, sites[-1]: (2, 3, 2)}
     silenced = copy.deepcopy(model)
     for layer, some in ((sites[0], first), (sites[-1], [2, 3])):
@@ -50,7 +53,9 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
         hf.prune(model, {0: some})
     hf.prune(model.requires_grad_(False), {sites[-1]: [2, 3]})
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    halves = {(False, False): 4, (False, True): 2, (True, False): 3, (True, True): 1.5}[grouped, mixes]
+    halves = {(False, False): 4, (False, True): 2, (True, False): 3, (True, True): 1.5}[
+        grouped, mixes
+    ]
     width = output(silenced, sites[0]).weight.numel() / 2  # half a projection
     assert size - sum(parameter.numel() for parameter in model.parameters()) >= 2 * halves * width
     model.save_pretrained(tmp_path)
@@ -64,36 +69,55 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
         assert torch.equal(pruned.generate(**prompt), pruned.generate(**prompt, use_cache=False))
 
 
-@each_once(name=["GPT2LMHeadModel", "T5ForConditionalGeneration", "BertForMaskedLM"], variant=VARIANTS[:2])
+@each_once(
+    name=["GPT2LMHeadModel", "T5ForConditionalGeneration", "BertForMaskedLM"], variant=VARIANTS[:2]
+)
 def test_importance_is_the_mean_of_absolute_derivatives_by_gates(name, variant):
     model, inputs = build(name, **variant)
     inputs = whole(model, inputs)
-    found = hf.importance(model.train(), [inputs], lambda model, batch: model(**batch).logits.square().sum())
+    found = hf.importance(
+        model.train(), [inputs], lambda model, batch: model(**batch).logits.square().sum()
+    )
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
-    seen, sites = [], [n for n, module in model.eval().named_modules() if type(module).__name__ in hf.LAYOUTS]
+    seen, sites = (
+        [],
+        [n for n, module in model.eval().named_modules() if type(module).__name__ in hf.LAYOUTS],
+    )
     for site in sites:  # dL / d gate is the sum of dL / dO times O
         output(model, site).register_forward_pre_hook(
             lambda module, args: seen.append(args[0]) or args[0].retain_grad()
         )
     model(**inputs).logits.square().sum().backward()
     assert len(found) == len(seen)
-    expected = [(o.grad * o).unflatten(-1, (HEADS, -1)).sum((1, 3)).abs().mean(0) for o in seen]  # [H] each
+    # [H] each
+    expected = [(o.grad * o).unflatten(-1, (HEADS, -1)).sum((1, 3)).abs().mean(0) for o in seen]
     assert all(any(torch.allclose(each, one) for one in found.values()) for each in expected)
 
 
 def test_what_is_no_head_or_cannot_be_cut_is_refused_and_changes_nothing():
     model, inputs = build("LlamaForCausalLM")
     before = model(**inputs).logits
-    assert choose(heads_in(model), {0: [1], "model.layers.0.self_attn": torch.tensor([2])}) == {0: [1, 2]}
+    assert choose(heads_in(model), {0: [1], "model.layers.0.self_attn": torch.tensor([2])}) == {
+        0: [1, 2]
+    }
     low_rank = build("BertForMaskedLM", head_mixing="low-rank")[0]
     for refused, message in (
-        (lambda: hf.ablate(model, {2: [0]}), r"^layer 2: must be from 0 to 1, or a name such as model\.layers\.0"),
+        (
+            lambda: hf.ablate(model, {2: [0]}),
+            r"^layer 2: must be from 0 to 1, or a name such as model\.layers\.0",
+        ),
         (lambda: hf.ablate(model, {"lm_head": [0]}), "^layer 'lm_head': must"),
         (lambda: hf.ablate(model, {0: [4]}), "^head 4 of layer 0: must be from 0 to 3$"),
-        (lambda: hf.prune(model, {0: [0, 1], 1: [1]}), r"heads \[1\] of layer 1: must be whole groups of 2"),
+        (
+            lambda: hf.prune(model, {0: [0, 1], 1: [1]}),
+            r"heads \[1\] of layer 1: must be whole groups of 2",
+        ),
         (lambda: hf.prune(model, {0: range(4)}), "must leave one head"),
         (lambda: hf.prune(low_rank, {0: [0]}), "head_mixing must have all heads"),
-        (lambda: hf.prune(build("T5Model", feature_mixing="heads")[0], {0: [0]}), "feature_mixing must have all heads"),
+        (
+            lambda: hf.prune(build("T5Model", feature_mixing="heads")[0], {0: [0]}),
+            "feature_mixing must have all heads",
+        ),
         (lambda: hf.importance(model, [], None), "must have a batch"),
         (lambda: hf.mix(hf.prune(build("T5Model")[0], {0: [1]}), "average"), "or pruned"),
         (lambda: hf.unmix(hf.prune(build("T5Model")[0], {0: [1]})), "is pruned"),
@@ -130,7 +154,8 @@ def test_an_ablation_belongs_to_one_thread_and_one_without_effect_is_told():
     found = []
     with (
         pytest.raises(
-            RuntimeError, match=r"^ablate: had no effect, no call in this thread passed encoder\.block\.0\.l"
+            RuntimeError,
+            match=r"^ablate: had no effect, no call in this thread passed encoder\.block\.0\.l",
         ),
         hf.ablate(model, {0: [1]}),
     ):
@@ -139,12 +164,17 @@ def test_an_ablation_belongs_to_one_thread_and_one_without_effect_is_told():
         thread.join()
     assert torch.equal(found[0], expected)
     partly = pytest.warns(
-        UserWarning, match=r"^ablate: had no effect on decoder\..*SelfAttention, which no call passed$"
+        UserWarning,
+        match=r"^ablate: had no effect on decoder\..*SelfAttention, which no call passed$",
     )
     with partly, hf.ablate(model, {0: [1], 2: [0]}):
         model.get_encoder()(**inputs)
-    with pytest.warns(UserWarning, match=r"^importance: is 0 for decoder\.block\.0.*, on which no loss depends$"):
-        hf.importance(model, [inputs], lambda model, batch: model.get_encoder()(**batch)[0].square().sum())
+    with pytest.warns(
+        UserWarning, match=r"^importance: is 0 for decoder\.block\.0.*, on which no loss depends$"
+    ):
+        hf.importance(
+            model, [inputs], lambda model, batch: model.get_encoder()(**batch)[0].square().sum()
+        )
 
 
 @torch.no_grad()
@@ -170,7 +200,8 @@ def test_two_threads_silence_each_their_own_heads():
     for thread in threads:
         thread.join()
     assert not wrong
-    assert torch._dynamo.eval_frame._stance.stance == "default"  # compiled models are compiled again
+    # compiled models are compiled again
+    assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
 def test_gates_can_be_inside_each_other_and_end_with_their_block():
@@ -195,7 +226,10 @@ def test_what_would_give_another_gradient_or_none_is_refused():
     model, inputs = build("LlamaForCausalLM")
     batches, rows = [inputs], inputs["input_ids"].size(0)
     for loss, problem in (
-        (lambda model, batch: squares(model, batch).detach(), "the loss has no gradient, it must not be detached or"),
+        (
+            lambda model, batch: squares(model, batch).detach(),
+            "the loss has no gradient, it must not be detached or",
+        ),
         (_apart, "the loss does not depend"),
         (
             lambda model, batch: squares(model, {"input_ids": batch["input_ids"][:1]}),
@@ -205,11 +239,15 @@ def test_what_would_give_another_gradient_or_none_is_refused():
         with pytest.raises(ValueError, match=problem):
             hf.importance(model, batches, loss)
     with pytest.raises(
-        RuntimeError, match=r"^importance: had no effect, no call in this thread passed model\.layers\.0"
+        RuntimeError,
+        match=r"^importance: had no effect, no call in this thread passed model\.layers\.0",
     ):
         hf.importance(model, batches, lambda model, batch: model.lm_head.weight.sum())
     model.train().gradient_checkpointing_enable()
-    with pytest.raises(ValueError, match="gradient checkpointing may compute heads again"), hf.ablate(model, {0: [1]}):
+    with (
+        pytest.raises(ValueError, match="gradient checkpointing may compute heads again"),
+        hf.ablate(model, {0: [1]}),
+    ):
         model(**inputs)
 
 

@@ -1,4 +1,6 @@
-"""Attentions of other sizes or another order than their row says are refused; towers without a row are named."""
+"""Attentions of other sizes or another order than their row says are refused; towers without a row
+are named.
+"""
 
 import copy
 import warnings
@@ -20,7 +22,8 @@ def test_a_projection_that_gives_one_head_after_another_is_neither_mixed_nor_pru
     before = model(**inputs).logits
     for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.prune(model, {0: [1]})):
         with pytest.raises(
-            ValueError, match=r"query_key_value must give queries, keys, values one after another, each f"
+            ValueError,
+            match=r"query_key_value must give queries, keys, values one after another, each f",
         ):
             refused()
     assert torch.equal(model(**inputs).logits, before)
@@ -29,18 +32,23 @@ def test_a_projection_that_gives_one_head_after_another_is_neither_mixed_nor_pru
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_a_projection_that_gives_all_queries_then_keys_then_values_is_served(key_heads, monkeypatch):
+def test_a_projection_that_gives_all_queries_then_keys_then_values_is_served(
+    key_heads, monkeypatch
+):
     names = ("qkv_proj",)
     row(monkeypatch, "Phi3", names, "num_attention_heads", "head_dim", names, names)
     model, inputs = build("Phi3ForCausalLM", {"num_key_value_heads": key_heads})
     before = model(**inputs).logits
-    torch.testing.assert_close(hf.mix(copy.deepcopy(model), "position-wise")(**inputs).logits, before)
+    torch.testing.assert_close(
+        hf.mix(copy.deepcopy(model), "position-wise")(**inputs).logits, before
+    )
     mixed = shake(hf.mix(copy.deepcopy(model), feature_mixing="shared"))
     expected = mixed(**inputs).logits
     assert not torch.allclose(expected, before)
     torch.testing.assert_close(hf.fold(mixed)(**inputs).logits, expected)
     with pytest.raises(
-        ValueError, match=r"^Phi3Attention: cuts its one projection by numbers of its own, which stay; abl"
+        ValueError,
+        match=r"^Phi3Attention: cuts its one projection by numbers of its own, which stay; abl",
     ):
         hf.prune(model, {0: [2, 3]})
     shake(hf.mix(model, "position-wise"))
@@ -52,7 +60,9 @@ def test_a_projection_that_gives_all_queries_then_keys_then_values_is_served(key
 @torch.no_grad()
 def test_gates_beside_queries_are_not_mixed_but_heads_can_be_silenced(monkeypatch):
     row(monkeypatch, "Qwen3Next", ("q_proj",), "num_attention_heads", "head_dim")
-    sizes = dict(head_dim=8, layer_types=["full_attention"] * 2, mlp_only_layers=[0, 1], num_experts=2)
+    sizes = dict(
+        head_dim=8, layer_types=["full_attention"] * 2, mlp_only_layers=[0, 1], num_experts=2
+    )
     config = transformers.Qwen3NextConfig(**CONFIG, **sizes)
     model = transformers.Qwen3NextForCausalLM(config).eval()
     for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.prune(model, {0: [0, 1]})):
@@ -75,9 +85,17 @@ def test_rotations_that_ask_for_more_than_positions_do_not_hide_the_order(monkey
 
 
 ROWS = {
-    "head size": ((("q_proj",), "num_attention_heads", "size"), {}, "'LlamaAttention' object has no attribute 'size'"),
+    "head size": (
+        (("q_proj",), "num_attention_heads", "size"),
+        {},
+        "'LlamaAttention' object has no attribute 'size'",
+    ),
     "heads": ((("q_proj",), "n", "head_dim"), {}, "'LlamaConfig' object has no attribute 'n'"),
-    "keys": ((("q_proj",), "num_attention_heads", "head_dim", ("k",)), {}, "LlamaAttention has no attribute `k`"),
+    "keys": (
+        (("q_proj",), "num_attention_heads", "head_dim", ("k",)),
+        {},
+        "LlamaAttention has no attribute `k`",
+    ),
     "output": (
         (("q_proj",), "num_attention_heads", "head_dim"),
         {"output": ("dense",)},
@@ -96,7 +114,9 @@ def test_names_that_an_attention_does_not_have_are_told_as_a_fault_of_the_row(wr
         lambda: hf.ablate(model, {0: [1]}),
         lambda: hf.prune(model, {0: [0, 1]}),
     ):
-        with pytest.raises(ValueError, match=f"^LlamaAttention: does not fit its row of hf.LAYOUTS, {problem}$"):
+        with pytest.raises(
+            ValueError, match=f"^LlamaAttention: does not fit its row of hf.LAYOUTS, {problem}$"
+        ):
             refused()
 
 
@@ -104,7 +124,9 @@ def test_attentions_with_one_packed_projection_and_no_config_are_refused(monkeyp
     names = ("query_key_value",)
     row(monkeypatch, "Bloom", names, "num_heads", "head_dim", names, names, ("dense",))
     model, _ = build("BloomForCausalLM")
-    with pytest.raises(ValueError, match=r"^BloomAttention: has no config to choose its attention by; a later"):
+    with pytest.raises(
+        ValueError, match=r"^BloomAttention: has no config to choose its attention by; a later"
+    ):
         hf.mix(model, "position-wise")
 
 
@@ -112,7 +134,8 @@ def test_attentions_of_older_versions_that_choose_no_implementation_are_refused(
     model, _ = build("T5ForConditionalGeneration")
     del model.decoder.block[0].layer[0].SelfAttention.config
     with pytest.raises(
-        ValueError, match=r"^T5Attention: has no config to choose its attention by; a later transformers"
+        ValueError,
+        match=r"^T5Attention: has no config to choose its attention by; a later transformers",
     ):
         hf.mix(model, "position-wise")
     assert not hf.mixing_parameters(model)
@@ -120,7 +143,13 @@ def test_attentions_of_older_versions_that_choose_no_implementation_are_refused(
 
 def llava():
     vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
-    text = dict(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    text = dict(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+    )
     config = transformers.LlavaConfig(
         vision_config=transformers.CLIPVisionConfig(**vision, image_size=8, patch_size=4),
         text_config=transformers.LlamaConfig(**text),
@@ -138,7 +167,8 @@ def test_a_tower_without_a_row_is_named_and_stays_as_it_is(tmp_path):
     vision = model.model.vision_tower
     implementation = vision.config._attn_implementation
     with pytest.warns(
-        UserWarning, match=r"^LlavaFor.*: was mixed without 1 CLIPAttention, as model\.vision_tower\."
+        UserWarning,
+        match=r"^LlavaFor.*: was mixed without 1 CLIPAttention, as model\.vision_tower\.",
     ) as said:
         hf.mix(model, "position-wise")
     assert len(said) == 1
@@ -161,6 +191,7 @@ def test_with_rows_for_all_towers_all_are_mixed_and_loading_needs_the_rows(tmp_p
         model.save_pretrained(tmp_path)
         torch.testing.assert_close(hf.load(tmp_path)(**inputs).logits, expected)
     with pytest.raises(
-        ValueError, match=r"has a tensor model\.vision_tower.* that nothing takes; hf\.LAYOUTS has no row"
+        ValueError,
+        match=r"has a tensor model\.vision_tower.* that nothing takes; hf\.LAYOUTS has no row",
     ):
         hf.load(tmp_path)

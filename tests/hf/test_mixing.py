@@ -16,7 +16,11 @@ from tests.hf.models import FEW, GENERATING, MODELS, build, hf, shake, whole
 SCORES = dict(output_scores=True, return_dict_in_generate=True)
 
 
-@each_once(name=MODELS, mixing=["position-wise", "position-independent", "low-rank"], padded=[[], [0, 1], [5, 6], [6]])
+@each_once(
+    name=MODELS,
+    mixing=["position-wise", "position-independent", "low-rank"],
+    padded=[[], [0, 1], [5, 6], [6]],
+)
 def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, mixing, padded):
     model, inputs = build(name)
     inputs["attention_mask"][1, padded] = 0
@@ -26,9 +30,15 @@ def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, 
     hf.mix(mixed, mixing)  # leaves the config of the other model alone
     for each in (copy.deepcopy(mixed), copy.deepcopy(model)):
         logits = each(**inputs).logits
-        logits = logits if model.config.is_encoder_decoder or "pixel_values" in inputs else logits[visible]
+        logits = (
+            logits
+            if model.config.is_encoder_decoder or "pixel_values" in inputs
+            else logits[visible]
+        )
         logits.square().mean().backward()
-        found += [(logits, {name: each.get_parameter(name).grad for name, _ in model.named_parameters()})]
+        found += [
+            (logits, {name: each.get_parameter(name).grad for name, _ in model.named_parameters()})
+        ]
     torch.testing.assert_close(*found)
     assert hf.unmix(mixed).config.to_dict() == model.config.to_dict()
     assert mixed.config._attn_implementation == model.config._attn_implementation
@@ -36,7 +46,9 @@ def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, 
 
 
 @each_once(name=GENERATING, mixing=MIXINGS, beams=[1, 3], normalizer=NORMALIZERS)
-def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(name, mixing, beams, normalizer, tmp_path):
+def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(
+    name, mixing, beams, normalizer, tmp_path
+):
     model, inputs = build(name, **variant(normalizer, mixing))
     model.save_pretrained(tmp_path)
     inputs["attention_mask"][1, :2] = 0
@@ -49,7 +61,9 @@ def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(name, mixin
 def test_the_rest_of_a_static_cache_is_hidden():
     model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
     inputs |= SCORES | dict(max_new_tokens=3)
-    found, expected = (model.generate(**inputs, cache_implementation=kind).scores for kind in ("static", None))
+    found, expected = (
+        model.generate(**inputs, cache_implementation=kind).scores for kind in ("static", None)
+    )
     torch.testing.assert_close(found, expected)
 
 
@@ -60,7 +74,10 @@ def test_a_folded_model_is_plain_and_has_the_same_outputs(name, variant):
     expected, plain = model(**inputs).logits, build(name)[0]
     folded = hf.fold(model)
     torch.testing.assert_close(folded(**inputs).logits, expected)
-    assert folded.config.to_dict() == plain.config.to_dict() and folded.state_dict().keys() == plain.state_dict().keys()
+    assert (
+        folded.config.to_dict() == plain.config.to_dict()
+        and folded.state_dict().keys() == plain.state_dict().keys()
+    )
 
 
 @torch.no_grad()
@@ -96,25 +113,41 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path, monkeypa
     loaded, info = hf.load(tmp_path, output_loading_info=True)
     assert info["missing_keys"] == set() and type(pickle.loads(pickle.dumps(loaded))) is type(model)
     path = tmp_path / "model.safetensors"
-    save_file({k: v for k, v in load_file(path).items() if "mixing.bias" not in k}, path, {"format": "pt"})
+    save_file(
+        {k: v for k, v in load_file(path).items() if "mixing.bias" not in k}, path, {"format": "pt"}
+    )
     build("GPT2LMHeadModel")[0].save_pretrained(tmp_path / "unmixed")
-    odd, _ = build("MarianMTModel", {"d_model": 24, "hidden_size": 24, "decoder_attention_heads": 3})
+    odd, _ = build(
+        "MarianMTModel", {"d_model": 24, "hidden_size": 24, "decoder_attention_heads": 3}
+    )
     for refused, message in (
         (lambda: hf.mix(odd, "differential"), "num_heads 3: must be a multiple of 2"),
         (lambda: hf.load(tmp_path / "unmixed"), "no entry mixhead"),
         (lambda: hf.load(tmp_path), "2 are missing"),
-        (lambda: hf.load(tmp_path, AutoModelForMaskedLM), "cls AutoModelForMaskedLM: must be the class of a model"),
+        (
+            lambda: hf.load(tmp_path, AutoModelForMaskedLM),
+            "cls AutoModelForMaskedLM: must be the class of a model",
+        ),
         (lambda: type(model).from_pretrained(tmp_path, attn_implementation="eager"), r"hf\.load"),
         (lambda: capped(**words), "softcap cannot be used"),
-        (lambda: capped.model.layers[0].self_attn._replicate_for_data_parallel()(), "DataParallel: start a process"),
+        (
+            lambda: capped.model.layers[0].self_attn._replicate_for_data_parallel()(),
+            "DataParallel: start a process",
+        ),
         (lambda: hf.unmix(model), "without head_mixing"),
         (lambda: hf.unmix(build("T5Model", normalizer="l2")[0]), "without normalizer l2"),
         (lambda: hf.fold(model), "without head_mixing"),
         (lambda: hf.unmix(build("T5Model")[0]), "no mixing"),
         (lambda: hf.mix(model), "already"),
         (lambda: hf.mix(build("T5Model")[0], relative_position="t5"), "relative_position: must"),
-        (lambda: hf.mix(build("T5Model")[0]), "nothing is asked for.*; head_mixing: none, position"),
-        (lambda: hf.mix(build("GPTNeoXForCausalLM")[0]), r"hf\.LAYOUTS: BertSelfAttention.*docs/huggingface\.md"),
+        (
+            lambda: hf.mix(build("T5Model")[0]),
+            "nothing is asked for.*; head_mixing: none, position",
+        ),
+        (
+            lambda: hf.mix(build("GPTNeoXForCausalLM")[0]),
+            r"hf\.LAYOUTS: BertSelfAttention.*docs/huggingface\.md",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             refused()
@@ -132,7 +165,8 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path, monkeypa
     with pytest.raises(ZeroDivisionError):
         odd(torch.ones(1, 2, dtype=torch.long))
     odd.model.encoder.layers[0].self_attn.q_proj(torch.ones(1, 24).double())
-    copy.deepcopy(odd)  # neither an interrupted call nor one of a projection leaves activations behind
+    # neither an interrupted call nor one of a projection leaves activations behind
+    copy.deepcopy(odd)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +179,9 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path, monkeypa
 )
 def test_random_starts_of_layers_differ_and_are_saved(variant, tensor, tmp_path):
     model = hf.mix(build("LlamaForCausalLM")[0], **variant)
-    first, second = (layer.self_attn.head_mixing.get_parameter(tensor) for layer in model.model.layers)
+    first, second = (
+        layer.self_attn.head_mixing.get_parameter(tensor) for layer in model.model.layers
+    )
     assert not torch.equal(first, second)
     model.save_pretrained(tmp_path)
     loaded = hf.load(tmp_path).model.layers[1].self_attn.head_mixing.get_parameter(tensor)

@@ -1,4 +1,6 @@
-"""Whoever saves the tensors of a mixing saves what is needed to load it, or is refused; whoever loads them is told."""
+"""Whoever saves the tensors of a mixing saves what is needed to load it, or is refused; whoever
+loads them is told.
+"""
 
 import copy
 import json
@@ -21,9 +23,14 @@ def test_a_model_that_is_mixed_inside_alone_is_not_saved(tmp_path):
     inner = build("BertForMaskedLM")[0]
     hf.mix(inner.bert, "position-wise")
     encoder, decoder = pair()
-    composed = transformers.EncoderDecoderModel(encoder=hf.mix(encoder, "position-wise"), decoder=decoder)
+    composed = transformers.EncoderDecoderModel(
+        encoder=hf.mix(encoder, "position-wise"), decoder=decoder
+    )
     for model, inside in ((inner, "bert"), (composed, "encoder")):
-        problem = rf"^{type(model).__name__}: is mixed inside alone \({inside}\..*; mix the outermost model$"
+        problem = (
+            rf"^{type(model).__name__}: is mixed inside alone \({inside}\..*; mix the outermost "
+            r"model$"
+        )
         with pytest.raises(ValueError, match=problem):
             model.save_pretrained(tmp_path)
     inner.bert.save_pretrained(tmp_path)
@@ -73,7 +80,9 @@ def test_a_new_model_from_the_config_of_a_mixed_one_is_refused(way, tmp_path):
     )
     with pytest.raises(ValueError, match=problem):
         WAYS[way](config, tmp_path)
-    composed = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(config, decoder.config)
+    composed = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+        config, decoder.config
+    )
     with pytest.raises(ValueError, match=problem):
         transformers.EncoderDecoderModel(composed)
     hf.unmix(encoder)
@@ -81,7 +90,9 @@ def test_a_new_model_from_the_config_of_a_mixed_one_is_refused(way, tmp_path):
 
 
 def as_bin(model, folder, size):
-    """Write the tensors of a model as transformers did before safetensors; `size` is that of a shard."""
+    """Write the tensors of a model as transformers did before safetensors; `size` is that of a
+    shard.
+    """
     model.config.save_pretrained(folder)
     state = model.state_dict()
     if size == "1GB":
@@ -95,7 +106,9 @@ def as_bin(model, folder, size):
 
 FORMATS = {
     "safetensors": lambda model, folder, size: model.save_pretrained(folder, max_shard_size=size),
-    "fp16": lambda model, folder, size: model.save_pretrained(folder, max_shard_size=size, variant="fp16"),
+    "fp16": lambda model, folder, size: model.save_pretrained(
+        folder, max_shard_size=size, variant="fp16"
+    ),
     "bin": as_bin,
 }
 
@@ -106,7 +119,9 @@ def test_tensors_without_an_entry_in_the_config_are_named(size, kind, tmp_path):
     model, _ = build("BertForMaskedLM", head_mixing="position-wise")
     FORMATS[kind](model, tmp_path, size)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != hf.NAME}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k != hf.NAME})
+    )
     problem = (
         r"no entry mixhead; but it has bert\..*\.head_mixing\.\w+: "
         r"it was saved by a model around the mixed one"
@@ -119,9 +134,13 @@ def test_from_pretrained_says_what_to_do_and_heads_are_not_split(tmp_path):
     model, _ = build("BertForMaskedLM", head_mixing="position-wise")
     model.save_pretrained(tmp_path)
     for attention in ({}, {"attn_implementation": "eager"}):
-        with pytest.raises(ValueError, match=r"mixed heads, load this model by mixhead_plugin\.hf\.load"):
+        with pytest.raises(
+            ValueError, match=r"mixed heads, load this model by mixhead_plugin\.hf\.load"
+        ):
             type(model).from_pretrained(tmp_path, **attention)
-    with pytest.raises(ValueError, match=r"^tp_plan: must be left out; heads that are split between processes"):
+    with pytest.raises(
+        ValueError, match=r"^tp_plan: must be left out; heads that are split between processes"
+    ):
         hf.load(tmp_path, tp_plan="auto")
 
 
@@ -131,7 +150,9 @@ def test_a_config_that_names_no_class_needs_one(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     del config["architectures"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"its config names no class in architectures; give the class as cls$"):
+    with pytest.raises(
+        ValueError, match=r"its config names no class in architectures; give the class as cls$"
+    ):
         hf.load(tmp_path)
     loaded = hf.load(tmp_path, type(model))
     torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
@@ -168,6 +189,8 @@ def test_offloaded_models_are_weighed_and_refused_where_a_change_would_be_lost()
         (lambda: hf.prune(model, {0: [0, 1]}), "pruned"),
         (lambda: hf.mix(cpu_offload(copy.deepcopy(plain), device), "position-wise"), "mixed"),
     ):
-        with pytest.raises(ValueError, match=rf"is offloaded; must be {each} before it is offloaded$"):
+        with pytest.raises(
+            ValueError, match=rf"is offloaded; must be {each} before it is offloaded$"
+        ):
             function()
     torch.testing.assert_close(model(**inputs).logits, outputs)

@@ -12,14 +12,18 @@ class Letters:
 
     def __call__(self, text=None, text_target=None, return_tensors="pt"):
         letters = text_target if text is None else text
-        return transformers.BatchEncoding({"input_ids": torch.tensor([[3 + ord(c) % 28 for c in letters]])})
+        return transformers.BatchEncoding(
+            {"input_ids": torch.tensor([[3 + ord(c) % 28 for c in letters]])}
+        )
 
     def decode(self, tokens):
         return f" <{tokens[0]}>"
 
 
 @pytest.mark.parametrize("mixing", ["position-wise", "position-independent", "differential", None])
-@pytest.mark.parametrize("name", ["BertForMaskedLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"])
+@pytest.mark.parametrize(
+    "name", ["BertForMaskedLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"]
+)
 def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path):
     model, _ = build(name, **({} if mixing is None else {"head_mixing": mixing}))
     implementation = model.train().config._attn_implementation
@@ -31,24 +35,34 @@ def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path)
     if translates:
         labels = Letters()("welt")["input_ids"]
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
-        assert sentence["written"] == [f"<{token}>" for token in labels[0]] and len(second["written"]) == 2
+        assert (
+            sentence["written"] == [f"<{token}>" for token in labels[0]]
+            and len(second["written"]) == 2
+        )
     side = "decoder" if name.startswith("GPT2") else "encoder"
     assert sentence[side] == [f"<{token}>" for token in tokens[0]] and len(second[side]) == 3
     if mixing is None:
         model.set_attn_implementation("eager")
     with torch.no_grad():
         outputs = model.eval()(**inputs, output_attentions=True)
-    names = {"encoder-self": "encoder_attentions", "decoder-self": "decoder_attentions", "cross": "cross_attentions"}
+    names = {
+        "encoder-self": "encoder_attentions",
+        "decoder-self": "decoder_attentions",
+        "cross": "cross_attentions",
+    }
     assert len(sentence["attentions"]) == (6 if translates else 2)
     for found in sentence["attentions"]:
-        weights = getattr(outputs, names[found["site"]] if translates else "attentions")[found["layer"]][0].float()
+        weights = getattr(outputs, names[found["site"]] if translates else "attentions")[
+            found["layer"]
+        ][0].float()
         if mixing is None:
             assert_shows(found, weights, None, weights)
             continue
         product = "jqk,ji->iqk" if found["mixing"].ndim == 2 else "jqk,qji->iqk"
         source, matrix = torch.tensor(found["source"]), torch.tensor(found["mixing"]).double()
         error = (torch.einsum(product, source, matrix) - weights).abs().max()
-        assert error <= matrix.abs().sum(-2).max() * source.max() / 500  # M and P of the page give the model's weights
+        # M and P of the page give the model's weights
+        assert error <= matrix.abs().sum(-2).max() * source.max() / 500
         assert_shows(found, source, torch.tensor(found["mixing"]), weights)
 
 
@@ -68,7 +82,8 @@ def test_what_has_no_page_is_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path, title", [("/home/someone/models/mine/", "mine"), ("", "GPT2LMHeadModel"), ("gpt2", "gpt2")]
+    "path, title",
+    [("/home/someone/models/mine/", "mine"), ("", "GPT2LMHeadModel"), ("gpt2", "gpt2")],
 )
 def test_the_title_is_the_name_of_the_model_without_the_path_to_it(path, title, tmp_path):
     model, _ = build("GPT2LMHeadModel")

@@ -1,4 +1,6 @@
-"""MixedAttention is torch's attention before training, and fairseq's module of the plugin with every variant."""
+"""MixedAttention is torch's attention before training, and fairseq's module of the plugin with
+every variant.
+"""
 
 import copy
 
@@ -9,29 +11,59 @@ from torch import nn
 from mixhead_plugin.nn import MixedAttention, mix, parameter_groups
 from mixhead_plugin.parts import PARTS
 from tests.covering import each_once
-from tests.fairseq.definition import KINDS, MIXINGS, NORMALIZERS, NQ, B, E, H, build, future, inputs, padding, variant
+from tests.fairseq.definition import (
+    KINDS,
+    MIXINGS,
+    NORMALIZERS,
+    NQ,
+    B,
+    E,
+    H,
+    build,
+    future,
+    inputs,
+    padding,
+    variant,
+)
 
 FUTURE, HIDDEN = future().double(), padding(n_keys=NQ)
 Subclass = type("Subclass", (nn.MultiheadAttention,), {})
 BY_HEAD = torch.randn(B * H, NQ, NQ).double()
 
 
-@pytest.mark.filterwarnings("ignore:Support for mismatched")  # torch's, of a bool beside a float mask
+# torch's, of a bool beside a float mask
+@pytest.mark.filterwarnings("ignore:Support for mismatched")
 @each_once(
-    mixing=[n for n, v in MIXINGS.items() if v["head_mixing"] not in ("random", "average", "differential")],
+    mixing=[
+        n
+        for n, v in MIXINGS.items()
+        if v["head_mixing"] not in ("random", "average", "differential")
+    ],
     layout=["first", "second", "unbatched"],
     sizes=[{}, {"kdim": 12, "vdim": 9}, {"bias": False}],
-    masks=[{}, {"attn_mask": FUTURE.bool()}, {"attn_mask": BY_HEAD}, {"attn_mask": FUTURE, "is_causal": True}],
+    masks=[
+        {},
+        {"attn_mask": FUTURE.bool()},
+        {"attn_mask": BY_HEAD},
+        {"attn_mask": FUTURE, "is_causal": True},
+    ],
     hidden=[None, HIDDEN, torch.zeros(B, NQ).double().masked_fill(HIDDEN, -1e9)],
     need=[{"need_weights": False}, {}, {"average_attn_weights": False}],
 )
 def test_before_training_it_is_torchs_module(mixing, layout, sizes, masks, hidden, need):
     torchs = nn.MultiheadAttention(E, H, batch_first=layout == "first", **sizes).double().eval()
-    ours = MixedAttention(E, H, batch_first=layout == "first", **MIXINGS[mixing], **sizes).double().eval()
+    ours = (
+        MixedAttention(E, H, batch_first=layout == "first", **MIXINGS[mixing], **sizes)
+        .double()
+        .eval()
+    )
     for parameter in torchs.parameters():
         nn.init.normal_(parameter)
     ours.load_state_dict(torchs.state_dict())
-    given = [torch.randn(NQ, B, size).double() for size in (E, sizes.get("kdim", E), sizes.get("vdim", E))]
+    given = [
+        torch.randn(NQ, B, size).double()
+        for size in (E, sizes.get("kdim", E), sizes.get("vdim", E))
+    ]
     if layout == "first":
         given = [x.transpose(0, 1) for x in given]
     elif layout == "unbatched":
@@ -43,7 +75,12 @@ def test_before_training_it_is_torchs_module(mixing, layout, sizes, masks, hidde
 
 @each_once(normalizer=NORMALIZERS, mixing=MIXINGS, kind=["self", "rotary", "t5", "gain", "cross"])
 def test_every_variant_is_fairseqs_module_and_decodes_from_a_cache(normalizer, mixing, kind):
-    theirs, cross, dtype, cache = build(kind, mixing, normalizer).double(), kind == "cross", torch.float64, {}
+    theirs, cross, dtype, cache = (
+        build(kind, mixing, normalizer).double(),
+        kind == "cross",
+        torch.float64,
+        {},
+    )
     options = {"causal": not cross, **variant(normalizer, mixing), **KINDS[kind]}
     options.pop("encoder_decoder_attention", None)
     ours = MixedAttention(E, H, dropout=0.5, dtype=dtype, **options).eval()
@@ -63,7 +100,8 @@ def test_every_variant_is_fairseqs_module_and_decodes_from_a_cache(normalizer, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", [nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.Transformer]
+    "kind",
+    [nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.Transformer],
 )
 def test_torchs_own_samples_give_the_same(kind):
     pytest.importorskip("expecttest", reason="torch's tests need it: pip install expecttest")
@@ -73,7 +111,8 @@ def test_torchs_own_samples_give_the_same(kind):
     samples = info.module_inputs_func(info, "cpu", torch.float64, False, training=False)
     assert len(samples) >= 8
     for (args, options), (given, masks) in (
-        [(x.args, x.kwargs) for x in (sample.constructor_input, sample.forward_input)] for sample in samples
+        [(x.args, x.kwargs) for x in (sample.constructor_input, sample.forward_input)]
+        for sample in samples
     ):
         if not (options.get("add_bias_kv") or options.get("add_zero_attn")):
             torchs = nn.ModuleList([kind(*args, **options)]).double().eval()
@@ -81,7 +120,9 @@ def test_torchs_own_samples_give_the_same(kind):
             torch.testing.assert_close(ours(*given, **masks), torchs[0](*given, **masks))
 
 
-@pytest.mark.parametrize("name, value", [("num_heads", 5), ("add_bias_kv", True), ("head_mixing", "a"), ("mix", "b")])
+@pytest.mark.parametrize(
+    "name, value", [("num_heads", 5), ("add_bias_kv", True), ("head_mixing", "a"), ("mix", "b")]
+)
 def test_what_cannot_work_is_refused_in_one_line(name, value):
     x = torch.randn(NQ, B, E)
     for refused in (
@@ -90,7 +131,9 @@ def test_what_cannot_work_is_refused_in_one_line(name, value):
         lambda: MixedAttention(E, H, dropout=1.5),
         lambda: MixedAttention(E, H, head_dim=0),
         lambda: MixedAttention(E, H, relative_gain=-1),
-        lambda: mix(nn.ModuleList([nn.TransformerDecoderLayer(E, H, E)]), relative_position="rotary"),
+        lambda: mix(
+            nn.ModuleList([nn.TransformerDecoderLayer(E, H, E)]), relative_position="rotary"
+        ),
         lambda: mix(nn.ModuleList([nn.TransformerDecoderLayer(E, H, E)]), "average", causal=True),
         lambda: MixedAttention(E, H)(x, x, None, cache={"key": x}),
         lambda: mix(MixedAttention(E, H)),
@@ -98,7 +141,8 @@ def test_what_cannot_work_is_refused_in_one_line(name, value):
         lambda: mix(nn.ModuleList([Subclass(E, H)]), "average"),
         lambda: mix(nn.ModuleList([nn.MultiheadAttention(E, H)])),
     ):
-        names = f"{name}|num_heads|relative_position|causal|key|nothing|MixedAttention|MultiheadAttention|ModuleList"
+        others = "num_heads|relative_position|causal|key|nothing"
+        names = f"{name}|{others}|MixedAttention|MultiheadAttention|ModuleList"
         with pytest.raises(ValueError, match=rf"^({names}).*must.*$"):
             refused()
     old = nn.MultiheadAttention(E, H).requires_grad_(False)
@@ -108,7 +152,10 @@ def test_what_cannot_work_is_refused_in_one_line(name, value):
     assert new["a"] is new["b"] and new["a"].training
     new.load_state_dict(new.state_dict())
     assert not mix(nn.ModuleDict({"a": nn.MultiheadAttention(E, H)}).eval(), "random")["a"].training
-    assert all(("head_mixing" in name) == parameter.requires_grad for name, parameter in new.named_parameters())
+    assert all(
+        ("head_mixing" in name) == parameter.requires_grad
+        for name, parameter in new.named_parameters()
+    )
     torch.testing.assert_close(new["a"](x, x, x)[0], old(x, x, x)[0])
 
 
@@ -126,7 +173,9 @@ def test_a_checkpoint_with_a_part_of_a_mixing_or_for_random_numbers_on_meta_is_r
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_shapes_are_refused_in_the_words_of_torch(batch_first):
     x, one = torch.randn(B + 1, B + 1, E), torch.randn(B + 1, E)
-    ours, torchs = (kind(E, H, batch_first=batch_first) for kind in (MixedAttention, nn.MultiheadAttention))
+    ours, torchs = (
+        kind(E, H, batch_first=batch_first) for kind in (MixedAttention, nn.MultiheadAttention)
+    )
     for call, masks in (
         ((x, one, x), {}),
         ((x, x, one), {}),
@@ -147,7 +196,8 @@ def test_shapes_are_refused_in_the_words_of_torch(batch_first):
     with pytest.raises(ValueError):
         ours(x, x, x, attn_mask=torch.zeros(1, B + 1), cache=cache)
     assert not cache
-    same = torch.randn(H, H, E)  # as many sentences as heads: a mask for each sentence is none for each head
+    # as many sentences as heads: a mask for each sentence is none for each head
+    same = torch.randn(H, H, E)
     for refused in (
         {"attn_mask": torch.zeros(H, H, H)},
         {"attn_mask": torch.zeros(1, H)},
@@ -164,12 +214,19 @@ def test_shapes_are_refused_in_the_words_of_torch(batch_first):
 @torch.no_grad()
 @pytest.mark.parametrize("variant", [{"attention_sink": "zero"}, {"score_mixing": "position-wise"}])
 def test_states_may_be_assigned_and_may_be_parts(variant):
-    state, x = nn.MultiheadAttention(E, H, dtype=torch.bfloat16).state_dict(), torch.randn(NQ, B, E).bfloat16()
-    module = MixedAttention(E, H, device="meta", dtype=torch.bfloat16, head_mixing="position-wise", **variant)
+    state, x = (
+        nn.MultiheadAttention(E, H, dtype=torch.bfloat16).state_dict(),
+        torch.randn(NQ, B, E).bfloat16(),
+    )
+    module = MixedAttention(
+        E, H, device="meta", dtype=torch.bfloat16, head_mixing="position-wise", **variant
+    )
     module.load_state_dict(state, assign=True)
     assert module(x, x, x)[0].isfinite().all()
     module.head_mixing.bias.fill_(2)
-    missing = module.load_state_dict({"out_proj.weight": state["out_proj.weight"]}, strict=False).missing_keys
+    missing = module.load_state_dict(
+        {"out_proj.weight": state["out_proj.weight"]}, strict=False
+    ).missing_keys
     assert "head_mixing.bias" in missing and (module.head_mixing.bias == 2).all()
 
 
@@ -184,7 +241,10 @@ def test_a_query_may_lie_before_all_keys(position):
 
 
 def test_gradients_of_each_sentence_are_those_of_the_batch():
-    model = mix(nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, E, 0.0, batch_first=True), 1), "position-wise")
+    model = mix(
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, E, 0.0, batch_first=True), 1),
+        "position-wise",
+    )
     parameters, x = dict(model.named_parameters()), torch.randn(B, 40, E)
     loss = lambda values, x: torch.func.functional_call(model, values, (x[None],)).square().sum()  # noqa: E731
     each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
@@ -209,13 +269,16 @@ def test_a_layer_of_torchs_encoder_may_be_replaced_by_hand(which, grad):
     """torch hands the second layer a nested tensor if the first one is torch's."""
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, E, batch_first=True), 2).eval()
     x = torch.randn(B, NQ, E)
-    hidden = torch.arange(NQ) >= torch.arange(NQ - B + 1, NQ + 1)[:, None]  # at the end, as torch's kernels ask for
+    # at the end, as torch's kernels ask for
+    hidden = torch.arange(NQ) >= torch.arange(NQ - B + 1, NQ + 1)[:, None]
     with torch.set_grad_enabled(grad):
         expected = encoder(x, src_key_padding_mask=hidden)[~hidden]
         for number in which:
             layer = encoder.layers[number]
             state = layer.self_attn.state_dict()
-            layer.self_attn = MixedAttention(E, H, batch_first=True, head_mixing="position-wise").eval()
+            layer.self_attn = MixedAttention(
+                E, H, batch_first=True, head_mixing="position-wise"
+            ).eval()
             layer.self_attn.load_state_dict(state)
         found = encoder(x, src_key_padding_mask=hidden)[~hidden]
     torch.testing.assert_close(found, expected)
@@ -235,7 +298,9 @@ PARTS_WITH_TENSORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("option, value", [*PARTS_WITH_TENSORS, ("relative_gain", 3), ("mixing_start", "random")])
+@pytest.mark.parametrize(
+    "option, value", [*PARTS_WITH_TENSORS, ("relative_gain", 3), ("mixing_start", "random")]
+)
 def test_the_usual_loop_after_to_empty_gives_every_part_its_start(option, value):
     variant = {option: value}
     if option == "mixing_start":
@@ -267,20 +332,32 @@ def test_the_usual_loop_after_to_empty_gives_every_part_its_start(option, value)
 
 
 def test_weight_decay_spares_the_mixing():
-    model = mix(nn.Transformer(E, H, 1, 1, E), "position-independent", attention_sink="learned").requires_grad_(False)
+    model = mix(
+        nn.Transformer(E, H, 1, 1, E), "position-independent", attention_sink="learned"
+    ).requires_grad_(False)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("mixing" in name or "out_proj" in name)
     decayed, vectors, mixing = parameter_groups(model, 0.5, mixing_lr=0.1)
-    assert all(parameter.shape == (E, E) for parameter in decayed["params"]) and len(decayed["params"]) == 3
+    assert (
+        all(parameter.shape == (E, E) for parameter in decayed["params"])
+        and len(decayed["params"]) == 3
+    )
     assert len(vectors["params"]) == 3 and len(mixing["params"]) == 3
     torch.optim.AdamW([decayed, vectors, mixing], lr=0.1).step()
-    assert [group["weight_decay"] for group in (decayed, vectors, mixing)] == [0.5, 0.0, 0.0] and mixing["lr"] == 0.1
+    assert [group["weight_decay"] for group in (decayed, vectors, mixing)] == [
+        0.5,
+        0.0,
+        0.0,
+    ] and mixing["lr"] == 0.1
 
 
 def test_a_mixing_starts_as_it_is_asked_to_and_a_state_without_it_is_still_the_identity():
     asked = {"head_mixing": "position-independent", "mixing_start": "uniform"}
     uniform, torchs = torch.full((H, H), 1 / H), nn.MultiheadAttention(E, H)
-    made, (mixed,) = MixedAttention(E, H, **asked), mix(nn.ModuleList([copy.deepcopy(torchs)]), **asked)
+    made, (mixed,) = (
+        MixedAttention(E, H, **asked),
+        mix(nn.ModuleList([copy.deepcopy(torchs)]), **asked),
+    )
     for attention in (made, mixed):
         assert torch.equal(attention.head_mixing.weight, uniform)
         attention.load_state_dict(torchs.state_dict())

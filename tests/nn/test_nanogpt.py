@@ -1,4 +1,6 @@
-"""The class and the function of docs/python.md take the place of nanoGPT's attention and move its weights."""
+"""The class and the function of docs/python.md take the place of nanoGPT's attention and move its
+weights.
+"""
 
 import types
 
@@ -12,7 +14,9 @@ CONFIGS = [(bias, dropout) for bias in (True, False) for dropout in (0.0, 0.2)]
 
 
 class PlainAttention(torch.nn.Module):
-    """Causal self-attention with nanoGPT's names of parameters: queries, keys and values from one matrix."""
+    """Causal self-attention with nanoGPT's names of parameters: queries, keys and values from one
+    matrix.
+    """
 
     def __init__(self, config):
         super().__init__()
@@ -20,7 +24,8 @@ class PlainAttention(torch.nn.Module):
         self.dropout = config.dropout
         self.c_attn = torch.nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = torch.nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.register_buffer("bias", torch.ones(1, 1, 8, 8).tril())  # its mask without flash attention
+        # its mask without flash attention
+        self.register_buffer("bias", torch.ones(1, 1, 8, 8).tril())
 
     def forward(self, x):
         heads = []
@@ -57,7 +62,9 @@ def page():
     return names
 
 
-@pytest.mark.parametrize(("bias", "dropout"), CONFIGS, ids=[f"bias {bias}, dropout {drop}" for bias, drop in CONFIGS])
+@pytest.mark.parametrize(
+    ("bias", "dropout"), CONFIGS, ids=[f"bias {bias}, dropout {drop}" for bias, drop in CONFIGS]
+)
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."], ids=["as it is", "compiled"])
 def test_a_checkpoint_of_nanogpt_keeps_its_outputs(page, bias, dropout, prefix):
     torch.manual_seed(0)
@@ -93,4 +100,5 @@ def test_the_init_of_nanogpt_leaves_the_mixing_at_the_identity(page):
     assert before
     for name, parameter in before.items():
         assert torch.equal(after[name], parameter)
-    assert sum(name.endswith("out_proj.weight") for name in after) == 2  # which nanoGPT's own init would miss
+    # which nanoGPT's own init would miss
+    assert sum(name.endswith("out_proj.weight") for name in after) == 2

@@ -19,15 +19,31 @@ SHAPES = {
     "tall": lambda b, n: (H, H - 1),
     "wide, per query": lambda b, n: (b, n, H, H + 3),
 }
-DISTANCES = ["none", "past", "all", "past and gain", "scores shared", "past and gain, scores per query"]
+DISTANCES = [
+    "none",
+    "past",
+    "all",
+    "past and gain",
+    "scores shared",
+    "past and gain, scores per query",
+]
 FEW = ["none", "past and gain", "past and gain, scores per query"]  # of DISTANCES
 SINKS = [f"{name}, sink" for name, entry in NORMALIZERS.items() if entry.takes_sink]
 
 
 def tensors(
-    mixing="none", distances="none", dtype=torch.float64, n_queries=NQ, n_keys=NK, batch=B, value_dim=DV, normalizer=""
+    mixing="none",
+    distances="none",
+    dtype=torch.float64,
+    n_queries=NQ,
+    n_keys=NK,
+    batch=B,
+    value_dim=DV,
+    normalizer="",
 ):
-    """Return the tensors of a call by name, relative scores as two; a sink for a normalizer of SINKS."""
+    """Return the tensors of a call by name, relative scores as two; a sink for a normalizer of
+    SINKS.
+    """
     shapes = {"query": (batch, H, n_queries, D), "key": (batch, H, n_keys, D)}
     heads = H
     if mixing != "none":
@@ -35,7 +51,11 @@ def tensors(
         heads = shapes["mixing"][-1]
     if "past" in distances or distances == "all":
         shapes["relative_query"] = (batch, H, n_queries, R)
-        shapes["relative_key"] = (H, n_keys if "past" in distances else max(0, n_queries + n_keys - 1), R)
+        shapes["relative_key"] = (
+            H,
+            n_keys if "past" in distances else max(0, n_queries + n_keys - 1),
+            R,
+        )
     if "gain" in distances:
         shapes["gain"] = (H, max(0, n_queries + n_keys - 1))
     if "scores" in distances:
@@ -50,7 +70,9 @@ def tensors(
 
 
 def run(tensors, function=attention, **options):
-    arguments = {name: tensor for name, tensor in tensors.items() if not name.startswith("relative")}
+    arguments = {
+        name: tensor for name, tensor in tensors.items() if not name.startswith("relative")
+    }
     if "relative_query" in tensors:
         arguments["relative"] = RelativeScores(tensors["relative_query"], tensors["relative_key"])
     if options.get("normalizer") in SINKS:
@@ -59,10 +81,16 @@ def run(tensors, function=attention, **options):
 
 
 def outcome(tensors, function=attention, **options):
-    """Return the output and the gradient of every tensor; the gradient of the output differs at every place."""
+    """Return the output and the gradient of every tensor; the gradient of the output differs at
+    every place.
+    """
     tensors = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
     out = run(tensors, function, **options)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device).view(out.shape).to(out.dtype)
+    weight = (
+        torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device)
+        .view(out.shape)
+        .to(out.dtype)
+    )
     grads = torch.autograd.grad((out * weight).sum(), list(tensors.values()))
     return {"out": out.detach(), **dict(zip(tensors, grads))}
 
@@ -70,7 +98,9 @@ def outcome(tensors, function=attention, **options):
 def assert_same(found, expected, **tolerance):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name], value, **tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @contextmanager
@@ -80,9 +110,15 @@ def blocks(threads, scores, queries=2):
     torch.set_num_threads(threads)
     try:
         with ExitStack() as stack:
-            sizes = {"BLOCK_SIZE": {"cpu": scores}, "MIN_QUERIES": queries, "MANY_QUERIES": queries, "LARGER": 1}
+            sizes = {
+                "BLOCK_SIZE": {"cpu": scores},
+                "MIN_QUERIES": queries,
+                "MANY_QUERIES": queries,
+                "LARGER": 1,
+            }
             stack.enter_context(mock.patch.multiple(plan, **sizes))
-            for module in (forward, backward, masks):  # products of either order, wide and narrow spans
+            # products of either order, wide and narrow spans
+            for module in (forward, backward, masks):
                 stack.enter_context(mock.patch.object(module, "NARROW", 4))
             yield
     finally:
@@ -121,9 +157,14 @@ MASKS = {
     "nothing visible": lambda: {"attn_mask": torch.full((NQ, NK), -INF)},
     "a window": lambda: {"attn_mask": future() + future(NK, NQ).t().flip(0, 1)},
     "a number": lambda: {"attn_mask": torch.tensor(0.5)},
-    "bias by key": lambda: {"attn_mask": torch.randn(NK).masked_fill(torch.arange(NK) % 3 == 0, -INF)},
+    "bias by key": lambda: {
+        "attn_mask": torch.randn(NK).masked_fill(torch.arange(NK) % 3 == 0, -INF)
+    },
     "bias by query": lambda: {"attn_mask": torch.randn(NQ, 1)},
     "bias by head": lambda: {"attn_mask": torch.randn(H, NQ, NK), "causal": True},
-    "bias by sentence": lambda: {"attn_mask": torch.randn(B, 1, NQ, NK), "key_padding_mask": hole()},
+    "bias by sentence": lambda: {
+        "attn_mask": torch.randn(B, 1, NQ, NK),
+        "key_padding_mask": hole(),
+    },
     "bias in half precision": lambda: {"attn_mask": torch.randn(NQ, NK).half(), "causal": True},
 }

@@ -5,11 +5,15 @@ import pytest
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Let the kernels run on a CPU, too, and read NaN where they read memory that they have not written."""
-    from tests.ops import triton_cases  # imports triton, which test_triton_compile.py must not find interpreted
+    """Let the kernels run on a CPU, too, and read NaN where they read memory that they have not
+    written.
+    """
+    # imports triton, which test_triton_compile.py must not find interpreted
+    from tests.ops import triton_cases
 
     monkeypatch.setattr(triton_cases.tuning, "_chosen", {})
-    monkeypatch.setattr("mixhead_plugin.ops.triton.fault", lambda inputs: "")  # test_triton_verify.py tests it
+    # test_triton_verify.py tests it
+    monkeypatch.setattr("mixhead_plugin.ops.triton.fault", lambda inputs: "")
     triton_cases.fill_unwritten_memory_with_nan(monkeypatch)
     if not triton_cases.ON_GPU:
         triton_cases.interpret(monkeypatch)

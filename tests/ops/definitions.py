@@ -1,4 +1,6 @@
-"""Compute the papers' definitions apart from the package; every test of values compares with them."""
+"""Compute the papers' definitions apart from the package;
+every test of values compares with them.
+"""
 
 import torch
 
@@ -10,7 +12,9 @@ def _divide(weights, total):
 
 
 def _entmax15(s, v):
-    """Find the threshold by bisection, then by the equation of a sum of squares of 1, which has a gradient."""
+    """Find the threshold by bisection, then by the equation of a sum of squares of 1, which has a
+    gradient.
+    """
     x = s.masked_fill(v == 0, -INF)
     x = (x - x.detach().amax(-1, True).nan_to_num(neginf=0.0)) / 2
     high = torch.zeros_like(x[..., :1])
@@ -30,17 +34,24 @@ def _swish(s):
     return s * torch.sigmoid(s)
 
 
-# Weights of scores `s` [..., K]; `v` is 1 for a visible key and 0 for a hidden one. A new normalizer needs a row here.
+# Weights of scores `s` [..., K]; `v` is 1 for a visible key and 0 for a hidden one. A new
+# normalizer needs a row here.
 NORMALIZERS = {
     "softmax": lambda s, v: _divide(v * s.exp(), (v * s.exp()).sum(-1, True)),
-    "sigsoftmax": lambda s, v: _divide(v * s.exp() * s.sigmoid(), (v * s.exp() * s.sigmoid()).sum(-1, True)),
+    "sigsoftmax": lambda s, v: _divide(
+        v * s.exp() * s.sigmoid(), (v * s.exp() * s.sigmoid()).sum(-1, True)
+    ),
     "l2": lambda s, v: _divide(v * s.exp(), (v * (2 * s).exp()).sum(-1, True).sqrt()),
     "unnormalized": lambda s, v: v * s.exp(),
     "relu2": lambda s, v: _divide(v * s.clamp(min=0).square(), v.sum(-1, True)),
     "sigmoid": lambda s, v: v / (1 + v.sum(-1, True) * (-s).exp()),
-    "softpick": lambda s, v: _divide(v * s.expm1().clamp(min=0), (v * s.expm1().abs()).sum(-1, True)),
+    "softpick": lambda s, v: _divide(
+        v * s.expm1().clamp(min=0), (v * s.expm1().abs()).sum(-1, True)
+    ),
     "entmax15": _entmax15,
-    "swish-l2": lambda s, v: _divide(v * _swish(s), torch.linalg.vector_norm(v * _swish(s), dim=-1, keepdim=True)),
+    "swish-l2": lambda s, v: _divide(
+        v * _swish(s), torch.linalg.vector_norm(v * _swish(s), dim=-1, keepdim=True)
+    ),
 }
 
 
@@ -69,12 +80,17 @@ def attention(
     (batch, heads, n_queries, head_dim), n_keys = query.shape, key.shape[2]
     distances = [[k - t + n_queries - 1 for k in range(n_keys)] for t in range(n_queries)]
     distances = torch.tensor(distances, dtype=torch.long).view(n_queries, n_keys)
-    scores = torch.einsum("bhtd,bhkd->bhtk", query, key) * (head_dim**-0.5 if scale is None else scale)
+    scores = torch.einsum("bhtd,bhkd->bhtk", query, key) * (
+        head_dim**-0.5 if scale is None else scale
+    )
     if score_mixing is not None:
-        scores = torch.einsum("bjtk,ji->bitk" if score_mixing.dim() == 2 else "bjtk,btji->bitk", scores, score_mixing)
+        scores = torch.einsum(
+            "bjtk,ji->bitk" if score_mixing.dim() == 2 else "bjtk,btji->bitk", scores, score_mixing
+        )
     visible = torch.ones(batch, heads, n_queries, n_keys, dtype=torch.bool)
     if relative is not None:
-        rows = torch.nn.functional.pad(relative[1], [0, 0, 0, n_queries])  # zeros for distances without a row
+        # zeros for distances without a row
+        rows = torch.nn.functional.pad(relative[1], [0, 0, 0, n_queries])
         scores = scores + torch.einsum("bhtr,htkr->bhtk", relative[0], rows[:, distances])
     if attn_mask is not None:
         visible = visible & (attn_mask > -INF)
@@ -90,5 +106,7 @@ def attention(
     if gain is not None:
         found = found * gain[:, distances]
     if mixing is not None:
-        found = torch.einsum("bjtk,ji->bitk" if mixing.dim() == 2 else "bjtk,btji->bitk", found, mixing)
+        found = torch.einsum(
+            "bjtk,ji->bitk" if mixing.dim() == 2 else "bjtk,btji->bitk", found, mixing
+        )
     return torch.einsum("bhtk,bhkd->bhtd", found, value)

@@ -1,4 +1,6 @@
-"""Test the law of errors: right implementations pass, faults of three times the error of the formula do not."""
+"""Test the law of errors: right implementations pass, faults of three times the error of the
+formula do not.
+"""
 
 import random
 
@@ -6,7 +8,15 @@ import pytest
 import torch
 
 from mixhead_plugin.ops import NORMALIZERS, accuracy, api, triton
-from mixhead_plugin.ops.accuracy import CallKind, compare, fault_in, formula_weights, results, sample_call, shares
+from mixhead_plugin.ops.accuracy import (
+    CallKind,
+    compare,
+    fault_in,
+    formula_weights,
+    results,
+    sample_call,
+    shares,
+)
 from mixhead_plugin.ops.masks import additive_mask
 
 
@@ -36,7 +46,8 @@ RIGHT = {
     "blockwise": lambda call: api.attend(call, "blockwise"),
     "reference": lambda call: api.attend(call, "reference"),
     "by tiles": by_tiles,
-    "in another order": in_another_order,  # in half precision the order of sums in float32 changes next to nothing
+    # in half precision the order of sums in float32 changes next to nothing
+    "in another order": in_another_order,
 }
 MASKS = [
     {},
@@ -49,13 +60,20 @@ MASKS = [
 
 
 KERNELS = {"normalizers": triton.NORMALIZERS, "head_dims": (16, 32, 64)}  # what a GPU computes most
-SMALL = {"normalizers": (*NORMALIZERS,), "head_dims": (1, 2, 3, 4, 8)}  # few huge numbers make nearly all of the error
+# few huge numbers make nearly all of the error
+SMALL = {"normalizers": (*NORMALIZERS,), "head_dims": (1, 2, 3, 4, 8)}
 
 
 def some_kind(chosen, normalizers, head_dims):
     masks, normalizer = chosen.choice(MASKS), chosen.choice(normalizers)
-    normalizer = normalizer if NORMALIZERS[normalizer].takes_sink or "sink" not in masks else "softmax"
-    heads, size, dims = chosen.choice([1, 2, 4, 8]), chosen.choice(head_dims), chosen.choice([0, 2, 4])
+    normalizer = (
+        normalizer if NORMALIZERS[normalizer].takes_sink or "sink" not in masks else "softmax"
+    )
+    heads, size, dims = (
+        chosen.choice([1, 2, 4, 8]),
+        chosen.choice(head_dims),
+        chosen.choice([0, 2, 4]),
+    )
     dtype = chosen.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
     mixing = {"mixing": dtype, "mixing_dim": dims} if dims else {}
     return CallKind(normalizer, heads, size, size, dtype, torch.device("cpu"), **mixing, **masks)
@@ -73,14 +91,18 @@ def draws_of(kind, implementation, sizes, seed, spoil=None):
 
 
 def alarms(trials, among, seed=0):
-    """Return how often right implementations are refused, by all draws or by one of them, and their largest share."""
+    """Return how often right implementations are refused, by all draws or by one of them, and their
+    largest share.
+    """
     chosen, refused, largest = random.Random(seed), [], 0.0
     for _ in range(trials):
         kind, sizes = some_kind(chosen, **among), chosen.choice([(37, 35), (48, 48), (75, 70)])
         name = chosen.choice([*RIGHT][: 4 if kind.dtype == torch.float32 else 3])
         draws = draws_of(kind, RIGHT[name], sizes, chosen.randrange(10**6))
         largest = max(largest, *shares(draws).values())
-        found = {fault_in(some) for some in (draws, *([draw] for draw in draws[: accuracy.DRAWS]))} - {""}
+        found = {
+            fault_in(some) for some in (draws, *([draw] for draw in draws[: accuracy.DRAWS]))
+        } - {""}
         refused += [(name, kind, sizes, found)] if found else []
     return refused, largest
 
@@ -110,14 +132,18 @@ def scaled(factor, name, where=...):
 
 LAST = (-1, -1, slice(32, 48))  # a tile of the last head
 FAULTS = [(name, ..., 8) for name in ("output", "query", "key", "value", "mixing", "sink")]
-FAULTS += [(name, LAST, 8) for name in ("output", "query", "key", "value")] + [("mixing", (-1, slice(32, 48)), 8)]
+FAULTS += [(name, LAST, 8) for name in ("output", "query", "key", "value")] + [
+    ("mixing", (-1, slice(32, 48)), 8)
+]
 FAULTS += [("sink", ..., heads) for heads in (1, 4)]
 
 
 @pytest.mark.parametrize("name, where, heads", FAULTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_three_times_the_error_is_noticed_everywhere(name, where, heads, dtype):
-    kind = CallKind("softmax", heads, 16, 16, dtype, torch.device("cpu"), dtype, 4, sink=True, causal=True)
+    kind = CallKind(
+        "softmax", heads, 16, 16, dtype, torch.device("cpu"), dtype, 4, sink=True, causal=True
+    )
     way = in_another_order if dtype == torch.float32 else formula
     assert fault_in(draws_of(kind, way, (50, 47), 3)) == ""
     what = "the output" if name == "output" else f"the gradient of {name}"
@@ -126,15 +152,24 @@ def test_three_times_the_error_is_noticed_everywhere(name, where, heads, dtype):
 
 
 def missed(trials, among, seed=0):
-    """Return the faults of three times the error, in a tile or a whole result, that are not noticed."""
+    """Return the faults of three times the error, in a tile or a whole result, that are not
+    noticed.
+    """
     chosen, found = random.Random(seed), []
     for _ in range(trials):
         kind, sizes = some_kind(chosen, **among), chosen.choice([(37, 35), (48, 48), (75, 70)])
         way = in_another_order if kind.dtype == torch.float32 else formula
-        names = ["output", "query", "key", "value"] + ["sink"] * kind.sink + ["mixing"] * (kind.mixing_dim > 0)
+        names = (
+            ["output", "query", "key", "value"]
+            + ["sink"] * kind.sink
+            + ["mixing"] * (kind.mixing_dim > 0)
+        )
         name, first = chosen.choice(names), chosen.randrange(0, min(sizes), 16)  # the rest, too
         tile, head = slice(first, first + 16), chosen.randrange(kind.heads)
-        part = {"sink": ..., "mixing": ... if kind.heads**2 < 8 or kind.mixing_dim == 2 else (-1, tile)}
+        part = {
+            "sink": ...,
+            "mixing": ... if kind.heads**2 < 8 or kind.mixing_dim == 2 else (-1, tile),
+        }
         where = chosen.choice([..., part.get(name, (-1, head, tile))])
         draws = draws_of(kind, way, sizes, chosen.randrange(10**6), scaled(3, name, where))
         found += [] if fault_in(draws) else [(kind, sizes, name, where, shares(draws)[name])]

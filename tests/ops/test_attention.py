@@ -19,7 +19,21 @@ from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api, attention, imp
 from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.covering import covering, each_once
 from tests.ops import calls, definitions
-from tests.ops.calls import FEW, MASKS, MIXINGS, NK, NQ, SINKS, B, D, H, assert_same, blocks, outcome, tensors
+from tests.ops.calls import (
+    FEW,
+    MASKS,
+    MIXINGS,
+    NK,
+    NQ,
+    SINKS,
+    B,
+    D,
+    H,
+    assert_same,
+    blocks,
+    outcome,
+    tensors,
+)
 from tests.ops.definitions import INF
 
 IMPLS = ["auto", "reference", "blockwise"]
@@ -38,13 +52,25 @@ def compute(tensors, way, **options):
 
 
 # The next test has all normalizers, behind one mask. These need to know which rows see no key.
-@covering(way=WAYS, normalizer=["softmax", "sigsoftmax", "l2", "l2, sink"], mixing=MIXINGS, masks=MASKS)
-def test_values_and_gradients_are_those_of_the_definition_behind_every_mask(way, normalizer, mixing, masks):
-    given, options = tensors(mixing, normalizer=normalizer), {"normalizer": normalizer, **MASKS[masks]()}
+@covering(
+    way=WAYS, normalizer=["softmax", "sigsoftmax", "l2", "l2, sink"], mixing=MIXINGS, masks=MASKS
+)
+def test_values_and_gradients_are_those_of_the_definition_behind_every_mask(
+    way, normalizer, mixing, masks
+):
+    given, options = (
+        tensors(mixing, normalizer=normalizer),
+        {"normalizer": normalizer, **MASKS[masks]()},
+    )
     assert_same(compute(given, way, **options), outcome(given, definitions.attention, **options))
 
 
-@covering(way=WAYS, normalizer=[*NORMALIZERS, *SINKS], mixing=["none", *calls.SHAPES], distances=calls.DISTANCES)
+@covering(
+    way=WAYS,
+    normalizer=[*NORMALIZERS, *SINKS],
+    mixing=["none", *calls.SHAPES],
+    distances=calls.DISTANCES,
+)
 def test_values_and_gradients_are_those_of_the_definition(way, normalizer, mixing, distances):
     given = tensors(mixing, distances, normalizer=normalizer)
     options = {"causal": True, "key_padding_mask": calls.hole(), "attn_mask": torch.randn(1, 1, NK)}
@@ -55,14 +81,31 @@ def test_values_and_gradients_are_those_of_the_definition(way, normalizer, mixin
 @pytest.mark.parametrize("masks", MASKS)
 def test_torchs_kernel_is_the_definition_behind_every_mask(masks):
     given, options = tensors(value_dim=D), {"scale": 0.7, **MASKS[masks]()}
-    assert_same(compute(given, "torch's kernel", **options), outcome(given, definitions.attention, **options))
+    assert_same(
+        compute(given, "torch's kernel", **options),
+        outcome(given, definitions.attention, **options),
+    )
 
 
-SIZES = [(B, 1, 9), (B, 9, 1), (B, 13, 13), (B, 13, 6), (B, 6, 13), (B, 0, 4), (B, 4, 0), (B, 0, 0), (0, NQ, NK)]
+SIZES = [
+    (B, 1, 9),
+    (B, 9, 1),
+    (B, 13, 13),
+    (B, 13, 6),
+    (B, 6, 13),
+    (B, 0, 4),
+    (B, 4, 0),
+    (B, 0, 0),
+    (0, NQ, NK),
+]
 
 
 @covering(
-    way=[*WAYS, *TORCHS], mixing=MIXINGS, distances=["all", *FEW], normalizer=["softmax", *SINKS[:1]], sizes=SIZES
+    way=[*WAYS, *TORCHS],
+    mixing=MIXINGS,
+    distances=["all", *FEW],
+    normalizer=["softmax", *SINKS[:1]],
+    sizes=SIZES,
 )
 def test_any_number_of_sentences_queries_and_keys(way, mixing, distances, normalizer, sizes):
     shape = dict(zip(("batch", "n_queries", "n_keys"), sizes), value_dim=D)
@@ -71,7 +114,11 @@ def test_any_number_of_sentences_queries_and_keys(way, mixing, distances, normal
     assert_same(compute(given, way, **options), outcome(given, definitions.attention, **options))
 
 
-@covering(way=WAYS, shape=[(NQ, NK), (1, H, NQ, NK), (B, 1, 1, NK), (B, H, NQ, NK), (NQ, 1)], causal=[False, True])
+@covering(
+    way=WAYS,
+    shape=[(NQ, NK), (1, H, NQ, NK), (B, 1, 1, NK), (B, H, NQ, NK), (NQ, 1)],
+    causal=[False, True],
+)
 def test_a_learned_bias_gets_its_gradient_even_where_it_is_zero(way, shape, causal):
     given = {**tensors("shared"), "attn_mask": torch.zeros(shape, dtype=torch.float64)}
     expected = outcome(given, definitions.attention, causal=causal)
@@ -79,7 +126,9 @@ def test_a_learned_bias_gets_its_gradient_even_where_it_is_zero(way, shape, caus
     assert_same(compute(given, way, causal=causal), expected)
 
 
-@covering(way=WAYS, mixing=MIXINGS, distances=FEW, normalizer=["sigsoftmax", "l2", "sigmoid", *SINKS])
+@covering(
+    way=WAYS, mixing=MIXINGS, distances=FEW, normalizer=["sigsoftmax", "l2", "sigmoid", *SINKS]
+)
 def test_gradients_with_dropout_are_those_of_finite_differences(way, mixing, distances, normalizer):
     given = tensors(mixing, distances, n_queries=4, n_keys=5, batch=2, normalizer=normalizer)
     given["attn_mask"] = torch.randn(1, H, 4, 5, dtype=torch.float64)
@@ -87,16 +136,24 @@ def test_gradients_with_dropout_are_those_of_finite_differences(way, mixing, dis
     def function(*values):
         torch.manual_seed(7)  # the same dropout each time
         impl = way if way in IMPLS else "blockwise"
-        return calls.run(dict(zip(given, values)), impl=impl, normalizer=normalizer, causal=True, dropout_p=0.3)
+        return calls.run(
+            dict(zip(given, values)), impl=impl, normalizer=normalizer, causal=True, dropout_p=0.3
+        )
 
     with blocks(*WAYS[way]):
-        torch.autograd.gradcheck(function, [t.requires_grad_() for t in given.values()], fast_mode=True)
+        torch.autograd.gradcheck(
+            function, [t.requires_grad_() for t in given.values()], fast_mode=True
+        )
 
 
 @each_once(normalizer=[*NORMALIZERS, *SINKS], mixing=MIXINGS, distances=FEW)
 def test_the_reference_has_second_derivatives(normalizer, mixing, distances):
     given = tensors(mixing, distances, n_queries=3, n_keys=4, batch=1, normalizer=normalizer)
-    options = {"impl": "reference", "normalizer": normalizer, "attn_mask": torch.zeros(3, 4).double()}
+    options = {
+        "impl": "reference",
+        "normalizer": normalizer,
+        "attn_mask": torch.zeros(3, 4).double(),
+    }
     options["attn_mask"][0] = -torch.inf  # a query that sees nothing
     torch.autograd.gradgradcheck(
         lambda *values: calls.run(dict(zip(given, values)), **options),
@@ -112,17 +169,27 @@ def test_the_reference_has_second_derivatives(normalizer, mixing, distances):
     distances=FEW,
     dtype=[torch.float16, torch.bfloat16, torch.float32],
 )
-def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_dtype(way, normalizer, mixing, distances, dtype):
+def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_dtype(
+    way, normalizer, mixing, distances, dtype
+):
     options = {"normalizer": normalizer, "causal": True, "key_padding_mask": calls.hole()}
     shares = defaultdict(list)
-    for _ in range(5):  # in one draw the formula may be exact by luck; of halves it does not overflow
-        low = {name: t.div(2).to(dtype) for name, t in tensors(mixing, distances, normalizer=normalizer).items()}
-        exact = outcome({name: t.double() for name, t in low.items()}, definitions.attention, **options)
+    # in one draw the formula may be exact by luck; of halves it does not overflow
+    for _ in range(5):
+        low = {
+            name: t.div(2).to(dtype)
+            for name, t in tensors(mixing, distances, normalizer=normalizer).items()
+        }
+        exact = outcome(
+            {name: t.double() for name, t in low.items()}, definitions.attention, **options
+        )
         formula = outcome(low, definitions.attention, **options)
         for name, value in compute(low, way, **options).items():
             assert value.dtype == dtype
             rounding = torch.finfo(dtype).eps * exact[name].abs().max()
-            error, formulas = ((t.double() - exact[name]).abs().max() for t in (value, formula[name]))
+            error, formulas = (
+                (t.double() - exact[name]).abs().max() for t in (value, formula[name])
+            )
             shares[name].append((error / (2 * formulas + rounding)).item())
     for name, found in shares.items():
         assert median(found) <= 1 and max(found) <= 4, name
@@ -132,7 +199,11 @@ def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_dtype(way, no
 def random_calls(draw):
     """Draw tensors of any shapes, options, and the size of blocks."""
     batch, heads, mixed = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    n_queries, n_keys, size = draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(1, 5))
+    n_queries, n_keys, size = (
+        draw(st.integers(1, 9)),
+        draw(st.integers(1, 9)),
+        draw(st.integers(1, 5)),
+    )
     torch.manual_seed(draw(st.integers(0, 2**20)))
     shapes = {"query": (batch, heads, n_queries, size), "key": (batch, heads, n_keys, size)}
     kind = draw(st.sampled_from(MIXINGS))
@@ -141,24 +212,35 @@ def random_calls(draw):
     shapes["value"] = (batch, heads if kind == "none" else mixed, n_keys, draw(st.integers(1, 5)))
     if draw(st.booleans()):
         rows = draw(st.sampled_from([n_keys, n_queries + n_keys - 1]))
-        shapes["relative_query"], shapes["relative_key"] = (batch, heads, n_queries, 2), (heads, rows, 2)
+        shapes["relative_query"], shapes["relative_key"] = (
+            (batch, heads, n_queries, 2),
+            (heads, rows, 2),
+        )
     if draw(st.booleans()):
         shapes["gain"] = (heads, n_queries + n_keys - 1)
     normalizer = draw(st.sampled_from([*NORMALIZERS, *SINKS]))
     if normalizer in SINKS:
         shapes["sink"] = (heads,)
     if draw(st.booleans()):
-        shapes["score_mixing"] = draw(st.sampled_from([(heads, heads), (batch, n_queries, heads, heads)]))
+        shapes["score_mixing"] = draw(
+            st.sampled_from([(heads, heads), (batch, n_queries, heads, heads)])
+        )
     if draw(st.booleans()):
         full = (batch, heads, n_queries, n_keys)
-        shapes["attn_mask"] = [n if draw(st.booleans()) else 1 for n in full][draw(st.integers(0, 3)) :]
+        shapes["attn_mask"] = [n if draw(st.booleans()) else 1 for n in full][
+            draw(st.integers(0, 3)) :
+        ]
     given = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
     if "attn_mask" in given:
         hidden = torch.rand(shapes["attn_mask"]) < 0.3
-        given["attn_mask"] = given["attn_mask"].masked_fill(hidden, draw(st.sampled_from([0.0, -INF])))
+        given["attn_mask"] = given["attn_mask"].masked_fill(
+            hidden, draw(st.sampled_from([0.0, -INF]))
+        )
     options = {"normalizer": normalizer, "causal": draw(st.booleans())}
     if draw(st.booleans()):
-        options["key_padding_mask"] = torch.rand(batch, n_keys) < draw(st.sampled_from([0.2, 0.6, 1.0]))
+        options["key_padding_mask"] = torch.rand(batch, n_keys) < draw(
+            st.sampled_from([0.2, 0.6, 1.0])
+        )
     block = draw(st.sampled_from([1, 32, 256, 2**18])), draw(st.integers(1, 4))
     return given, options, block
 
@@ -191,13 +273,20 @@ def test_random_calls_are_the_definition(examples):
 def test_very_low_scores_are_no_hidden_keys(way, dtype, lowest):
     """fairseq's encoders hide keys by -1e8; where every key has it, all weigh the same."""
     of_mask = torch.float64 if dtype == torch.float64 else torch.float32
-    lowest = {"of float32": torch.finfo(torch.float32).min, "of the mask": torch.finfo(of_mask).min}.get(lowest, lowest)
+    lowest = {
+        "of float32": torch.finfo(torch.float32).min,
+        "of the mask": torch.finfo(of_mask).min,
+    }.get(lowest, lowest)
     given = {name: t.to(dtype) for name, t in tensors(value_dim=D).items()}
     given["query"] = 0 * given["query"]  # a float32 score has no place for more beside -1e8
-    mask = torch.full((NQ, NK), -INF, dtype=torch.float64).index_fill(1, torch.tensor([0, 4]), lowest)
+    mask = torch.full((NQ, NK), -INF, dtype=torch.float64).index_fill(
+        1, torch.tensor([0, 4]), lowest
+    )
     out = compute(given, way, attn_mask=mask.to(of_mask))["out"]
     expected = given["value"][:, :, [0, 4]].double().mean(2, keepdim=True).expand(out.shape)
-    torch.testing.assert_close(out.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+    torch.testing.assert_close(
+        out.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps
+    )
 
 
 @covering(impl=IMPLS, mixing=MIXINGS)
@@ -217,7 +306,9 @@ def test_a_mask_may_have_the_half_precision_that_autocast_has_not(impl):
         assert_same({"out": attention(**given, attn_mask=mask, impl=impl)}, {"out": expected})
 
 
-@pytest.mark.parametrize("mixing, distances", [("none", "none"), ("per query", "scores shared"), ("shared", "past")])
+@pytest.mark.parametrize(
+    "mixing, distances", [("none", "none"), ("per query", "scores shared"), ("shared", "past")]
+)
 def test_the_counter_of_flops_sees_every_product_of_matrices(mixing, distances):
     from torch.utils.flop_counter import FlopCounterMode  # imports triton
 
@@ -238,17 +329,28 @@ def test_the_counter_of_flops_sees_every_product_of_matrices(mixing, distances):
 @covering(impl=["reference", "blockwise"], normalizer=NORMALIZERS)
 def test_on_the_device_meta_there_are_shapes(impl, normalizer):
     given = {name: t.to("meta") for name, t in tensors("per query", FEW[-1]).items()}
-    masks = {"attn_mask": calls.future().to("meta"), "key_padding_mask": calls.hole().to("meta"), "causal": True}
-    for name, value in outcome(given, impl=impl, normalizer=normalizer, dropout_p=0.1, **masks).items():
+    masks = {
+        "attn_mask": calls.future().to("meta"),
+        "key_padding_mask": calls.hole().to("meta"),
+        "causal": True,
+    }
+    for name, value in outcome(
+        given, impl=impl, normalizer=normalizer, dropout_p=0.1, **masks
+    ).items():
         assert value.device.type == "meta"
         assert value.shape == (given[name].shape if name != "out" else (B, H, NQ, calls.DV))
 
 
 @covering(impl=["reference", "blockwise"], mixing=MIXINGS)
 def test_dropout_comes_after_the_mixing(impl, mixing):
-    """With V the identity, the output is the dropped and mixed weights: each is 0 or the mixed weight / (1 - p)."""
+    """With V the identity, the output is the dropped and mixed weights: each is 0 or the mixed
+    weight / (1 - p).
+    """
     n = 64
-    given = {**tensors(mixing, n_queries=n, n_keys=n), "value": torch.eye(n).double().expand(B, H, n, n).contiguous()}
+    given = {
+        **tensors(mixing, n_queries=n, n_keys=n),
+        "value": torch.eye(n).double().expand(B, H, n, n).contiguous(),
+    }
     whole, dropped = (attention(**given, dropout_p=p, impl=impl) for p in (0.0, 0.25))
     zero = dropped == 0
     torch.testing.assert_close(dropped[~zero], whole[~zero] / 0.75)
@@ -260,7 +362,9 @@ def test_auto_takes_the_formula_for_forward_mode_derivatives(normalizer, mixing)
     given = tensors(mixing, value_dim=D)
     query, tangent = given.pop("query"), torch.randn(B, H, NQ, D, dtype=torch.float64)
     (out, found), (_, expected) = (
-        torch.func.jvp(partial(attention, **given, normalizer=normalizer, impl=impl), (query,), (tangent,))
+        torch.func.jvp(
+            partial(attention, **given, normalizer=normalizer, impl=impl), (query,), (tangent,)
+        )
         for impl in ("auto", "reference")
     )
     assert out.shape == found.shape and found.abs().max() > 0
@@ -268,7 +372,11 @@ def test_auto_takes_the_formula_for_forward_mode_derivatives(normalizer, mixing)
 
 
 def inputs(head_dim=4, value_dim=None, n_queries=8, device="cpu", **changes):
-    shapes = {"query": (n_queries, head_dim), "key": (8, head_dim), "value": (8, value_dim or head_dim)}
+    shapes = {
+        "query": (n_queries, head_dim),
+        "key": (8, head_dim),
+        "value": (8, value_dim or head_dim),
+    }
     given = {name: torch.zeros(1, 2, *shape, device=device) for name, shape in shapes.items()}
     return AttentionInputs(**given | changes)
 
@@ -313,7 +421,9 @@ def test_auto_takes_the_shortest_way(changes, chosen):
 @pytest.mark.parametrize("obstacle", [None, "machine_problem", "problem", "fault"])
 def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
     for name in ("machine_problem", "problem", "fault"):
-        monkeypatch.setattr(api.triton, name, lambda *call, name=name: "no" if name == obstacle else "")
+        monkeypatch.setattr(
+            api.triton, name, lambda *call, name=name: "no" if name == obstacle else ""
+        )
     on_gpu = inputs(normalizer="l2")
     on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
     assert api.fastest(on_gpu) == ("blockwise" if obstacle else "triton")
@@ -363,7 +473,9 @@ WRONG = {
     "attn_mask of float8": dict(attn_mask=torch.zeros(NQ, NK).to(torch.float8_e4m3fn)),
     "attn_mask elsewhere": dict(attn_mask=torch.zeros(NQ, NK, device="meta")),
     "key_padding_mask elsewhere": dict(key_padding_mask=torch.zeros(B, NK, device="meta").bool()),
-    "query that is nested": dict(query=torch.nested.nested_tensor([torch.zeros(H, n, D) for n in (2, 3, 4)])),
+    "query that is nested": dict(
+        query=torch.nested.nested_tensor([torch.zeros(H, n, D) for n in (2, 3, 4)])
+    ),
     "key of sparse layout": dict(key=torch.zeros(B, H, NK, D).double().to_sparse()),
     "gain of integers": dict(gain=torch.zeros(H, NQ + NK - 1, dtype=torch.long)),
 }
@@ -382,7 +494,9 @@ def test_wrong_arguments_are_refused_by_name(case):
 
 def test_a_pair_that_names_neither_relative_tensor_is_refused():
     pair = torch.zeros(B, H, NQ, 1).double(), torch.zeros(H, NK, 1).double()
-    with pytest.raises(TypeError, match=r"^relative is tuple: must be ops.RelativeScores\(query, key\)$"):
+    with pytest.raises(
+        TypeError, match=r"^relative is tuple: must be ops.RelativeScores\(query, key\)$"
+    ):
         attention(**tensors(), relative=pair)
 
 
@@ -416,8 +530,12 @@ def test_the_package_works_without_fairseq_and_triton_and_says_so():
         "print(implementation_problem('triton'))\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert result.stdout.strip() == "needs the package triton, which is not installed", result.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert result.stdout.strip() == "needs the package triton, which is not installed", (
+        result.stderr
+    )
 
 
 def test_a_traced_program_has_only_operations_of_torch_and_serves_other_sizes():
@@ -428,7 +546,8 @@ def test_a_traced_program_has_only_operations_of_torch_and_serves_other_sizes():
 
     mixing = torch.eye(2) + 0.1
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # checks of shapes are not in the program
+        # checks of shapes are not in the program
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         traced = torch.jit.trace(call, (*torch.randn(3, 1, 2, 40, 4), mixing))
     assert "mixhead_plugin::" not in str(traced.inlined_graph)
@@ -438,12 +557,16 @@ def test_a_traced_program_has_only_operations_of_torch_and_serves_other_sizes():
 
 @pytest.mark.parametrize("lowest", [-1e8, torch.finfo(torch.float32).min])
 def test_gradients_of_rows_of_low_scores_are_those_of_the_formula(lowest):
-    """torch's own kernel gives such rows gradients that are several times too large, so "auto" may not take it."""
+    """torch's own kernel gives such rows gradients that are several times too large, so "auto" may
+    not take it.
+    """
     mask = torch.zeros(NQ, NK)
     mask[1] = lowest
     made, found = tensors(value_dim=D), {}  # values as large as keys, as torch's kernel wants them
     for impl in ("reference", "auto"):
         given = {name: tensor.float().requires_grad_() for name, tensor in made.items()}
         out = attention(**given, attn_mask=mask, impl=impl)
-        found[impl] = dict(zip(given, torch.autograd.grad(out.square().sum(), list(given.values()))))
+        found[impl] = dict(
+            zip(given, torch.autograd.grad(out.square().sum(), list(given.values())))
+        )
     torch.testing.assert_close(found["auto"], found["reference"])

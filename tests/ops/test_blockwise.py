@@ -1,4 +1,6 @@
-"""Test what blocks add: little memory, threads, dropout that is drawn again, operators that torch can compile."""
+"""Test what blocks add: little memory, threads, dropout that is drawn again, operators that torch
+can compile.
+"""
 
 from unittest import mock
 
@@ -11,7 +13,21 @@ from mixhead_plugin.ops.blockwise import plan
 from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.covering import covering, each_once
 from tests.ops import calls
-from tests.ops.calls import DV, FEW, MIXINGS, NK, NQ, SINKS, B, D, H, assert_same, blocks, outcome, tensors
+from tests.ops.calls import (
+    DV,
+    FEW,
+    MIXINGS,
+    NK,
+    NQ,
+    SINKS,
+    B,
+    D,
+    H,
+    assert_same,
+    blocks,
+    outcome,
+    tensors,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +52,13 @@ def test_everything_repeats_bit_by_bit_with_the_seed(setting, mixing, distances)
 
 def test_blocks_of_long_rows_are_larger_if_enough_remain_for_the_cores():
     key = torch.ones(1, 8, 2048, 1)
-    with mock.patch.multiple(plan, BLOCK_SIZE={"cpu": 2**18}, MIN_QUERIES=20, MANY_QUERIES=64, LARGER=4):
+    with mock.patch.multiple(
+        plan, BLOCK_SIZE={"cpu": 2**18}, MIN_QUERIES=20, MANY_QUERIES=64, LARGER=4
+    ):
         for n, expected in ((512, 20), (1024, 64)):
-            mixed = AttentionInputs(query=torch.ones(1, 8, n, 1), key=key, value=key, mixing=torch.ones(8, 8))
+            mixed = AttentionInputs(
+                query=torch.ones(1, 8, n, 1), key=key, value=key, mixing=torch.ones(8, 8)
+            )
             assert plan._cut(mixed)[2][0] == slice(0, expected)
 
 
@@ -65,7 +85,9 @@ def test_dropout_has_its_probability_and_no_pattern(setting, p):
         assert abs(pairs.mean() - (1 - p) ** 2) < 10 * deviation
 
 
-@pytest.mark.parametrize("p", [0.99999, *(pytest.param(p, marks=pytest.mark.slow) for p in (0.9999, 1e-4))])
+@pytest.mark.parametrize(
+    "p", [0.99999, *(pytest.param(p, marks=pytest.mark.slow) for p in (0.9999, 1e-4))]
+)
 def test_extreme_probabilities_are_met_as_well(p):
     n = 512  # 16 random bits would keep 1.5 times as many weights at the first p
     q = torch.zeros(16, H, n, 1)
@@ -78,7 +100,9 @@ def test_what_no_block_writes_is_zero():
     given = tensors("per query", n_queries=NK + 9)
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
-        assert_same(*(outcome(given, causal=True, impl=impl) for impl in ("blockwise", "reference")))
+        assert_same(
+            *(outcome(given, causal=True, impl=impl) for impl in ("blockwise", "reference"))
+        )
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -103,9 +127,14 @@ def test_activation_checkpointing_drops_the_same_weights(mixing, distances, impl
     given = tensors(mixing, distances)
     options = dict(causal=True, dropout_p=0.3, impl=impl)
     found = []
-    for wrap in (lambda f, *a, **k: f(*a, **k), lambda f, *a, **k: checkpoint(f, *a, use_reentrant=False, **k)):
+    for wrap in (
+        lambda f, *a, **k: f(*a, **k),
+        lambda f, *a, **k: checkpoint(f, *a, use_reentrant=False, **k),
+    ):
         torch.manual_seed(5)
-        found.append(outcome(given, lambda wrap=wrap, **arguments: wrap(attention, **arguments), **options))
+        found.append(
+            outcome(given, lambda wrap=wrap, **arguments: wrap(attention, **arguments), **options)
+        )
     assert_same(*found)
 
 
@@ -123,7 +152,10 @@ def test_it_compiles_without_a_break(mixing, distances):
 
 
 def operator_inputs(mixing="per query", distances=FEW[-1], dtype=torch.float64, learned=True):
-    given = {n: t.requires_grad_(learned) for n, t in tensors(mixing, distances, dtype, normalizer=SINKS[0]).items()}
+    given = {
+        n: t.requires_grad_(learned)
+        for n, t in tensors(mixing, distances, dtype, normalizer=SINKS[0]).items()
+    }
     given["attn_mask"] = torch.randn(NQ, NK, dtype=dtype, requires_grad=learned)
     names = AttentionInputs._fields[: AttentionInputs._fields.index("seed")]
     return [given.get(name) for name in names], [torch.tensor(5), "softmax", True, 0.2, 0.5]
@@ -139,13 +171,21 @@ def test_torch_finds_no_fault_in_the_operator(mixing, distances):
 def test_gradients_lie_in_memory_as_the_compiler_was_told(dtype):
     """Each gradient has the strides of its tensor, which is transposed here."""
     inputs, settings = operator_inputs("shared", dtype=dtype, learned=False)
-    turned = [t if t is None or t.dim() < 2 else t.transpose(-2, -1).contiguous().transpose(-2, -1) for t in inputs]
+    turned = [
+        t if t is None or t.dim() < 2 else t.transpose(-2, -1).contiguous().transpose(-2, -1)
+        for t in inputs
+    ]
     turned[5] = calls.hole()
     d_output = torch.randn(B, NQ, H, DV).transpose(1, 2).to(dtype)
-    expanded = [turned[0][:, :1].expand_as(turned[0]), *turned[1:], *settings]  # as the queries of latents
-    torch.library.opcheck(torch.ops.mixhead_plugin.blockwise, expanded, test_utils="test_faketensor")
+    # as the queries of latents
+    expanded = [turned[0][:, :1].expand_as(turned[0]), *turned[1:], *settings]
+    torch.library.opcheck(
+        torch.ops.mixhead_plugin.blockwise, expanded, test_utils="test_faketensor"
+    )
     arguments = (d_output, True, *turned, *settings)
-    torch.library.opcheck(torch.ops.mixhead_plugin.blockwise_backward, arguments, test_utils="test_faketensor")
+    torch.library.opcheck(
+        torch.ops.mixhead_plugin.blockwise_backward, arguments, test_utils="test_faketensor"
+    )
 
 
 def test_a_second_derivative_is_refused():
@@ -159,7 +199,9 @@ def test_a_second_derivative_is_refused():
 def test_a_forward_mode_derivative_by_any_input_is_refused():
     given = tensors("shared", FEW[-1])
     for name, tensor in given.items():
-        with pytest.raises(NotImplementedError, match="no forward-mode derivative; impl 'reference' has"):
+        with pytest.raises(
+            NotImplementedError, match="no forward-mode derivative; impl 'reference' has"
+        ):
             torch.func.jvp(
                 lambda t, name=name: calls.run({**given, name: t}, impl="blockwise"),
                 (tensor,),

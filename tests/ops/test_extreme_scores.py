@@ -19,7 +19,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def tensors(largest, dtype, mixed=None):
-    """Return queries, keys and values whose largest score, with scale 1, is +-`largest`; and a mixing."""
+    """Return queries, keys and values whose largest score, with scale 1, is +-`largest`; and a
+    mixing.
+    """
 
     def random(*shape):
         return torch.randn(shape, dtype=torch.float64)
@@ -43,7 +45,9 @@ def outcome(tensors, **options):
 def from_rounded_scores(tensors, normalizer):
     """Return the output of causal attention, where scores alone are rounded, to float32."""
     scores = (tensors["query"].float() @ tensors["key"].float().mT).double()
-    weights = NORMALIZERS[normalizer].weights(scores.masked_fill(torch.ones(NQ, NK).triu(1 + NK - NQ).bool(), -INF))
+    weights = NORMALIZERS[normalizer].weights(
+        scores.masked_fill(torch.ones(NQ, NK).triu(1 + NK - NQ).bool(), -INF)
+    )
     if "mixing" in tensors:
         equation = "bjtk,ji->bitk" if tensors["mixing"].dim() == 2 else "bjtk,btji->bitk"
         weights = torch.einsum(equation, weights, tensors["mixing"].double())
@@ -69,11 +73,18 @@ def test_results_are_right_or_infinite_for_scores_of_every_size(dtype, normalize
             largest, tiny = value.abs().max(), torch.finfo(dtype).tiny
             error = (from_rounded_scores(made, normalizer) - value).abs().max()
             tolerance = 2 * error + 2 * torch.finfo(dtype).eps * largest + tiny
-            assert (found["out"].double() - value).abs().max() <= tolerance < max(largest, 2 * tiny), size  # not zeros
+            # not zeros
+            assert (
+                (found["out"].double() - value).abs().max() <= tolerance < max(largest, 2 * tiny)
+            ), size
 
 
 @pytest.mark.gpu
-@covering(dtype=DTYPES, normalizer=["softmax", "sigsoftmax", "l2"], impl=["auto", "triton", "blockwise", "reference"])
+@covering(
+    dtype=DTYPES,
+    normalizer=["softmax", "sigsoftmax", "l2"],
+    impl=["auto", "triton", "blockwise", "reference"],
+)
 def test_a_gpu_gives_finite_numbers(dtype, normalizer, impl):
     for mixed, size in itertools.product(MIXED, SIZES_OF_SCORES):
         made = {name: tensor.cuda() for name, tensor in tensors(size, dtype, mixed).items()}

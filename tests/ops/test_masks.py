@@ -1,4 +1,6 @@
-"""Test what masks save: blocks, scores and memory. test_attention.py compares their values with the definition."""
+"""Test what masks save: blocks, scores and memory. test_attention.py compares their values with the
+definition.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,10 @@ B, H, NQ, NK = 3, 2, 8, 10
 
 
 def inputs(n_queries=NQ, n_keys=NK, **masks):
-    given = {name: torch.zeros(B, H, n, 1) for name, n in (("query", n_queries), ("key", n_keys), ("value", n_keys))}
+    given = {
+        name: torch.zeros(B, H, n, 1)
+        for name, n in (("query", n_queries), ("key", n_keys), ("value", n_keys))
+    }
     return AttentionInputs(**given | masks)
 
 
@@ -34,8 +39,14 @@ def test_rows_that_see_no_key_are_known(masks, seen):
 def test_the_future_is_in_no_block(as_tensor):
     future = torch.full((NQ, NQ), -INF).triu(1)
     with blocks(1, 1, 3):
-        plan = Plan(inputs(n_keys=NQ, **(dict(attn_mask=future) if as_tensor else dict(causal=True))))
-    assert {(block.queries.stop, block.keys.stop) for block in plan.blocks} == {(3, 3), (6, 6), (8, 8)}
+        plan = Plan(
+            inputs(n_keys=NQ, **(dict(attn_mask=future) if as_tensor else dict(causal=True)))
+        )
+    assert {(block.queries.stop, block.keys.stop) for block in plan.blocks} == {
+        (3, 3),
+        (6, 6),
+        (8, 8),
+    }
     assert plan.masks.seen
 
 

@@ -27,17 +27,25 @@ def random_scores(dtype=torch.float64, offset=0.0, n_keys=7):
 
 
 @covering(
-    name=NORMALIZERS, offset=[-200.0, -30.0, 0.0, 30.0, 200.0], dtype=[torch.float32, torch.float64], n_keys=LENGTHS
+    name=NORMALIZERS,
+    offset=[-200.0, -30.0, 0.0, 30.0, 200.0],
+    dtype=[torch.float32, torch.float64],
+    n_keys=LENGTHS,
 )
 def test_weights_and_gradients_are_those_of_the_definition(name, offset, dtype, n_keys):
-    """The definition is computed in float64, because float32 cannot hold exponentials of the largest scores."""
+    """The definition is computed in float64, because float32 cannot hold exponentials of the
+    largest scores.
+    """
     scores = random_scores(dtype, offset, n_keys)
     exact = scores.double().masked_fill(scores == -INF, 0.0).requires_grad_()
     expected = definitions.weights(name, exact, scores > -INF)
     weights, limits = NORMALIZERS[name].weights(scores), torch.finfo(dtype)
-    largest = expected.detach().abs().amax(-1, keepdim=True).clamp(limits.tiny, limits.max)  # of each row
+    # of each row
+    largest = expected.detach().abs().amax(-1, keepdim=True).clamp(limits.tiny, limits.max)
     rtol = {torch.float32: 2e-5, torch.float64: 1e-11}[dtype]
-    torch.testing.assert_close(weights / largest, expected.to(dtype) / largest, rtol=rtol, atol=limits.eps)
+    torch.testing.assert_close(
+        weights / largest, expected.to(dtype) / largest, rtol=rtol, atol=limits.eps
+    )
     assert (weights[scores == -INF] == 0).all()
     if largest.max() == limits.max:
         return  # unnormalized by definition
@@ -50,7 +58,8 @@ def test_weights_and_gradients_are_those_of_the_definition(name, offset, dtype, 
     out = torch.full_like(scores, float("nan"))
     written = NORMALIZERS[name].grad(scores, weights, d_weights, out)
     assert written.data_ptr() == out.data_ptr()
-    # Twice the error of the definition in float32; in float64 the definition's own error counts, too.
+    # Twice the error of the definition in float32; in float64 the definition's own error counts,
+    # too.
     eps = {torch.float32: 4, torch.float64: 16}[dtype] * limits.eps
     size = float(expected_grad.abs().max()) + 1e-30
     for grad in (found, written):
@@ -61,7 +70,9 @@ def test_weights_and_gradients_are_those_of_the_definition(name, offset, dtype, 
 @every_normalizer_and_length
 def test_torchscript_compiles_it(name, n_keys):
     scores = random_scores(n_keys=n_keys)
-    assert torch.equal(torch.jit.script(NORMALIZERS[name].weights)(scores), NORMALIZERS[name].weights(scores))
+    assert torch.equal(
+        torch.jit.script(NORMALIZERS[name].weights)(scores), NORMALIZERS[name].weights(scores)
+    )
 
 
 @every_normalizer
@@ -79,12 +90,16 @@ def test_the_lowest_score_is_not_a_hidden_key(name):
 @pytest.mark.parametrize("name", ["softpick", "swish-l2"])
 @pytest.mark.parametrize("score", [1e-40, 1e-38, -1e-40])
 def test_gradients_of_scores_near_zero_are_finite(name, score):
-    """Their weights are quotients of numbers that float32 holds, but the derivative, about 1 / score, overflows."""
+    """Their weights are quotients of numbers that float32 holds, but the derivative, about 1 /
+    score, overflows.
+    """
     scores = torch.full((2, 20), score, requires_grad=True)
     d_weights = torch.randn(2, 20)
     weights = NORMALIZERS[name].weights(scores)
     (by_autograd,) = torch.autograd.grad(weights, scores, d_weights)
-    written = NORMALIZERS[name].grad(scores.detach(), weights.detach(), d_weights, torch.empty(2, 20))
+    written = NORMALIZERS[name].grad(
+        scores.detach(), weights.detach(), d_weights, torch.empty(2, 20)
+    )
     assert by_autograd.isfinite().all() and written.isfinite().all()
     exact = NORMALIZERS[name].weights(scores.detach().double())
     torch.testing.assert_close(weights.double(), exact, rtol=1e-3, atol=1e-6)
@@ -104,7 +119,8 @@ ROWS_WITH_THE_LOWEST = [
 ]
 
 
-@pytest.mark.parametrize("name", [name for name in NORMALIZERS if name != "unnormalized"])  # exp(1e4) is infinite
+# exp(1e4) is infinite
+@pytest.mark.parametrize("name", [name for name in NORMALIZERS if name != "unnormalized"])
 @pytest.mark.parametrize("n_keys", [4, 20])
 def test_derivatives_beside_the_lowest_float_are_exact(name, n_keys):
     normalizer = NORMALIZERS[name]
@@ -121,7 +137,13 @@ def test_derivatives_beside_the_lowest_float_are_exact(name, n_keys):
     weights = normalizer.weights(scores, False, torch.empty_like(scores))
     written = normalizer.grad(scores, weights, d_weights, torch.empty_like(scores))
     exact_weights, exact_tangent = forward(torch.float64)
-    exact = [backward(torch.float64), backward(torch.float64), exact_tangent, exact_weights, exact_weights]
+    exact = [
+        backward(torch.float64),
+        backward(torch.float64),
+        exact_tangent,
+        exact_weights,
+        exact_weights,
+    ]
     found_weights, found_tangent = forward(torch.float32)
     found = [backward(torch.float32), written, found_tangent, found_weights, weights]
     torch.testing.assert_close([part.double() for part in found], exact, rtol=1e-3, atol=1e-5)
@@ -138,7 +160,8 @@ def test_nan_is_not_hidden(name, n_keys):
 
 def test_entmax15_is_that_of_the_package_entmax():
     theirs = pytest.importorskip("entmax")
-    scores = random_scores(n_keys=40)[2:].requires_grad_()  # theirs gives NaN where a row sees no key
+    # theirs gives NaN where a row sees no key
+    scores = random_scores(n_keys=40)[2:].requires_grad_()
     d_weights, found = torch.randn(2, 5, 40, dtype=torch.float64), []
     for weights in (NORMALIZERS["entmax15"].weights(scores), theirs.entmax15(scores, -1)):
         found.append((weights, *torch.autograd.grad((weights * d_weights).sum(), scores)))

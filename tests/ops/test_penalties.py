@@ -1,4 +1,6 @@
-"""Test padding and precision of the penalties; tests/fairseq/criterions/test_orthogonal.py has their equations."""
+"""Test padding and precision of the penalties; tests/fairseq/criterions/test_orthogonal.py has
+their equations.
+"""
 
 import pytest
 import torch
@@ -6,10 +8,15 @@ import torch
 from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
 
 B, H, N, K = 3, 4, 5, 7
-REAL = torch.tensor([[True] * 5, [True, True, True, False, False], [False, False, True, True, True]])
+REAL = torch.tensor(
+    [[True] * 5, [True, True, True, False, False], [False, False, True, True, True]]
+)
 
 
-PENALTIES = {"orthogonal": (orthogonal_penalty, (B, N, H, H), (2, 3)), "rank": (rank_penalty, (B, H, N, K), (1, 3))}
+PENALTIES = {
+    "orthogonal": (orthogonal_penalty, (B, N, H, H), (2, 3)),
+    "rank": (rank_penalty, (B, H, N, K), (1, 3)),
+}
 
 
 @pytest.mark.parametrize("name", PENALTIES)

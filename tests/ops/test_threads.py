@@ -33,7 +33,9 @@ def test_each_thread_runs_torch_on_one_core_without_gradients_and_autocast(threa
 
     def work(items):
         for _ in items:
-            seen.append((torch.get_num_threads(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+            seen.append(
+                (torch.get_num_threads(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
+            )
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         parallel_for(work, list(range(20)), CPU)
@@ -119,7 +121,9 @@ assert count() == 20
 
 
 def test_a_forked_process_does_not_count_on_threads_of_its_parent():
-    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120, cwd=Path(__file__).parents[2])
+    subprocess.run(
+        [sys.executable, "-c", FORK], check=True, timeout=120, cwd=Path(__file__).parents[2]
+    )
 
 
 AFTER_MAIN = """
@@ -138,8 +142,12 @@ threading.Thread(target=work, args=(q, before)).start()
 """
 
 
-@pytest.mark.parametrize("before", ["blockwise", "reference"], ids=["with threads", "without threads"])
+@pytest.mark.parametrize(
+    "before", ["blockwise", "reference"], ids=["with threads", "without threads"]
+)
 def test_a_thread_that_outlives_the_main_thread_goes_on(before):
     program = AFTER_MAIN.replace("BEFORE", before)
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert (run.stdout, run.returncode) == ("done\n", 0), run.stderr

@@ -1,4 +1,6 @@
-"""Test torch's transformations: each is right, or is refused in one line that names the implementation."""
+"""Test torch's transformations: each is right, or is refused in one line that names the
+implementation.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from tests.ops import definitions
 
 NQ, NK, D = 5, 6, 4
 EXACT = ""
-NO_TORCH_FUNC = "impl 'blockwise' has no derivative for torch.func, only for autograd; impl 'reference' has"
+NO_TORCH_FUNC = (
+    "impl 'blockwise' has no derivative for torch.func, only for autograd; impl 'reference' has"
+)
 NO_FORWARD = "impl 'blockwise' has no forward-mode derivative; impl 'reference' has"
 
 
@@ -102,7 +106,9 @@ def queries():
 
 @covering(way=WAYS, impl=IMPLS, what=TRANSFORMATIONS)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of the compiler, about its own tracing
-def test_a_transformation_is_right_or_refused_in_words_that_name_the_implementation(way, impl, what):
+def test_a_transformation_is_right_or_refused_in_words_that_name_the_implementation(
+    way, impl, what
+):
     torch._dynamo.reset()
     make, refusal = TRANSFORMATIONS[what]
     name, mixes = IMPLS[impl]
@@ -162,8 +168,13 @@ def test_tangents_that_come_after_compiling_are_refused_and_not_lost():
 @pytest.mark.parametrize("impl", ["auto, mixed", "auto, plain"])
 def test_a_second_derivative_that_is_missing_names_the_implementation(impl):
     query = queries().requires_grad_()
-    (d_query,) = torch.autograd.grad(of_square(call(*IMPLS[impl], torch.float32))(query), query, create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"^impl '\w+' .*has no second derivative.*; impl 'reference' has$"):
+    (d_query,) = torch.autograd.grad(
+        of_square(call(*IMPLS[impl], torch.float32))(query), query, create_graph=True
+    )
+    with pytest.raises(
+        NotImplementedError,
+        match=r"^impl '\w+' .*has no second derivative.*; impl 'reference' has$",
+    ):
         d_query.sum().backward()
 
 

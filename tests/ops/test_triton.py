@@ -38,7 +38,9 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def extreme():
-    """Return low and high scores: a low one is not a hidden key, and a large one does not overflow."""
+    """Return low and high scores: a low one is not a hidden key,
+    and a large one does not overflow.
+    """
     bias = torch.full((NQ, NK), -INF, device=DEVICE)
     for first, number in enumerate([torch.finfo(torch.float32).min, -300.0, 300.0]):
         bias[first::4, :7] = number
@@ -53,7 +55,9 @@ MASKS = {
     "causal as a tensor": lambda: {"attn_mask": future()},
     "bias for each head": lambda: {"attn_mask": holes(1, H, NQ, NK), "causal": True},
     "bias for each sentence": lambda: {"attn_mask": holes(B, 1, NQ, NK).bfloat16()},
-    "bias for each key": lambda: {"attn_mask": torch.randn(B, 1, 1, NK, device=DEVICE).expand(B, H, NQ, NK)},
+    "bias for each key": lambda: {
+        "attn_mask": torch.randn(B, 1, 1, NK, device=DEVICE).expand(B, H, NQ, NK)
+    },
     "expanded bias": lambda: {
         "attn_mask": holes(NQ, NK).double().expand(B, H, NQ, NK),
         "key_padding_mask": a_sentence_of_nothing(),
@@ -74,7 +78,9 @@ def test_lower_precision_is_at_most_twice_as_wrong_as_the_formula(normalizer, mi
     must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), causal=True)
 
 
-@pytest.mark.parametrize("dtype, of_mixing", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize(
+    "dtype, of_mixing", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)]
+)
 def test_mixing_may_have_another_dtype(dtype, of_mixing):
     """Under autocast queries are in half precision, but the mixing matrix is float32."""
     tensors = inputs("shared", dtype, 1, 3, 9, 17)
@@ -83,7 +89,15 @@ def test_mixing_may_have_another_dtype(dtype, of_mixing):
 
 
 # queries, keys, heads, their size
-SIZES = [(33, 17, 3, 8), (9, 1, 3, 8), (1, 9, 3, 8), (65, 64, 2, 8), (17, 18, 1, 8), (17, 18, 5, 64), (17, 18, 16, 8)]
+SIZES = [
+    (33, 17, 3, 8),
+    (9, 1, 3, 8),
+    (1, 9, 3, 8),
+    (65, 64, 2, 8),
+    (17, 18, 1, 8),
+    (17, 18, 5, 64),
+    (17, 18, 16, 8),
+]
 
 
 @first_of(size=[*SIZES, (17, 18, 64, 8)], mixed=["shared", "per query", None])
@@ -115,7 +129,9 @@ def tables():
 def test_every_tile_of_the_tables(monkeypatch, case):
     """Run the tiles that a GPU would try."""
     dtype, mixed, (heads, head_dim), place = case
-    monkeypatch.setattr(tuning, "tiles_for", lambda *size: TABLES(*size)[place:] or TABLES(*size)[-1:])
+    monkeypatch.setattr(
+        tuning, "tiles_for", lambda *size: TABLES(*size)[place:] or TABLES(*size)[-1:]
+    )
     # more queries and keys than a tile has, unless it has many
     n_queries, n_keys = (131, 133) if mixed is None else (35, 37) if heads <= 8 else (17, 18)
     tensors = inputs(mixed, dtype, 1, heads, n_queries, n_keys, head_dim, head_dim)
@@ -177,7 +193,11 @@ def test_dropout_repeats_with_the_seed_and_under_activation_checkpointing(mixed)
         return fused(**dict(zip(names, values)), causal=True, dropout_p=0.3)
 
     runs = []
-    for seed, function in ((5, run), (5, lambda *values: checkpoint(run, *values, use_reentrant=False)), (6, run)):
+    for seed, function in (
+        (5, run),
+        (5, lambda *values: checkpoint(run, *values, use_reentrant=False)),
+        (6, run),
+    ):
         torch.manual_seed(seed)
         runs.append(with_gradients(lambda f=function, **t: f(*t.values()), tensors))
     assert all(torch.equal(a, b) for a, b in zip(*runs[:2]))
@@ -185,7 +205,9 @@ def test_dropout_repeats_with_the_seed_and_under_activation_checkpointing(mixed)
 
 
 def test_all_may_be_dropped():
-    for tensor in with_gradients(fused, inputs("shared", batch=1, n_queries=5, n_keys=6), dropout_p=1.0):
+    for tensor in with_gradients(
+        fused, inputs("shared", batch=1, n_queries=5, n_keys=6), dropout_p=1.0
+    ):
         assert (tensor == 0).all()
 
 

@@ -1,4 +1,6 @@
-"""Test which memory the interpreted kernels read and write: never outside of a tensor, never in a race."""
+"""Test which memory the interpreted kernels read and write: never outside of a tensor, never in a
+race.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,10 @@ from tests.ops.triton_cases import (
     with_gradients,
 )
 
-pytestmark = [pytest.mark.usefixtures("kernels"), pytest.mark.skipif(ON_GPU, reason="needs triton's interpreter")]
+pytestmark = [
+    pytest.mark.usefixtures("kernels"),
+    pytest.mark.skipif(ON_GPU, reason="needs triton's interpreter"),
+]
 OPTIONS = {
     "causal": {"causal": True},
     "masked": {"attn_mask": future(), "key_padding_mask": padding()},
@@ -37,7 +42,9 @@ def addresses_of(arguments):
     found = [np.empty(0, np.int64)]
     for argument in arguments:
         if isinstance(argument, torch.Tensor) and argument.numel():
-            last = sum((size - 1) * stride for size, stride in zip(argument.shape, argument.stride()))
+            last = sum(
+                (size - 1) * stride for size, stride in zip(argument.shape, argument.stride())
+            )
             numbers = torch.arange(last + 1).as_strided(argument.shape, argument.stride())
             found.append(argument.data_ptr() + argument.element_size() * numbers.flatten().numpy())
         elif isinstance(argument, tuple):
@@ -46,7 +53,9 @@ def addresses_of(arguments):
 
 
 @each_once(mixed=MIXINGS, options=OPTIONS, dropout_p=[0.0, 0.25])
-def test_programs_stay_inside_their_tensors_and_out_of_each_other(mixed, options, dropout_p, monkeypatch):
+def test_programs_stay_inside_their_tensors_and_out_of_each_other(
+    mixed, options, dropout_p, monkeypatch
+):
     from triton.runtime.interpreter import InterpreterBuilder
 
     use_tiles(monkeypatch, Tile(32, 64, 4, 1), Tile(32, 64, 4, 1, HC=2, HG=2))
@@ -75,9 +84,13 @@ def test_programs_stay_inside_their_tensors_and_out_of_each_other(mixed, options
         assert np.isin(reads[0], inside).all() and np.isin(writes[0], inside).all()
         assert len(np.unique(writes[0])) == writes.shape[1], "a number is written twice"
         writer = dict(writes.T)
-        assert all(writer.get(address, program) == program for address, program in reads.T), "a read races a write"
+        assert all(writer.get(address, program) == program for address, program in reads.T), (
+            "a read races a write"
+        )
         launches.append(kernel.fn.__name__)
 
     monkeypatch.setattr(operators, "start", start)
-    with_gradients(fused, inputs(mixed, sink=options == "sink"), **OPTIONS[options], dropout_p=dropout_p)
+    with_gradients(
+        fused, inputs(mixed, sink=options == "sink"), **OPTIONS[options], dropout_p=dropout_p
+    )
     assert len(launches) >= 4

@@ -40,18 +40,24 @@ FULL_SIZE = {
     "values of 9": dict(length=777, value_dim=9),  # rows of 32 and of 128 bytes: ptxas 12.8
     "more keys": dict(length=300, n_keys=1000, normalizer="l2"),
     "more queries": dict(length=1000, n_keys=300),
-    "more keys, float32": dict(length=129, n_keys=517, head_dim=33, value_dim=65, dtype=torch.float32),
+    "more keys, float32": dict(
+        length=129, n_keys=517, head_dim=33, value_dim=65, dtype=torch.float32
+    ),
 }
 
 
-def full_size(mixed, length, heads=8, head_dim=64, dtype=torch.bfloat16, n_keys=None, value_dim=None, **more):
+def full_size(
+    mixed, length, heads=8, head_dim=64, dtype=torch.bfloat16, n_keys=None, value_dim=None, **more
+):
     shape = dict(heads=heads, n_queries=length, n_keys=n_keys or length, head_dim=head_dim)
     return inputs(mixed, dtype, **shape, value_dim=value_dim or head_dim, **more)
 
 
 @pytest.fixture
 def set_tf32():
-    """Return a function that sets torch's switch, which is put back. monkeypatch cannot: the switch is no attribute."""
+    """Return a function that sets torch's switch, which is put back. monkeypatch cannot: the switch
+    is no attribute.
+    """
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     yield lambda allowed: setattr(matmul, "allow_tf32", allowed)
@@ -95,10 +101,16 @@ FULL_MASKS = {
 @covering(size=[(1024, 64), (777, 128)], masks=FULL_MASKS, mixed=MIXINGS)
 def test_full_size_with_masks(size, masks, mixed):
     length, head_dim = size
-    must_be_right(full_size(mixed, length, head_dim=head_dim), normalizer="softmax", **FULL_MASKS[masks](length))
+    must_be_right(
+        full_size(mixed, length, head_dim=head_dim),
+        normalizer="softmax",
+        **FULL_MASKS[masks](length),
+    )
 
 
-@covering(length=[1024, 777], dtype=[torch.bfloat16, torch.float16], normalizer=NORMALIZERS, mixed=MIXINGS)
+@covering(
+    length=[1024, 777], dtype=[torch.bfloat16, torch.float16], normalizer=NORMALIZERS, mixed=MIXINGS
+)
 def test_full_size_with_dropout(length, dtype, normalizer, mixed):
     must_be_right_with_dropout(full_size(mixed, length, dtype=dtype), normalizer, 0.1)
 
@@ -107,12 +119,18 @@ def test_full_size_with_dropout(length, dtype, normalizer, mixed):
 @pytest.mark.parametrize("width", [128, 9])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
 def test_values_that_are_columns_of_a_wide_matrix(place, width, dropout_p):
-    """Rows of 777 numbers are never aligned, and all heads share them. Each tile runs alone, so a crash is its own."""
+    """Rows of 777 numbers are never aligned, and all heads share them. Each tile runs alone, so a
+    crash is its own.
+    """
     n, dtype = 777, torch.bfloat16
     query, key, _ = (torch.zeros_like(tensor) for tensor in full_size(None, n).values())
-    value = torch.eye(n, device=DEVICE, dtype=dtype)[:, n - width :].expand(*query.shape[:2], -1, -1)
+    value = torch.eye(n, device=DEVICE, dtype=dtype)[:, n - width :].expand(
+        *query.shape[:2], -1, -1
+    )
     seed = torch.tensor(3, device=DEVICE) if dropout_p else None
-    call = operators.Call(record({"query": query, "key": key, "value": value}, seed=seed, dropout_p=dropout_p), place)
+    call = operators.Call(
+        record({"query": query, "key": key, "value": value}, seed=seed, dropout_p=dropout_p), place
+    )
     out, _ = call.forward()
     torch.cuda.synchronize()
     kept = out != 0
@@ -126,7 +144,10 @@ def test_a_captured_graph_draws_new_zeros_at_each_replay(mixed):
 
     def run():
         out = fused(**tensors, causal=True, dropout_p=0.5)
-        return [out.detach(), *torch.autograd.grad(out, list(tensors.values()), torch.ones_like(out))]
+        return [
+            out.detach(),
+            *torch.autograd.grad(out, list(tensors.values()), torch.ones_like(out)),
+        ]
 
     run()
     graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,6 @@
-"""Test what surrounds the fused kernels: refusals, operators of torch, spans of masks, addresses, choice of tiles."""
+"""Test what surrounds the fused kernels: refusals, operators of torch, spans of masks, addresses,
+choice of tiles.
+"""
 
 from types import SimpleNamespace
 
@@ -41,8 +43,12 @@ REFUSED = {
     "mixes 3 heads into as many, not into 2": dict(mixed="shared", rectangular=True),
     "has no kernel for score_mixing": dict(score_mixing=torch.eye(H, device=DEVICE)),
     "has no kernel for gain": dict(gain=torch.ones(H, NQ + NK - 1, device=DEVICE)),
-    "has no kernel for normalizer 'relu2', only for softmax, sigsoftmax, l2, sigmoid": dict(normalizer="relu2"),
-    "gives a learned attn_mask no gradient": dict(attn_mask=torch.zeros(NQ, NK, device=DEVICE, requires_grad=True)),
+    "has no kernel for normalizer 'relu2', only for softmax, sigsoftmax, l2, sigmoid": dict(
+        normalizer="relu2"
+    ),
+    "gives a learned attn_mask no gradient": dict(
+        attn_mask=torch.zeros(NQ, NK, device=DEVICE, requires_grad=True)
+    ),
 }
 
 
@@ -55,7 +61,9 @@ def test_what_it_cannot_do_is_refused_with_the_reason(reason):
     tensors = inputs(**changes)
     if rectangular:
         tensors.update(value=tensors["value"][:, :2], mixing=tensors["mixing"][:, :2])
-    with pytest.raises(RuntimeError, match=f"impl 'triton': {reason}; usable here: auto, reference, blockwise"):
+    with pytest.raises(
+        RuntimeError, match=f"impl 'triton': {reason}; usable here: auto, reference, blockwise"
+    ):
         fused(**tensors, **options)
 
 
@@ -71,15 +79,22 @@ def test_bfloat16_is_refused_where_it_would_be_interpreted(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     tensors = inputs(dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError, match=r"impl 'triton': computes torch.bfloat16 wrongly under TRITON_INTERPRET=1"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"impl 'triton': computes torch.bfloat16 wrongly under TRITON_INTERPRET=1",
+    ):
         fused(**tensors)
     assert attention(**tensors).isfinite().all()  # `auto` takes another
 
 
-@pytest.mark.parametrize("version, old", [("3.4.0", True), ("2.10.0", True), ("3.5.1", False), ("3.10.0+git1", False)])
+@pytest.mark.parametrize(
+    "version, old", [("3.4.0", True), ("2.10.0", True), ("3.5.1", False), ("3.10.0+git1", False)]
+)
 def test_an_old_triton_is_refused_in_words(monkeypatch, version, old):
     monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    assert triton._package_problem() == (f"needs triton 3.5 or newer, {version} is installed" if old else "")
+    assert triton._package_problem() == (
+        f"needs triton 3.5 or newer, {version} is installed" if old else ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,12 +102,18 @@ def test_an_old_triton_is_refused_in_words(monkeypatch, version, old):
     [
         ((7, 5), None, "needs a GPU of compute capability 8.0, the current one has 7.5"),
         ((9, 4, "gfx942:sramecc+:xnack-"), "6.4", ""),
-        ((9, 0, "gfx906"), "6.4", "needs one of AMD's gfx90a, gfx942, gfx1100, the current one is gfx906"),
+        (
+            (9, 0, "gfx906"),
+            "6.4",
+            "needs one of AMD's gfx90a, gfx942, gfx1100, the current one is gfx906",
+        ),
         ((12, 0), None, ""),
         (None, None, "needs a GPU of NVIDIA or AMD and none is visible"),
     ],
 )
-def test_another_gpu_or_none_is_refused_before_there_are_tensors(monkeypatch, capability, hip, problem):
+def test_another_gpu_or_none_is_refused_before_there_are_tensors(
+    monkeypatch, capability, hip, problem
+):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.version, "hip", hip)
@@ -105,12 +126,16 @@ def test_another_gpu_or_none_is_refused_before_there_are_tensors(monkeypatch, ca
 
 def test_a_second_derivative_and_a_forward_mode_one_are_refused():
     tensors = inputs("shared", n_queries=4, n_keys=5)
-    (gradient,) = torch.autograd.grad(fused(**tensors).square().sum(), tensors["query"], create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        fused(**tensors).square().sum(), tensors["query"], create_graph=True
+    )
     with pytest.raises(NotImplementedError, match="no second derivative; impl 'reference' has"):
         gradient.square().sum().backward()
     tensors = detached(tensors)
     query = tensors.pop("query")
-    with pytest.raises(NotImplementedError, match="no forward-mode derivative; impl 'reference' has"):
+    with pytest.raises(
+        NotImplementedError, match="no forward-mode derivative; impl 'reference' has"
+    ):
         torch.func.jvp(lambda q: fused(query=q, **tensors), (query,), (query,))
 
 
@@ -124,14 +149,18 @@ def test_it_compiles_without_a_break(mixed, backend):
         return (out.transpose(1, 2).flatten(2) * 2).sin()
 
     compiled = torch.compile(run, fullgraph=True, backend=backend)
-    torch.testing.assert_close(*[with_gradients(lambda f=f, **t: f(*t.values()), tensors) for f in (compiled, run)])
+    torch.testing.assert_close(
+        *[with_gradients(lambda f=f, **t: f(*t.values()), tensors) for f in (compiled, run)]
+    )
 
 
 @first_of(mixed=[None, "per query", "shared"])
 def test_torch_finds_no_fault_in_the_operators(mixed):
     tensors = inputs(mixed, batch=1, heads=2, n_queries=4, n_keys=5)
     masks = dict(attn_mask=holes(4, 5), key_padding_mask=padding(5, 1), causal=True)
-    options = dict(masks, seed=torch.tensor(5, device=DEVICE), normalizer="sigsoftmax", dropout_p=0.2)
+    options = dict(
+        masks, seed=torch.tensor(5, device=DEVICE), normalizer="sigsoftmax", dropout_p=0.2
+    )
     torch.library.opcheck(torch.ops.mixhead_plugin.triton, record(tensors, **options))
     call = record(detached(tensors), **options)
     out, rows = torch.ops.mixhead_plugin.triton(*call)
@@ -146,7 +175,11 @@ def test_the_host_reads_no_tensor(monkeypatch):
         raise AssertionError("the host read a number")
 
     tensors = detached(inputs("shared", n_queries=5, n_keys=6))
-    seed, bias, d_out = torch.tensor(7, device=DEVICE), holes(5, 6), torch.randn(B, H, 5, DV, device=DEVICE)
+    seed, bias, d_out = (
+        torch.tensor(7, device=DEVICE),
+        holes(5, 6),
+        torch.randn(B, H, 5, DV, device=DEVICE),
+    )
     options = dict(attn_mask=bias, key_padding_mask=padding(6), seed=seed, dropout_p=0.3)
     for name in ("__int__", "__index__", "__float__", "__bool__", "item", "tolist"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
@@ -159,7 +192,11 @@ def test_the_host_reads_no_tensor(monkeypatch):
 def test_the_spans_of_a_mask_are_those_of_its_numbers(name):
     n_queries, n_keys = 18, 260  # more than a tile of 16 x 256
     causal = future(n_queries, n_keys)
-    mask = {"causal": causal, "holes": holes(n_queries, n_keys), "window": causal + causal.flip(0, 1)}[name]
+    mask = {
+        "causal": causal,
+        "holes": holes(n_queries, n_keys),
+        "window": causal + causal.flip(0, 1),
+    }[name]
     for turned in (mask, mask.t()):
         expected = []
         for row in turned:
@@ -176,7 +213,9 @@ def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
     spoilt, at = future(n, n), torch.arange(n, device=DEVICE) // 32
     spoilt[at[:, None] != at] = float("nan")
     by_query, by_key = spans_of(future(n, n)[None, None]), spans_of(future(n, n).t()[None, None])
-    monkeypatch.setattr(operators, "spans_of", lambda mask: by_query if mask.stride(3) == 1 else by_key)
+    monkeypatch.setattr(
+        operators, "spans_of", lambda mask: by_query if mask.stride(3) == 1 else by_key
+    )
     for tensor in with_gradients(fused, inputs(batch=1, n_queries=n, n_keys=n), attn_mask=spoilt):
         assert not tensor.isnan().any()
 
@@ -191,7 +230,9 @@ FAR = 2**31 + 2**12  # numbers, from one position (head, ...) to the next
 
 
 def far_apart(tensors, dims, folder):
-    """Copy each tensor to shared memory with more than 2^31 numbers between neighbours in one dimension."""
+    """Copy each tensor to shared memory with more than 2^31 numbers between neighbours in one
+    dimension.
+    """
     far, at = {}, 0
     for name, tensor in tensors.items():
         shape, strides, size = tensor.shape, [0] * tensor.dim(), 1
@@ -205,7 +246,9 @@ def far_apart(tensors, dims, folder):
     assert at < FAR
     numbers = at + FAR * max(tensors[name].shape[dim] - 1 for name, dim in dims.items())
     if not ON_GPU:  # a file takes no more room than what is written
-        storage = torch.from_file(str(folder / "memory"), shared=True, size=numbers, dtype=torch.float16)
+        storage = torch.from_file(
+            str(folder / "memory"), shared=True, size=numbers, dtype=torch.float16
+        )
     elif torch.cuda.mem_get_info()[0] < 2 * numbers + 2**30:
         pytest.skip(f"needs {2 * numbers / 1e9:.0f} GB of free memory")
     else:
@@ -260,13 +303,23 @@ def test_on_a_small_device_a_tile_shrinks_until_it_fits():
         tuning._fastest([Tile(16, 16, 8, 1)], lambda tile: launch(tile._replace(HC=8)))
 
 
-@pytest.mark.parametrize("how", ["timed", "while a graph is captured", "under deterministic algorithms"])
+@pytest.mark.parametrize(
+    "how", ["timed", "while a graph is captured", "under deterministic algorithms"]
+)
 def test_the_choice_of_a_tile(monkeypatch, how):
     tiles, timed, room = [Tile(n, 16, 8, 1) for n in (64, 32, 16)], [], 64
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: how == "while a graph is captured")
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: how == "under deterministic algorithms")
+    monkeypatch.setattr(
+        torch.cuda, "is_current_stream_capturing", lambda: how == "while a graph is captured"
+    )
+    monkeypatch.setattr(
+        torch,
+        "are_deterministic_algorithms_enabled",
+        lambda: how == "under deterministic algorithms",
+    )
     # the second is the fastest
-    monkeypatch.setattr(tuning, "_milliseconds", lambda function: timed.append(function()) or abs(timed[-1].BM - 32))
+    monkeypatch.setattr(
+        tuning, "_milliseconds", lambda function: timed.append(function()) or abs(timed[-1].BM - 32)
+    )
 
     def launch(tile):
         if room < tile.BM:

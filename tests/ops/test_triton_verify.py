@@ -8,7 +8,17 @@ from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import accuracy, api, attention, triton
 from tests.covering import each_once
-from tests.ops.triton_cases import DEVICE, SINKS, Tile, inputs, operators, record, rows, tuning, verify
+from tests.ops.triton_cases import (
+    DEVICE,
+    SINKS,
+    Tile,
+    inputs,
+    operators,
+    record,
+    rows,
+    tuning,
+    verify,
+)
 
 pytestmark = pytest.mark.usefixtures("kernels", "small")
 
@@ -66,7 +76,12 @@ def break_kernel(monkeypatch, kernel, how):
 
 
 KERNELS = ["flash_fwd_kernel", "flash_bwd_dq_kernel", "flash_bwd_dkv_kernel"]
-KERNELS += ["mixed_fwd_kernel", "mixed_bwd_dm_kernel", "mixed_bwd_dq_kernel", "mixed_bwd_dkv_kernel"]
+KERNELS += [
+    "mixed_fwd_kernel",
+    "mixed_bwd_dm_kernel",
+    "mixed_bwd_dq_kernel",
+    "mixed_bwd_dkv_kernel",
+]
 WAYS = ["has the wrong sign", "misses a tile", "writes NaN", "raises"]
 
 
@@ -169,12 +184,24 @@ def test_a_lack_of_memory_is_not_kept(monkeypatch):
 def test_more_heads_than_can_be_mixed_are_tried_apart(monkeypatch):
     monkeypatch.setattr(verify, "_fault_with", lambda *arguments: "")
     heads = triton.MAX_HEADS + 1
-    assert verify.fault(record(inputs(heads=heads, batch=1, n_queries=2, n_keys=2, head_dim=2, value_dim=2))) == ""
+    assert (
+        verify.fault(
+            record(inputs(heads=heads, batch=1, n_queries=2, n_keys=2, head_dim=2, value_dim=2))
+        )
+        == ""
+    )
 
 
-@each_once(mixed=[None, "shared", "per query"], head_dim=[64, 8, 12], dropout_p=[0.0, 0.1, 0.5], length=[33, 64])
+@each_once(
+    mixed=[None, "shared", "per query"],
+    head_dim=[64, 8, 12],
+    dropout_p=[0.0, 0.1, 0.5],
+    length=[33, 64],
+)
 def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypatch):
-    """triton compiles a kernel again for other types, and for sizes and strides that are multiples of 16."""
+    """triton compiles a kernel again for other types, and for sizes and strides that are multiples
+    of 16.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
     from triton.runtime.jit import JITFunction, create_function_from_signature
@@ -194,8 +221,14 @@ def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypa
         return set(compiled)
 
     monkeypatch.setattr(operators, "start", start)
-    given = inputs(mixed, heads=4, n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim)
-    given = record(given, dropout_p=dropout_p, seed=torch.tensor(1, device=DEVICE) if dropout_p else None)
+    given = inputs(
+        mixed, heads=4, n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim
+    )
+    given = record(
+        given, dropout_p=dropout_p, seed=torch.tensor(1, device=DEVICE) if dropout_p else None
+    )
     kind = accuracy.call_kind(given)
-    tried = set().union(*(kernels_of(*accuracy.sample_call(kind, *sizes), 0) for sizes in accuracy.SIZES))
+    tried = set().union(
+        *(kernels_of(*accuracy.sample_call(kind, *sizes), 0) for sizes in accuracy.SIZES)
+    )
     assert kernels_of(given, None, None) <= tried

@@ -1,4 +1,6 @@
-"""Mixhead A is softmax with the same patterns, each with a value map of full rank (docs/does-it-help.md, 'Why')."""
+"""Mixhead A is softmax with the same patterns, each with a value map of full rank
+(docs/does-it-help.md, 'Why').
+"""
 
 import pytest
 import torch
@@ -34,7 +36,9 @@ def test_mixing_by_one_matrix_is_a_value_map_for_each_pattern(normalizer):
     # the pattern of each head, unmixed: its output for values that name the keys
     names = torch.eye(TOKENS, dtype=torch.float64).expand(BATCH, HEADS, TOKENS, TOKENS)
     patterns = attention(query, key, names, normalizer=normalizer, impl="reference")
-    mapped = torch.einsum("bjnk,bkc,jce->bne", patterns, inputs, value_maps(to_value, to_output, mixing))
+    mapped = torch.einsum(
+        "bjnk,bkc,jce->bne", patterns, inputs, value_maps(to_value, to_output, mixing)
+    )
 
     torch.testing.assert_close(mixed, mapped, rtol=1e-12, atol=1e-12)
 

@@ -1,6 +1,8 @@
-"""Build calls of the fused kernels and compare them with the formula: interpreted on a CPU, compiled on a GPU.
+"""Build calls of the fused kernels and compare them with the formula: interpreted on a CPU,
+compiled on a GPU.
 
-This file must be the first that imports the kernels. Tests import `operators`, `tuning` and `Tile` from here.
+This file must be the first that imports the kernels. Tests import `operators`, `tuning` and `Tile`
+from here.
 """
 
 import importlib.util
@@ -19,7 +21,10 @@ if importlib.util.find_spec("triton") is None:
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
     if "mixhead_plugin.ops.triton.rows" in sys.modules:
-        raise RuntimeError("the kernels were imported before TRITON_INTERPRET was set, so they cannot be interpreted")
+        raise RuntimeError(
+            "the kernels were imported before TRITON_INTERPRET was set, so they cannot be "
+            "interpreted"
+        )
     os.environ["TRITON_INTERPRET"] = "1"
 
 from mixhead_plugin.ops.triton import operators, rows, tuning, verify  # noqa: E402, F401
@@ -35,22 +40,34 @@ MIXINGS = [None, *MIXED]
 SINKS = [f"{name}, sink" for name in triton.NORMALIZERS if NORMALIZERS[name].takes_sink]
 TABLES = tuning.tiles_for
 # All heads in one program, some at a time, or a group of them in each program.
-SPLITS = [(16, 32, 4, 1, 4, 2), (16, 16, 4, 1, 2, 8), (16, 16, 4, 1, 8, 2), (32, 16, 4, 1, 8, 8), (16, 16, 4, 2, 8, 8)]
+SPLITS = [
+    (16, 32, 4, 1, 4, 2),
+    (16, 16, 4, 1, 2, 8),
+    (16, 16, 4, 1, 8, 2),
+    (32, 16, 4, 1, 8, 8),
+    (16, 16, 4, 2, 8, 8),
+]
 
 
 def use_tiles(monkeypatch, flash, mixed):
     """Let every kernel of a family use one tile."""
     monkeypatch.setattr(tuning, "_chosen", {})
-    monkeypatch.setattr(tuning, "tiles_for", lambda kernel, *size: [flash if "flash" in kernel else mixed])
+    monkeypatch.setattr(
+        tuning, "tiles_for", lambda kernel, *size: [flash if "flash" in kernel else mixed]
+    )
 
 
 def use_few_large_tiles(monkeypatch):
-    """Use fewer and larger tiles than tuning.py, because the interpreter takes its time by operation."""
+    """Use fewer and larger tiles than tuning.py, because the interpreter takes its time by
+    operation.
+    """
     use_tiles(monkeypatch, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1, HC=4, HG=4))
 
 
 def interpret(monkeypatch):
-    """Interpret the kernels; mend bfloat16, which the interpreter multiplies as integers and truncates."""
+    """Interpret the kernels; mend bfloat16, which the interpreter multiplies as integers and
+    truncates.
+    """
     import numpy as np
     from triton import language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -70,20 +87,29 @@ def interpret(monkeypatch):
         bits = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16)
         return TensorHandle(bits.numpy().view(np.uint16), tl.bfloat16)
 
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", lambda s, a, b, *rest: dot(s, widened(a), widened(b), *rest))
+    monkeypatch.setattr(
+        InterpreterBuilder,
+        "create_dot",
+        lambda s, a, b, *rest: dot(s, widened(a), widened(b), *rest),
+    )
     monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounded)
     monkeypatch.setattr(triton, "INTERPRETED_DTYPES", triton.DTYPES)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def fill_unwritten_memory_with_nan(monkeypatch):
-    # torch keeps this list of functions from its first call on; it must not hold the ones from below.
+    # torch keeps this list of functions from its first call on; it must not hold the ones from
+    # below.
     torch.utils._device._device_constructors()
 
     def poisoned(function):
         def make(*arguments, **options):
             made = function(*arguments, **options)
-            return made.fill_(float("nan")) if made.is_floating_point() and made.device.type != "meta" else made
+            return (
+                made.fill_(float("nan"))
+                if made.is_floating_point() and made.device.type != "meta"
+                else made
+            )
 
         return make
 
@@ -92,9 +118,18 @@ def fill_unwritten_memory_with_nan(monkeypatch):
 
 
 def inputs(
-    mixed=None, dtype=torch.float32, batch=B, heads=H, n_queries=NQ, n_keys=NK, head_dim=D, value_dim=DV, sink=False
+    mixed=None,
+    dtype=torch.float32,
+    batch=B,
+    heads=H,
+    n_queries=NQ,
+    n_keys=NK,
+    head_dim=D,
+    value_dim=DV,
+    sink=False,
 ):
-    q = torch.randn(n_queries, batch, heads, head_dim).permute(1, 2, 0, 3)  # as fairseq's projections leave them
+    # as fairseq's projections leave them
+    q = torch.randn(n_queries, batch, heads, head_dim).permute(1, 2, 0, 3)
     k = torch.randn(batch, heads, head_dim, n_keys).transpose(2, 3)
     v = torch.randn(batch, n_keys, heads, value_dim).transpose(1, 2)
     tensors = {"query": q, "key": k, "value": v}
@@ -139,7 +174,16 @@ def holes(*shape):
 
 
 def formula(
-    query, key, value, mixing=None, sink=None, *, normalizer, causal=False, attn_mask=None, key_padding_mask=None
+    query,
+    key,
+    value,
+    mixing=None,
+    sink=None,
+    *,
+    normalizer,
+    causal=False,
+    attn_mask=None,
+    key_padding_mask=None,
 ):
     """Compute the attention as one would write it, in the dtype of its inputs."""
     scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5
@@ -172,9 +216,13 @@ def reference(**arguments):
 
 
 def with_gradients(function, tensors, **options):
-    """Return the output and the gradient of every tensor; all functions get the same gradient of the output."""
+    """Return the output and the gradient of every tensor; all functions get the same gradient of
+    the output.
+    """
     out = function(**tensors, **options)
-    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.device, out.dtype)
+    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(
+        out.device, out.dtype
+    )
     return [out.detach(), *torch.autograd.grad(out, list(tensors.values()), d_out)]
 
 
@@ -184,22 +232,32 @@ def in_float64(tensors):
 
 def must_be_right(tensors, **options):
     exact = with_gradients(reference, in_float64(tensors), **options)
-    must_agree(tensors, with_gradients(fused, tensors, **options), with_gradients(formula, tensors, **options), exact)
+    must_agree(
+        tensors,
+        with_gradients(fused, tensors, **options),
+        with_gradients(formula, tensors, **options),
+        exact,
+    )
 
 
 def must_agree(names, got, by_formula, exact):
     """Allow twice the error of the formula in the same dtype, and the rounding of sums in float32.
 
-    The error is a root mean square; the largest, of which few numbers decide, may be four times as large. The ratio of
-    two errors of a few numbers is itself a random one: see `accuracy.shares`.
+    The error is a root mean square; the largest, of which few numbers decide, may be four times as
+    large. The ratio of two errors of a few numbers is itself a random one: see `accuracy.shares`.
     """
     largest = max(right.abs().max() for right in exact)
     for name, value, rounded, right in zip(["output", *names], got, by_formula, exact, strict=True):
         # the only key of a row has no gradient: what is left of one is rounding
         size = right.abs().max() if right.any() else largest
         few = max(1.0, math.exp(7 / max(right.numel(), 1) ** 0.5) / 2)
-        for times, norm in ((2, lambda errors: errors.square().mean().sqrt()), (4, lambda errors: errors.abs().max())):
-            allowed = few * times * norm(rounded - right) + 4 * torch.finfo(torch.float32).eps * size
+        for times, norm in (
+            (2, lambda errors: errors.square().mean().sqrt()),
+            (4, lambda errors: errors.abs().max()),
+        ):
+            allowed = (
+                few * times * norm(rounded - right) + 4 * torch.finfo(torch.float32).eps * size
+            )
             error = norm(value - right)
             assert error <= allowed, f"{name} is wrong by {error:.2g}, {allowed:.2g} is allowed"
 
@@ -221,13 +279,19 @@ def kept_weights(p, query, key, mixing=None):
 
 
 def must_be_right_with_dropout(tensors, normalizer, p):
-    """Compare with the formula, which drops what the kernels drop; that depends on the seed and the place alone."""
+    """Compare with the formula, which drops what the kernels drop; that depends on the seed and the
+    place alone.
+    """
     kept = kept_weights(p, torch.zeros_like(tensors["query"]), torch.zeros_like(tensors["key"]))
 
     def dropped(query, key, value, mixing=None, sink=None):
         n_keys = key.shape[2]
-        identity = torch.eye(n_keys, dtype=key.dtype, device=DEVICE).expand(*key.shape[:2], n_keys, n_keys)
-        return (formula(query, key, identity, mixing, sink, normalizer=normalizer) * kept / (1 - p)) @ value
+        identity = torch.eye(n_keys, dtype=key.dtype, device=DEVICE).expand(
+            *key.shape[:2], n_keys, n_keys
+        )
+        return (
+            formula(query, key, identity, mixing, sink, normalizer=normalizer) * kept / (1 - p)
+        ) @ value
 
     synchronize()
     exact = with_gradients(dropped, in_float64(tensors))

@@ -1,7 +1,7 @@
 """Show a fault of triton 3.5 to 3.8 without the project: python -m tests.ptx.bytes_and_join
 
-A product over 16 numbers, made by `join`, depends on a mask of bytes. For each width of the mask and of the heads the
-script prints kWidth, which the compiler chose, and the error.
+A product over 16 numbers, made by `join`, depends on a mask of bytes. For each width of the mask
+and of the heads the script prints kWidth, which the compiler chose, and the error.
 """
 
 import json
@@ -28,7 +28,11 @@ def kernel(x, hidden, y, z, M: tl.constexpr, H: tl.constexpr):
 if __name__ == "__main__":
     for heads in (8, 16):
         for dtype in (torch.uint8, torch.int32):
-            x, y, z = torch.randn(64, heads).half(), torch.randn(16, 16).half(), torch.full((64, 16), torch.nan)
+            x, y, z = (
+                torch.randn(64, heads).half(),
+                torch.randn(16, 16).half(),
+                torch.full((64, 16), torch.nan),
+            )
             hidden = (torch.rand(64) < 0.3).to(dtype)
             made, _ = launch(kernel, 1, (x, hidden, y, z, 64, heads), 4, 1)
             width = int(re.search(r"opIdx = 0.*?kWidth = (\d+)", made["ttgir"])[1])

@@ -1,4 +1,6 @@
-"""Run the project's kernels, compiled for NVIDIA, in the emulator; judge them by `ops/accuracy.py`."""
+"""Run the project's kernels, compiled for NVIDIA, in the emulator;
+judge them by `ops/accuracy.py`.
+"""
 
 import time
 from collections.abc import Iterator
@@ -63,15 +65,34 @@ class Case(NamedTuple):
     def kind(self) -> CallKind:
         heads, size = map(int, self.shape.split("x"))
         dtype, dims = getattr(torch, self.dtype.replace("tf32", "float32")), MIXING[self.mixing]
-        like = CallKind(self.normalizer, heads, size, size, dtype, torch.device("cpu"), dtype if dims else None, dims)
-        extra = {"dropout": self.extra == "dropout", "sink": self.extra == "sink" and self.normalizer != "sigmoid"}
+        like = CallKind(
+            self.normalizer,
+            heads,
+            size,
+            size,
+            dtype,
+            torch.device("cpu"),
+            dtype if dims else None,
+            dims,
+        )
+        extra = {
+            "dropout": self.extra == "dropout",
+            "sink": self.extra == "sink" and self.normalizer != "sigmoid",
+        }
         return like._replace(**HIDDEN[self.hidden], **extra, tf32=self.dtype == "tf32")
 
     def tiles(self, kernel: str, *size: int) -> list[Tile]:
         if self.shape not in SMALL:
             found = TABLES(kernel, *size)
-            return [tile._replace(stages=self.stages or tile.stages) for tile in found[self.place :] or found[-1:]]
-        return [Tile(32, 32, 4, self.stages) if "flash" in kernel else Tile(16, 16, 4, self.stages, HC=4, HG=4)]
+            return [
+                tile._replace(stages=self.stages or tile.stages)
+                for tile in found[self.place :] or found[-1:]
+            ]
+        return [
+            Tile(32, 32, 4, self.stages)
+            if "flash" in kernel
+            else Tile(16, 16, 4, self.stages, HC=4, HG=4)
+        ]
 
 
 def cover(axes: dict[str, list]) -> list[Case]:
@@ -81,17 +102,29 @@ def cover(axes: dict[str, list]) -> list[Case]:
 
 
 def slow_cases() -> Iterator[Case]:
-    """Yield cases of more values of the axes, capability 9.0 for small tiles; one head, many tiles, longer rows."""
+    """Yield cases of more values of the axes, capability 9.0 for small tiles; one head, many tiles,
+    longer rows.
+    """
     for n, case in enumerate(cover(AXES | MORE)):
-        yield case._replace(place=n % 2, capability=90 if case.shape in SMALL else 80, queries=75, keys=83)
+        yield case._replace(
+            place=n % 2, capability=90 if case.shape in SMALL else 80, queries=75, keys=83
+        )
     yield Case("per query", hidden="causal padding", stages=1, shape="1x16")
-    yield Case("shared", hidden="causal padding", extra="dropout", shape="8x64", queries=512, keys=512)
-    yield from (Case(mixing, hidden="nothing", stages=0, shape="8x64", queries=80, keys=96) for mixing in MIXING)
-    yield Case("per query", hidden="causal padding", extra="dropout", queries=64, keys=96)  # multiples of 16
+    yield Case(
+        "shared", hidden="causal padding", extra="dropout", shape="8x64", queries=512, keys=512
+    )
+    yield from (
+        Case(mixing, hidden="nothing", stages=0, shape="8x64", queries=80, keys=96)
+        for mixing in MIXING
+    )
+    # multiples of 16
+    yield Case("per query", hidden="causal padding", extra="dropout", queries=64, keys=96)
 
 
 def philox(seed: int, c: list) -> list:
-    """Return four draws of 32 bits for each counter of four words: Philox 4x32 with 7 rounds (Salmon 2011)."""
+    """Return four draws of 32 bits for each counter of four words: Philox 4x32 with 7 rounds
+    (Salmon 2011).
+    """
     mask = 0xFFFFFFFF
     k = [seed & mask, seed >> 32 & mask]
     for _ in range(7):
@@ -102,7 +135,9 @@ def philox(seed: int, c: list) -> list:
 
 
 def kept_weights(inputs: AttentionInputs) -> Tensor:
-    """Return the factors of dropout on the weights, [B, H, Nq, Nk], from their definition in triton.md."""
+    """Return the factors of dropout on the weights, [B, H, Nq, Nk], from their definition in
+    triton.md.
+    """
     if inputs.dropout_p == 0:
         return torch.ones(1)
     (batch, heads, n_queries, _), n_keys = inputs.query.shape, inputs.key.shape[2]
@@ -114,7 +149,9 @@ def kept_weights(inputs: AttentionInputs) -> Tensor:
 
 
 def run(case: Case, interpreted: bool = False) -> dict:
-    """Return a report of a case: what is wrong, its largest share of the bound, and the seconds of the emulator."""
+    """Return a report of a case: what is wrong, its largest share of the bound, and the seconds of
+    the emulator.
+    """
     kind, begin = case.kind(), time.process_time()
     inputs, d_out = accuracy.sample_call(kind, case.queries, case.keys, 0.3)
 
@@ -130,6 +167,7 @@ def run(case: Case, interpreted: bool = False) -> dict:
     found = {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
     seconds = time.process_time() - begin
     draws = [accuracy.compare(inputs, d_out, kept_weights(inputs), found)]
-    most = 2.0**13 if kind.tf32 else 1.0  # the formula is not rounded to the 10 bits of tf32 on a CPU
+    # the formula is not rounded to the 10 bits of tf32 on a CPU
+    most = 2.0**13 if kind.tf32 else 1.0
     share = float(np.max([*accuracy.shares(draws).values()])) / most
     return dict(case=case.name, fault=accuracy.fault_in(draws, most), share=share, seconds=seconds)

@@ -1,8 +1,10 @@
-"""Put faults into the kernels, and print which are noticed: python -m tests.ptx.faults [machine | source] [KIND ...]
+"""Put faults into the kernels, and print which are noticed: python -m tests.ptx.faults [machine |
+source] [KIND ...]
 
-`machine` changes the compiled PTX, one place at a time (each fourth product), and runs the kernel again on the same
-memory. A fault that stays silent is shown to be redundant, by a reason. `source` changes the kernels' text, and runs a
-case in the emulator and in triton's interpreter. KIND is a part of the names of kinds.
+`machine` changes the compiled PTX, one place at a time (each fourth product), and runs the kernel
+again on the same memory. A fault that stays silent is shown to be redundant, by a reason. `source`
+changes the kernels' text, and runs a case in the emulator and in triton's interpreter. KIND is a
+part of the names of kinds.
 """
 
 import json
@@ -31,34 +33,68 @@ ROOT = Path(__file__).parents[2]
 CASES = {
     "flash": Case(extra="dropout", stages=3, queries=70, keys=71),
     "mixed": Case("shared", hidden="causal padding", shape="3x16", keys=45),
-    "narrow": Case(hidden="causal padding", extra="dropout", shape="1x256"),  # its backward pass multiplies 16 keys
+    # its backward pass multiplies 16 keys
+    "narrow": Case(hidden="causal padding", extra="dropout", shape="1x256"),
 }
 SMALL = 5, 7  # queries and keys of a second run, with less than a tile
-NOTHING = "cp.async.wait_group 99999;"  # instead of an instruction, so that the others keep their numbers
+# instead of an instruction, so that the others keep their numbers
+NOTHING = "cp.async.wait_group 99999;"
 PRODUCT = r"(mma\.sync\S*\s*{[^}]*},\s*{"
 
 
 def other_numbers(place: re.Match) -> str:
-    """Let a load that its guard stops give other numbers than those set before: 1.0 in bfloat16, 1.875 in float16."""
-    return re.sub(r"(mov\.u(\d+) \S+), [^;]*;", lambda m: f"{m[1]}, 0x{'3f80' * (int(m[2]) // 16)};", place[0])
+    """Let a load that its guard stops give other numbers than those set before: 1.0 in bfloat16,
+    1.875 in float16.
+    """
+    return re.sub(
+        r"(mov\.u(\d+) \S+), [^;]*;", lambda m: f"{m[1]}, 0x{'3f80' * (int(m[2]) // 16)};", place[0]
+    )
 
 
-# The pattern that is replaced, what replaces it, and reasons why that may be silent. A reason is shown by another
-# replacement that is silent, too; or by what NotingShared notes, if that is as before. Where neither shows it, the
-# detector is the reason: a copy is made as late as the waits that are left allow, and to touch it before is an error.
+# The pattern that is replaced, what replaces it, and reasons why that may be silent. A reason is
+# shown by another replacement that is silent, too; or by what NotingShared notes, if that is as
+# before. Where neither shows it, the detector is the reason: a copy is made as late as the waits
+# that are left allow, and to touch it before is an error.
 NOTED, SILENCE = "noted", "silence"
 UNUSED = "any other finite numbers there give the same results"
-WAITS = {"each copy is made at the same wait": NOTED, "nothing touches the copies until a later wait": SILENCE}
+WAITS = {
+    "each copy is made at the same wait": NOTED,
+    "nothing touches the copies until a later wait": SILENCE,
+}
 MACHINE: dict[str, tuple[str, Any, dict[str, str]]] = {
-    "a barrier removed": (r"bar\.sync\b.*;", NOTHING, {"no warp touches what another one writes": NOTED}),
+    "a barrier removed": (
+        r"bar\.sync\b.*;",
+        NOTHING,
+        {"no warp touches what another one writes": NOTED},
+    ),
     "a wait removed": (r"cp\.async\.wait_group\b.*;", NOTHING, WAITS),
-    "a wait for one group less": (r"(cp\.async\.wait_group\s+)(\d+)", lambda m: f"{m[1]}{int(m[2]) + 1}", WAITS),
+    "a wait for one group less": (
+        r"(cp\.async\.wait_group\s+)(\d+)",
+        lambda m: f"{m[1]}{int(m[2]) + 1}",
+        WAITS,
+    ),
     "a commit removed": (r"cp\.async\.commit_group\b.*;", NOTHING, WAITS),
-    "two words of A swapped in a product": (PRODUCT + r")\s*(%\w+),\s*(?!\2\W)(%\w+)", r"\1 \3, \2", {}),
-    "two words of B swapped in a product": (PRODUCT + r"[^}]*},\s*{)\s*(%\w+),\s*(?!\2\W)(%\w+)", r"\1 \3, \2", {}),
-    "the guard of a load removed": (r"((?:mov\.u\d+ [^;]*;\s*)+)@%p\d+ (ld\.global)", r"\1\2", {UNUSED: other_numbers}),
+    "two words of A swapped in a product": (
+        PRODUCT + r")\s*(%\w+),\s*(?!\2\W)(%\w+)",
+        r"\1 \3, \2",
+        {},
+    ),
+    "two words of B swapped in a product": (
+        PRODUCT + r"[^}]*},\s*{)\s*(%\w+),\s*(?!\2\W)(%\w+)",
+        r"\1 \3, \2",
+        {},
+    ),
+    "the guard of a load removed": (
+        r"((?:mov\.u\d+ [^;]*;\s*)+)@%p\d+ (ld\.global)",
+        r"\1\2",
+        {UNUSED: other_numbers},
+    ),
     "the guard of a store removed": (r"@%p\d+ (st\.global)", r"\1", {}),
-    "the guard of a copy removed": (r"@(%p\d+) (cp\.async\.c)", r"\2", {"other threads copy the same": r"@!\1 \2"}),
+    "the guard of a copy removed": (
+        r"@(%p\d+) (cp\.async\.c)",
+        r"\2",
+        {"other threads copy the same": r"@!\1 \2"},
+    ),
     "the length of a copy removed": (r"(cp\.async\.c\w\.[^;]*, 0x\w+), %r\d+;", r"\1;", {}),
 }
 # kind, case, file, text, replacement; lines of one kind go together
@@ -83,14 +119,20 @@ no zeros beside M on the diagonal # mixed # mixed # tl.where(same, b_m, 0.0) # t
 
 
 def chosen(kinds: dict) -> dict:
-    return {kind: how for kind, how in kinds.items() if not sys.argv[2:] or any(word in kind for word in sys.argv[2:])}
+    return {
+        kind: how
+        for kind, how in kinds.items()
+        if not sys.argv[2:] or any(word in kind for word in sys.argv[2:])
+    }
 
 
 noted: Counter[str] = Counter()
 
 
 class NotingShared(Shared):
-    """Note which copies each wait makes, and how many bytes a warp touches between two barriers that another writes."""
+    """Note which copies each wait makes, and how many bytes a warp touches between two barriers
+    that another writes.
+    """
 
     waiting = ""
 
@@ -115,7 +157,9 @@ class NotingShared(Shared):
         self._note(on, at, data.shape[1], self.readers, self.writers)
 
     def _note(self, on, at, size: int, *marks) -> None:
-        noted["touched"] += sum(np.count_nonzero(self._gather(m, at, size) & ~self.bit[on][:, None]) for m in marks)
+        noted["touched"] += sum(
+            np.count_nonzero(self._gather(m, at, size) & ~self.bit[on][:, None]) for m in marks
+        )
 
 
 class Launch(NamedTuple):
@@ -135,7 +179,10 @@ class Launch(NamedTuple):
             run(Program(text[: place.start()] + new + text[place.end() :]), *self.how)
         except Fault as error:
             return "a race" if "race" in str(error) else "another error"
-        same = all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(self.tensors, self.after))
+        same = all(
+            torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+            for a, b in zip(self.tensors, self.after)
+        )
         return "silent" if same else "wrong numbers"
 
     def reason(self, place: re.Match, change: Any, reasons: dict[str, str]) -> str:
@@ -145,20 +192,26 @@ class Launch(NamedTuple):
             self.result(place, text)
             notes.append(noted.copy())
         for why, shown in reasons.items():
-            if shown == SILENCE or (notes[0] == notes[1] if shown == NOTED else self.result(place, shown) == "silent"):
+            if shown == SILENCE or (
+                notes[0] == notes[1] if shown == NOTED else self.result(place, shown) == "silent"
+            ):
                 return why
         return "no reason was found"
 
 
 def in_machine_code(case: Case) -> Iterator[dict]:
-    """Run a case of two sizes, then each kernel with each fault. What is silent has one reason for both sizes."""
+    """Run a case of two sizes, then each kernel with each fault. What is silent has one reason for
+    both sizes.
+    """
     launches = []
 
     def record(program: Program, *how) -> Counter:
         tensors = [value for value in how[-1] if not isinstance(value, bytes)]
         before = [tensor.clone() for tensor in tensors]
         counts = run(program, *how)
-        launches.append(Launch(program, how, tensors, before, [tensor.clone() for tensor in tensors]))
+        launches.append(
+            Launch(program, how, tensors, before, [tensor.clone() for tensor in tensors])
+        )
         return counts
 
     launch.run, machine.Shared = record, NotingShared
@@ -173,28 +226,43 @@ def in_machine_code(case: Case) -> Iterator[dict]:
             for place in places[:: 4 if "product" in kind else 1]:
                 results = (made.result(place, change) for made in sizes)
                 result = next((result for result in results if result != "silent"), "")
-                found[result or "silent: " + ", ".join({made.reason(place, change, reasons) for made in sizes})] += 1
+                found[
+                    result
+                    or "silent: "
+                    + ", ".join({made.reason(place, change, reasons) for made in sizes})
+                ] += 1
             yield dict(kernel=program.name, kind=kind, put_in=found.total(), **found)
 
 
 def in_source() -> Iterator[dict]:
-    """Yield for each fault what the emulator and the interpreter say of a case in a changed copy of the project."""
+    """Yield for each fault what the emulator and the interpreter say of a case in a changed copy of
+    the project.
+    """
     lines = [line.split(" # ") for line in SOURCE.strip().splitlines()]
     for kind, which in chosen({line[0]: line[1] for line in lines}).items():
         found = dict(kind=kind)
         with tempfile.TemporaryDirectory() as folder:
             for part in ("mixhead_plugin", "tests"):
-                shutil.copytree(ROOT / part, Path(folder, part), ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(
+                    ROOT / part, Path(folder, part), ignore=shutil.ignore_patterns("__pycache__")
+                )
             for _, _, file, old, new in (line for line in lines if line[0] == kind):
                 path = Path(folder, "mixhead_plugin/ops/triton", f"{file}.py")
                 assert old in path.read_text(), (kind, old)
                 path.write_text(path.read_text().replace(old, new))
             for where, interpreted in (("emulator", False), ("interpreter", True)):
-                code = f"from tests.ptx.cases import *; print(run({CASES[which]}, {interpreted})['fault'] or 'silent')"
+                code = (
+                    f"from tests.ptx.cases import *; print(run({CASES[which]}, "
+                    f"{interpreted})['fault'] or 'silent')"
+                )
                 environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted))}
                 command = [sys.executable, "-c", code]
-                result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
-                found[where] = (result.stdout or result.stderr or "the process ends").splitlines()[-1][:160]
+                result = subprocess.run(
+                    command, capture_output=True, text=True, env=environment, cwd=folder
+                )
+                found[where] = (result.stdout or result.stderr or "the process ends").splitlines()[
+                    -1
+                ][:160]
         yield found
 
 

@@ -1,4 +1,6 @@
-"""Compile a triton kernel as its first launch on a GPU would, but to PTX alone and without a GPU; run it."""
+"""Compile a triton kernel as its first launch on a GPU would, but to PTX alone and without a GPU;
+run it.
+"""
 
 import struct
 from collections import Counter
@@ -16,21 +18,39 @@ from tests.ptx.machine import run
 from tests.ptx.program import Program
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that one block may have, by compute capability
-FORMATS = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"}
+FORMATS = {
+    "i1": "?",
+    "i8": "b",
+    "i16": "h",
+    "i32": "i",
+    "i64": "q",
+    "u32": "I",
+    "u64": "Q",
+    "fp32": "f",
+    "fp64": "d",
+}
 
 
-def prepare(kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, target: GPUTarget) -> tuple:
-    """Return what a first launch compiles, with which options, and its arguments as pairs of type and value."""
+def prepare(
+    kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, target: GPUTarget
+) -> tuple:
+    """Return what a first launch compiles, with which options, and its arguments as pairs of type
+    and value.
+    """
     backend = make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, kinds, given = bind(*arguments, num_warps=warps, num_stages=stages)
-    options, signature, constants, attributes = kernel._pack_args(backend, given, bound, kinds, given)
+    options, signature, constants, attributes = kernel._pack_args(
+        backend, given, bound, kinds, given
+    )
     values = list(_flat(signature.values(), bound.values()))
     return ASTSource(kernel, signature, constants, attributes), options, values
 
 
 def without_ptxas(*compiler: Any) -> tuple[str, str]:
-    """Let triton's compiler end with PTX: as its hook, for which it gives the backend and the stages, or asks a key."""
+    """Let triton's compiler end with PTX: as its hook, for which it gives the backend and the
+    stages, or asks a key.
+    """
     if compiler:
         compiler[1]["cubin"] = lambda ptx, metadata: b""
     return "without ptxas", "without ptxas"
@@ -44,7 +64,9 @@ def _flat(kinds: Any, values: Any) -> Iterator[tuple[str, Any]]:
             yield kind, value
 
 
-def launch(kernel: Any, blocks: int, given: tuple, warps: int, stages: int, capability=80) -> tuple[dict, Counter]:
+def launch(
+    kernel: Any, blocks: int, given: tuple, warps: int, stages: int, capability=80
+) -> tuple[dict, Counter]:
     """Compile and run a kernel; return its texts, and how many threads executed each opcode."""
     target = GPUTarget("cuda", capability, 32)
     source, options, values = prepare(kernel, given, warps, stages, target)
@@ -53,5 +75,9 @@ def launch(kernel: Any, blocks: int, given: tuple, warps: int, stages: int, capa
     assert not made.metadata.global_scratch_size and not made.metadata.profile_scratch_size
     if made.metadata.shared > SHARED[capability]:
         raise OutOfResources(made.metadata.shared, SHARED[capability], "shared memory")
-    values = [v if kind.startswith("*") else struct.pack("<" + FORMATS[kind], v) for kind, v in values]
-    return made.asm, run(Program(made.asm["ptx"]), blocks, made.metadata.num_warps, made.metadata.shared, values)
+    values = [
+        v if kind.startswith("*") else struct.pack("<" + FORMATS[kind], v) for kind, v in values
+    ]
+    return made.asm, run(
+        Program(made.asm["ptx"]), blocks, made.metadata.num_warps, made.metadata.shared, values
+    )

@@ -16,7 +16,9 @@ REDUCTIONS = {"min": np.minimum, "max": np.maximum, "add": np.add}
 
 
 def run(program: Program, blocks: int, warps: int, shared: int, values: list[Any]) -> Counter:
-    """Run a launch; `values` are tensors, or the bytes of numbers. Return how many threads executed each opcode."""
+    """Run a launch; `values` are tensors, or the bytes of numbers. Return how many threads executed
+    each opcode.
+    """
     memory = Memory([value for value in values if not isinstance(value, bytes)])
     addresses = (np.uint64(tensor.address).tobytes() for tensor in memory.tensors)
     given = [value if isinstance(value, bytes) else next(addresses) for value in values]
@@ -31,12 +33,15 @@ def run(program: Program, blocks: int, warps: int, shared: int, values: list[Any
 
 
 class Machine:
-    """Hold the registers and the shared memory of some blocks; its methods are the instructions that need them.
+    """Hold the registers and the shared memory of some blocks; its methods are the instructions
+    that need them.
 
     A method gets the step, the lanes that take part, and the sources, of these lanes alone.
     """
 
-    def __init__(self, program: Program, memory: Memory, parameters: dict, numbers, warps: int, shared: int):
+    def __init__(
+        self, program: Program, memory: Memory, parameters: dict, numbers, warps: int, shared: int
+    ):
         self.program, self.memory, self.parameters = program, memory, parameters
         self.blocks, self.size = len(numbers), 32 * warps
         self.all = np.arange(self.blocks * self.size)
@@ -50,8 +55,11 @@ class Machine:
     # Control
 
     def run(self) -> Counter:
-        """Run all threads to their end; return the counts. The first basic block goes first, so that threads meet."""
-        at, held = np.zeros(len(self.all), int), np.zeros(len(self.all), bool)  # the next basic block; is at a barrier
+        """Run all threads to their end; return the counts. The first basic block goes first, so
+        that threads meet.
+        """
+        # the next basic block; is at a barrier
+        at, held = np.zeros(len(self.all), int), np.zeros(len(self.all), bool)
         while (at >= 0).any():
             free = (at >= 0) & ~held
             if not free.any():
@@ -77,7 +85,10 @@ class Machine:
         missing = ~there & np.repeat(there.reshape(self.blocks, -1).any(1), self.size)
         thread, block = self.who[::-1, missing.argmax()]
         site = self.program.blocks[n - 1].end
-        raise Fault(f"a barrier that not all threads reach: {site}; thread {thread} of block {block} does not")
+        raise Fault(
+            f"a barrier that not all threads reach: {site}; thread {thread} of block {block} does "
+            "not"
+        )
 
     def _guarded(self, step: Step, on):
         """Count an instruction; return the lanes that its guard lets through."""
@@ -100,7 +111,9 @@ class Machine:
                 self._write(name, value, on)
 
     def _value(self, source: Any, on, spread: bool):
-        """Return an array over lanes, or, unless it is to be spread, a single number where all agree."""
+        """Return an array over lanes, or, unless it is to be spread, a single number where all
+        agree.
+        """
         if isinstance(source, list):
             return [self._value(part, on, spread) for part in source]
         if isinstance(source, Read):
@@ -138,12 +151,24 @@ class Machine:
         return list(memory.read(step, on, address, len(step.targets), step.kind))
 
     def copy_async(self, step: Step, on, to, source, size: int, given: Any | None = None) -> None:
-        """Copy the first `given` bytes, and fill with zeros up to `size`, to which the source is aligned."""
-        data, given = np.zeros((len(on), size), U8), np.full(len(on), size) if given is None else given
+        """Copy the first `given` bytes, and fill with zeros up to `size`, to which the source is
+        aligned.
+        """
+        data, given = (
+            np.zeros((len(on), size), U8),
+            np.full(len(on), size) if given is None else given,
+        )
         for length in np.unique(given[given > 0]):
             part = np.flatnonzero(given == length)
             odd = source[part] & U64.type(size - 1) != 0
-            refuse("not aligned", odd, f"a source of {size} bytes", source[part], step, self.who[:, on[part]])
+            refuse(
+                "not aligned",
+                odd,
+                f"a source of {size} bytes",
+                source[part],
+                step,
+                self.who[:, on[part]],
+            )
             data[part, :length] = self.memory.read(step, on[part], source[part], int(length), U8).T
         self.shared.copy(step, on, to, data)
 
@@ -153,16 +178,22 @@ class Machine:
         some = on[np.bincount(on // 32)[on // 32] < 32]
         if len(some):
             thread, block = self.who[::-1, some[0]]
-            raise Fault(f"not all lanes of a warp take part: {step}, thread {thread} of block {block}")
+            raise Fault(
+                f"not all lanes of a warp take part: {step}, thread {thread} of block {block}"
+            )
         if members is not None and (members != 0xFFFFFFFF).any():
             raise NotImplementedError(f"a part of a warp: {step}")
 
     def load_matrices(self, step: Step, on, address) -> list:
-        """ldmatrix: lane 4 r + c of a warp gets the numbers 2 c and 2 c + 1 of row r of each matrix."""
+        """ldmatrix: lane 4 r + c of a warp gets the numbers 2 c and 2 c + 1 of row r of each
+        matrix.
+        """
         self.whole_warps(step, on)
         count = len(step.targets)
         giving = on % 32 < 8 * count  # the address of a row
-        rows = self.shared.read(step, on[giving], address[giving], 8, U16).T.reshape(-1, count, 8, 8)
+        rows = self.shared.read(step, on[giving], address[giving], 8, U16).T.reshape(
+            -1, count, 8, 8
+        )
         if ".trans" in step.opcode:
             rows = rows.swapaxes(2, 3)
         words = np.ascontiguousarray(rows).view(U32).reshape(-1, count, 32)
@@ -178,7 +209,8 @@ class Machine:
         self.shared.store(step, on[giving], address[giving], list(rows.reshape(-1, 8).T))
 
     def shuffle(self, step: Step, on, a, b, clamp, members):
-        self.whole_warps(step, on, np.where(clamp == 31, members, 0))  # another clamp divides the warp
+        # another clamp divides the warp
+        self.whole_warps(step, on, np.where(clamp == 31, members, 0))
         lane, place = on % 32, np.arange(len(on))
         return a[place - lane + (b & 31 if ".idx." in step.opcode else lane ^ (b & 31))]
 
@@ -190,21 +222,31 @@ class Machine:
     def multiply(self, step: Step, on, a: list, b: list, c: list) -> list:
         """Return D = A B + C of m16n8, float32 (PTX ISA, 'Matrix fragments').
 
-        With g = lane / 4 and t = lane % 4, a word of A holds neighbours of row g, or g + 8 in odd registers; t and the
-        pair of registers say which. B is alike: its columns are g. In C and D the registers hold (g, 2 t),
-        (g, 2 t + 1), (g + 8, 2 t) and (g + 8, 2 t + 1).
+        With g = lane / 4 and t = lane % 4, a word of A holds neighbours of row g, or g + 8 in odd
+        registers; t and the pair of registers say which. B is alike: its columns are g. In C and D
+        the registers hold (g, 2 t), (g, 2 t + 1), (g + 8, 2 t) and (g + 8, 2 t + 1).
         """
         self.whole_warps(step, on)
         kind = step.opcode.split(".")[-2]
-        A = _numbers(a, kind).reshape(-1, 2, 2, 8, 4, 4 // TYPES[kind].itemsize).transpose(0, 2, 3, 1, 4, 5)
-        B = _numbers(b, kind).reshape(-1, 2, 8, 4, 4 // TYPES[kind].itemsize).transpose(0, 1, 3, 4, 2)
+        A = (
+            _numbers(a, kind)
+            .reshape(-1, 2, 2, 8, 4, 4 // TYPES[kind].itemsize)
+            .transpose(0, 2, 3, 1, 4, 5)
+        )
+        B = (
+            _numbers(b, kind)
+            .reshape(-1, 2, 8, 4, 4 // TYPES[kind].itemsize)
+            .transpose(0, 1, 3, 4, 2)
+        )
         C = _numbers(c, "f32").reshape(-1, 2, 2, 8, 4).transpose(0, 1, 3, 4, 2).reshape(-1, 16, 8)
         D = A.reshape(len(C), 16, -1) @ B.reshape(len(C), -1, 8) + C
         return list(D.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, -1))
 
 
 def _numbers(parts: list, kind: str):
-    """Return the numbers of the fragments of each warp, [warps, register * lane * part of a word], as float32."""
+    """Return the numbers of the fragments of each warp, [warps, register * lane * part of a word],
+    as float32.
+    """
     words = np.stack([part.reshape(-1, 32) for part in parts], 1).reshape(-1, 32 * len(parts))
     if kind == "bf16":
         return from_bf16(words.view(U16))

@@ -15,7 +15,9 @@ class Fault(Exception):
 
 
 def refuse(what: str, bad, place: str, first, site: Any, who) -> None:
-    """Raise the first fault of some accesses; `who` holds the blocks of their threads and the threads' numbers."""
+    """Raise the first fault of some accesses; `who` holds the blocks of their threads and the
+    threads' numbers.
+    """
     for n in np.flatnonzero(bad)[:1]:
         thread = f"thread {who[1, n]} of block {who[0, n]}"
         raise Fault(f"{what}: byte {first[n]} of {place}: {site}, {thread}")
@@ -28,9 +30,13 @@ class _Tensor:
         self.item, self.tensor, start = tensor.element_size(), tensor, tensor.data_ptr()
         self.bytes = extent * self.item
         self.name = f"argument {n}, {tuple(tensor.shape)} of {tensor.dtype} ({self.bytes} bytes)"
-        self.address, self.low = (2 * n + 1 << RANGE - 1) + start % 4096, start % 16  # in the middle of its range
-        # Views of all widths begin at a multiple of 16; what lies before and behind the tensor is never touched.
-        memory = (ctypes.c_uint8 * (-(-(self.low + self.bytes) // 16) * 16)).from_address(start - self.low)
+        # in the middle of its range
+        self.address, self.low = (2 * n + 1 << RANGE - 1) + start % 4096, start % 16
+        # Views of all widths begin at a multiple of 16; what lies before and behind the tensor is
+        # never touched.
+        memory = (ctypes.c_uint8 * (-(-(self.low + self.bytes) // 16) * 16)).from_address(
+            start - self.low
+        )
         self.views = {kind: np.frombuffer(memory, kind) for kind in BITS.values()}
         self.writer = np.full(extent, -1, np.int32)  # the block that wrote each number
         self.reads = []  # (instruction, threads, first bytes, size)
@@ -41,7 +47,9 @@ class _Tensor:
 
 
 class Memory:
-    """Find the tensor of each access; refuse accesses outside or not aligned, and races between blocks."""
+    """Find the tensor of each access; refuse accesses outside or not aligned, and races between
+    blocks.
+    """
 
     def __init__(self, tensors: list[Any]):
         self.tensors = [_Tensor(tensor, n) for n, tensor in enumerate(tensors)]
@@ -67,7 +75,14 @@ class Memory:
         view, at = tensor.views[kind], (offset + tensor.low) // kind.itemsize
         for n, value in enumerate(values):
             view[at + n] = value
-            refuse("two threads store different numbers", view[at + n] != value, tensor.name, offset, site, who)
+            refuse(
+                "two threads store different numbers",
+                view[at + n] != value,
+                tensor.name,
+                offset,
+                site,
+                who,
+            )
 
     def end(self) -> None:
         """Refuse reads of what another block wrote, whatever the order in which they ran here."""
@@ -75,7 +90,9 @@ class Memory:
             for site, who, offset, size in tensor.reads if (tensor.writer >= 0).any() else ():
                 writer = tensor.writer[tensor.items(offset, size)]
                 other = ((writer >= 0) & (writer != who[0][:, None])).any(1)
-                refuse("race: reads what another block writes", other, tensor.name, offset, site, who)
+                refuse(
+                    "race: reads what another block writes", other, tensor.name, offset, site, who
+                )
 
     def _place(self, site: Any, who, address, size: int) -> tuple[_Tensor, Any]:
         """Return the tensor of some accesses, and their offsets in bytes."""
@@ -84,6 +101,15 @@ class Memory:
             refuse("outside", [True], f"no tensor ({address[0]:#x})", address, site, who)
         tensor = self.tensors[number]
         offset = address.astype(S64) - tensor.address
-        refuse("outside", (offset < 0) | (offset + size > tensor.bytes), tensor.name, offset, site, who)
-        refuse("not aligned", (address & U64.type((size & -size) - 1)) != 0, tensor.name, offset, site, who)
+        refuse(
+            "outside", (offset < 0) | (offset + size > tensor.bytes), tensor.name, offset, site, who
+        )
+        refuse(
+            "not aligned",
+            (address & U64.type((size & -size) - 1)) != 0,
+            tensor.name,
+            offset,
+            site,
+            who,
+        )
         return tensor, offset

@@ -11,7 +11,8 @@ CONSTANT = bytes(range(8))  # the parameter `constant`
 def assemble(body: str, *sizes: int) -> str:
     """Return a kernel; each tensor has so many bytes for each thread.
 
-    %rd1, %rd2, ... are the addresses of the tensors, %rd11, %rd12, ... of the thread's part, %r1 is its number.
+    %rd1, %rd2, ... are the addresses of the tensors, %rd11, %rd12, ... of the thread's part, %r1 is
+    its number.
     """
     lines = [REGISTERS, "mov.u32 %r1, %tid.x"]
     for n, size in enumerate(sizes, 1):

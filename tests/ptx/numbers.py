@@ -1,16 +1,42 @@
-"""Arithmetic of PTX that numpy lacks, on arrays: one number for each thread, or a single one where all agree."""
+"""Arithmetic of PTX that numpy lacks, on arrays: one number for each thread, or a single one where
+all agree.
+"""
 
 import numpy as np
 
-PRED, U8, U16, U32, U64 = (np.dtype(name) for name in ("bool", "uint8", "uint16", "uint32", "uint64"))
+PRED, U8, U16, U32, U64 = (
+    np.dtype(name) for name in ("bool", "uint8", "uint16", "uint32", "uint64")
+)
 S8, S16, S32, S64 = (np.dtype(name) for name in ("int8", "int16", "int32", "int64"))
 F16, F32, F64 = (np.dtype(name) for name in ("float16", "float32", "float64"))
-# A type of PTX is held as this type of numpy. bfloat16, tf32 and pairs of halves are held as their bits.
-TYPES = {"pred": PRED, "b8": U8, "u8": U8, "s8": S8, "b16": U16, "u16": U16, "s16": S16, "b32": U32, "u32": U32}
-TYPES |= {"s32": S32, "b64": U64, "u64": U64, "s64": S64, "f16": F16, "f32": F32, "f64": F64, "bf16": U16, "tf32": U32}
+# A type of PTX is held as this type of numpy. bfloat16, tf32 and pairs of halves are held as their
+# bits.
+TYPES = {
+    "pred": PRED,
+    "b8": U8,
+    "u8": U8,
+    "s8": S8,
+    "b16": U16,
+    "u16": U16,
+    "s16": S16,
+    "b32": U32,
+    "u32": U32,
+}
+TYPES |= {
+    "s32": S32,
+    "b64": U64,
+    "u64": U64,
+    "s64": S64,
+    "f16": F16,
+    "f32": F32,
+    "f64": F64,
+    "bf16": U16,
+    "tf32": U32,
+}
 TYPES |= {"f16x2": U32, "bf16x2": U32}
 BITS = {1: U8, 2: U16, 4: U32, 8: U64}
-# What memory and registers hold before they are written: NaN in each format of floats, far outside as an address.
+# What memory and registers hold before they are written: NaN in each format of floats, far outside
+# as an address.
 POISON = {PRED: True, U8: 0x7F, U16: 0x7FDE, U32: 0x7FDE7FDE, U64: 0x7FDE7FDE7FDE7FDE}
 
 
@@ -24,7 +50,9 @@ def flushing(function):
 
 
 def fma(a, b, c):
-    """Multiply and add with one rounding; float64 holds the product exactly, and its sum is rounded twice."""
+    """Multiply and add with one rounding; float64 holds the product exactly, and its sum is rounded
+    twice.
+    """
     return (a.astype(F64) * b + c).astype(F32)
 
 
@@ -66,14 +94,18 @@ def divide(a, b):
 
 
 def bit_field(a, first, length):
-    """Return `length` bits of a from bit `first` on, extended; beyond bit 31 there are zeros, or the sign of s32."""
+    """Return `length` bits of a from bit `first` on, extended; beyond bit 31 there are zeros, or
+    the sign of s32.
+    """
     x, rest = wide(a), 64 - np.minimum(length & 255, 32)
     first, rest = np.minimum(first & 255, 32).astype(x.dtype), rest.astype(x.dtype)
     return (x >> first << rest >> rest).astype(a.dtype)
 
 
 def permute(a, b, selector):
-    """Pick four of the eight bytes of b:a by the nibbles of the selector; bit 3 of a nibble spreads the byte's sign."""
+    """Pick four of the eight bytes of b:a by the nibbles of the selector; bit 3 of a nibble spreads
+    the byte's sign.
+    """
     both, picked = b.astype(U64) << 32 | a, 0
     for i in range(4):
         nibble = selector.astype(U64) >> 4 * i

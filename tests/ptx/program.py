@@ -1,4 +1,6 @@
-"""Parse the PTX of one kernel: basic blocks of steps, which are instructions with decoded operands."""
+"""Parse the PTX of one kernel: basic blocks of steps,
+which are instructions with decoded operands.
+"""
 
 import functools
 import re
@@ -63,7 +65,11 @@ class Program:
             elif statement[-1] == ":":
                 labels[statement[:-1]] = len(steps)
             else:
-                steps.append(self._step(f"instruction {len(steps)} `{statement}`", INSTRUCTION.fullmatch(statement)))
+                steps.append(
+                    self._step(
+                        f"instruction {len(steps)} `{statement}`", INSTRUCTION.fullmatch(statement)
+                    )
+                )
         ends = {n + 1 for n, step in enumerate(steps) if step.function in CONTROL}
         starts = sorted(({0, *labels.values()} | ends) - {len(steps)})
         self.blocks = []
@@ -76,15 +82,23 @@ class Program:
         if found is None or found[3] not in TABLE:
             raise NotImplementedError(f"{self.name}: the table has no opcode of {site}")
         negated, guard, opcode, operands = found.groups()
-        row, given = TABLE[opcode], [part.strip() for part in re.split(r",(?![^{]*})", operands) if part.strip()]
+        row, given = (
+            TABLE[opcode],
+            [part.strip() for part in re.split(r",(?![^{]*})", operands) if part.strip()],
+        )
         count, most = len(row.results), len(row.results + row.sources)
         if not most - row.sources.count("u32?") <= len(given) <= most:
-            raise NotImplementedError(f"{self.name}: other operands than those of the table: {site}")
+            raise NotImplementedError(
+                f"{self.name}: other operands than those of the table: {site}"
+            )
         targets = [name for operand in given[:count] for name in _parts(operand)]
         for name in set(targets) - {"_"}:
             self._width(name)
         kind = next((TYPES[part] for part in reversed(opcode.split(".")) if part in TYPES), None)
-        sources = [self._source(spec.rstrip("?"), operand, kind) for spec, operand in zip(row.sources, given[count:])]
+        sources = [
+            self._source(spec.rstrip("?"), operand, kind)
+            for spec, operand in zip(row.sources, given[count:])
+        ]
         function = row.function
         if function == "move":
             function = functools.partial(move, BITS[kind.itemsize // len(targets)], len(targets))
@@ -102,7 +116,9 @@ class Program:
             if base == SHARED:
                 return np.array([int(offset or "0")], U32)
             kind = self._width(base)
-            return Read(base, kind, kind.type(int(offset) % 2 ** (8 * kind.itemsize)) if offset else None)
+            return Read(
+                base, kind, kind.type(int(offset) % 2 ** (8 * kind.itemsize)) if offset else None
+            )
         parts = _parts(operand)
         if spec == "parts":
             kind = last if len(parts) == 1 else BITS[last.itemsize // len(parts)]
@@ -114,7 +130,9 @@ class Program:
     def _read(self, operand: str, kind: np.dtype) -> Any:
         if (number := _number(operand)) is not None:
             size = kind.itemsize
-            return np.array([number != 0 if kind == PRED else number % 2 ** (8 * size)], BITS[size]).view(kind)
+            return np.array(
+                [number != 0 if kind == PRED else number % 2 ** (8 * size)], BITS[size]
+            ).view(kind)
         if self._width(operand).itemsize < kind.itemsize:
             raise NotImplementedError(f"{operand} as {kind}")
         return Read(operand, kind)

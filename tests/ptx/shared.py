@@ -1,4 +1,6 @@
-"""The shared memory of blocks that run together: what is written, by whom, and what is still being copied."""
+"""The shared memory of blocks that run together: what is written, by whom, and what is still being
+copied.
+"""
 
 from typing import Any
 
@@ -11,9 +13,11 @@ NEVER, WRITTEN, COPYING = 0, 1, 2  # what a byte holds
 
 
 class Shared:
-    """Hold the bytes of all blocks, each block's a `pitch` apart. Between two barriers of a block a race is refused:
+    """Hold the bytes of all blocks, each block's a `pitch` apart. Between two barriers of a block a
+    race is refused:
 
-    two warps touch one byte and one of them writes, in whatever order they ran here. Equal numbers are no race.
+    two warps touch one byte and one of them writes, in whatever order they ran here. Equal numbers
+    are no race.
     """
 
     def __init__(self, size: int, blocks: int, block_of, warp_of, who):
@@ -24,7 +28,11 @@ class Shared:
         self.state = np.zeros_like(self.bytes)
         # The warps that touched a byte since the last barrier, one bit each.
         self.readers, self.writers = np.zeros_like(self.bytes), np.zeros_like(self.bytes)
-        self.base, self.bit, self.who = block_of.astype(S64) * self.pitch, (1 << warp_of).astype(U8), who
+        self.base, self.bit, self.who = (
+            block_of.astype(S64) * self.pitch,
+            (1 << warp_of).astype(U8),
+            who,
+        )
         self.copies = []  # on their way: (site, first bytes, lanes, data, groups)
         self.groups = np.zeros(len(block_of), S64)  # how many each thread has committed
 
@@ -33,12 +41,17 @@ class Shared:
         size = kind.itemsize * count
         at = self._places(site, on, address, size)
         if ((state := self._gather(self.state, at, size)) != WRITTEN).any():
-            self._refuse("reads before its wait what a cp.async copies", state == COPYING, site, on, at)
+            self._refuse(
+                "reads before its wait what a cp.async copies", state == COPYING, site, on, at
+            )
             self._refuse("reads what nothing wrote", state == NEVER, site, on, at)
         if (writers := self._gather(self.writers, at, size)).any():
             own = self.bit[on][:, None]
-            another = (writers & ~own != 0) & (writers & own == 0)  # if both wrote it, the numbers are equal
-            self._refuse("race: reads what another warp writes without a barrier", another, site, on, at)
+            # if both wrote it, the numbers are equal
+            another = (writers & ~own != 0) & (writers & own == 0)
+            self._refuse(
+                "race: reads what another warp writes without a barrier", another, site, on, at
+            )
         self._mark(self.readers, at, size, on)
         return self._gather(self.bytes, at, size).view(kind).T
 
@@ -74,12 +87,16 @@ class Shared:
 
     def _places(self, site: Any, on, address, size: int):
         address, base = address.astype(S64), self.base[on]
-        self._refuse("outside", (address < 0) | (address + size > self.size), site, on, base + address)
+        self._refuse(
+            "outside", (address < 0) | (address + size > self.size), site, on, base + address
+        )
         self._refuse("not aligned", address % size != 0, site, on, base + address)
         return base + address
 
     def _claim(self, site: Any, on, address, data):
-        """Return the places; refuse to change what another warp has touched since the barrier, or what is copied."""
+        """Return the places; refuse to change what another warp has touched since the barrier, or
+        what is copied.
+        """
         at = self._places(site, on, address, data.shape[1])
         copying = self._gather(self.state, at, data.shape[1]) == COPYING
         self._refuse("writes where a copy is on its way", copying, site, on, at)
@@ -87,14 +104,19 @@ class Shared:
         return at
 
     def _alone(self, what: str, site: Any, on, at, data) -> None:
-        touched = self._gather(self.readers, at, data.shape[1]) | self._gather(self.writers, at, data.shape[1])
+        touched = self._gather(self.readers, at, data.shape[1]) | self._gather(
+            self.writers, at, data.shape[1]
+        )
         if (touched := touched & ~self.bit[on][:, None] != 0).any():
-            self._refuse(what, touched & (self._gather(self.bytes, at, data.shape[1]) != data), site, on, at)
+            self._refuse(
+                what, touched & (self._gather(self.bytes, at, data.shape[1]) != data), site, on, at
+            )
 
     def _write(self, site: Any, on, at, data) -> None:
         self._scatter(self.bytes, at, data)
         self._mark(self.writers, at, data.shape[1], on)
-        # Lanes of one warp may store copies of a sum that differ in the last bit: any of them is right.
+        # Lanes of one warp may store copies of a sum that differ in the last bit: any of them is
+        # right.
         self._alone("race: two warps write different numbers at once", site, on, at, data)
         self._scatter(self.state, at, np.full_like(data, WRITTEN))
 
@@ -107,7 +129,14 @@ class Shared:
     def _refuse(self, what: str, bad, site: Any, on, at) -> None:
         if bad.any():
             place = f"{self.size} of shared memory"
-            refuse(what, bad.reshape(len(on), -1).any(1), place, at - self.base[on], site, self.who[:, on])
+            refuse(
+                what,
+                bad.reshape(len(on), -1).any(1),
+                place,
+                at - self.base[on],
+                site,
+                self.who[:, on],
+            )
 
     @staticmethod
     def _gather(marks, at, size: int):
@@ -118,4 +147,6 @@ class Shared:
     @staticmethod
     def _scatter(marks, at, values) -> None:
         kind = BITS[min(values.shape[1], 8)]
-        marks.view(kind).reshape(-1, values.shape[1] // kind.itemsize)[at // values.shape[1]] = values.view(kind)
+        marks.view(kind).reshape(-1, values.shape[1] // kind.itemsize)[at // values.shape[1]] = (
+            values.view(kind)
+        )

@@ -22,14 +22,20 @@ def reports(*command: str) -> list[dict]:
     command, root = [sys.executable, *command], Path(__file__).parents[2]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
-    assert lines and result.returncode == any(line.get("fault") for line in lines), result.stderr[-2000:]
+    assert lines and result.returncode == any(line.get("fault") for line in lines), result.stderr[
+        -2000:
+    ]
     return lines
 
 
-@pytest.mark.parametrize("cases", ["none/", "shared/", "per-query/", pytest.param("--all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "cases", ["none/", "shared/", "per-query/", pytest.param("--all", marks=pytest.mark.slow)]
+)
 def test_the_kernels_are_right(cases):
     """Run every pair of mixing, normalizer, dtype, masks, dropout or sinks, and stages."""
-    assert not [report for report in reports("scripts/emulate.py", "--json", cases) if report["fault"]]
+    assert not [
+        report for report in reports("scripts/emulate.py", "--json", cases) if report["fault"]
+    ]
 
 
 def test_the_faults_of_the_source_have_a_place():
@@ -39,7 +45,11 @@ def test_the_faults_of_the_source_have_a_place():
 
 
 def test_a_product_of_16_numbers_shows_the_fault_of_triton():
-    """A product is right exactly if four threads, of kWidth neighbours each, do not multiply more than its numbers."""
+    """A product is right exactly if four threads, of kWidth neighbours each, do not multiply more
+    than its numbers.
+    """
     found = reports("-m", "tests.ptx.bytes_and_join")
-    assert len(found) == 4 and all((line["error"] < 1e-5) == (4 * line["width"] <= 16) for line in found)
+    assert len(found) == 4 and all(
+        (line["error"] < 1e-5) == (4 * line["width"] <= 16) for line in found
+    )
     assert all(line["error"] < 1e-5 for line in found if line["bytes"] > 1)

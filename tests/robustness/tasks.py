@@ -2,13 +2,34 @@
 
 from tests.commands import LM_SIZES, ROBERTA_SIZES, SIZES
 
-LM = "--task language_modeling --arch mixhead_transformer_lm --tokens-per-sample 16 --batch-size 4".split()
+LM = (
+    "--task language_modeling --arch mixhead_transformer_lm --tokens-per-sample 16 --batch-size 4"
+).split()
 LM += ["--max-target-positions", "32", *LM_SIZES]
-TRANSLATION = ["--arch", "mixhead_transformer", *SIZES, "--label-smoothing", "0.1", "--batch-size", "16"]
-ROBERTA = ["--arch", "mixhead_roberta_base", "--pooler-dropout", "0", "--max-positions", "64", *ROBERTA_SIZES]
+TRANSLATION = [
+    "--arch",
+    "mixhead_transformer",
+    *SIZES,
+    "--label-smoothing",
+    "0.1",
+    "--batch-size",
+    "16",
+]
+ROBERTA = [
+    "--arch",
+    "mixhead_roberta_base",
+    "--pooler-dropout",
+    "0",
+    "--max-positions",
+    "64",
+    *ROBERTA_SIZES,
+]
 WORDS = "--task masked_lm --tokens-per-sample 16 --batch-size 5".split()
-SENTENCES = "--task sentence_prediction --num-classes 2 --init-token 0 --separator-token 2 --batch-size 16".split()
-# By criterion a fixture and flags. The batches are no multiple of 2: a worker idles in the last update of an epoch.
+SENTENCES = (
+    "--task sentence_prediction --num-classes 2 --init-token 0 --separator-token 2 --batch-size 16"
+).split()
+# By criterion a fixture and flags. The batches are no multiple of 2: a worker idles in the last
+# update of an epoch.
 TASKS = {
     "cross_entropy": ("text_data", LM),
     "label_smoothed_cross_entropy": ("translation_data", TRANSLATION),

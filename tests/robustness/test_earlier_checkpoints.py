@@ -1,7 +1,8 @@
 """Files that were written before the package had a folder for each door still load.
 
-`tests/checkpoints/criterions/<criterion>` holds what `train` wrote after two updates, and the losses of the next two.
-The folders `nn` and `hf` hold a mixed module and a mixed model, with the outputs that they gave.
+`tests/checkpoints/criterions/<criterion>` holds what `train` wrote after two updates, and the
+losses of the next two. The folders `nn` and `hf` hold a mixed module and a mixed model, with the
+outputs that they gave.
 """
 
 import json
@@ -26,8 +27,17 @@ VARIANT = {
 
 
 def train(criterion, data, save, updates):
-    """Train with a criterion of the plugin until `updates`; go on from the last checkpoint if there is one."""
-    flags = ["--user-dir", PLUGIN, "--criterion", f"orthogonal_{criterion}", "--orthogonal-weight", "0.1"]
+    """Train with a criterion of the plugin until `updates`; go on from the last checkpoint if there
+    is one.
+    """
+    flags = [
+        "--user-dir",
+        PLUGIN,
+        "--criterion",
+        f"orthogonal_{criterion}",
+        "--orthogonal-weight",
+        "0.1",
+    ]
     flags += [*TASKS[criterion][1], *TRAINING, "--ddp-backend", "legacy_ddp"]
     flags += ["--disable-validation", "--save-dir", save, "--max-update", updates]
     return run_here("fairseq-train", data, *flags)
@@ -50,7 +60,9 @@ def test_an_earlier_state_dict_of_torch_gives_its_outputs():
     attention = MixedAttention(16, 4, **VARIANT).eval()
     saved = torch.load(FOLDER / "nn" / "attention.pt")
     attention.load_state_dict(saved["state_dict"])
-    torch.testing.assert_close(attention(*3 * (saved["input"],))[0], saved["output"], atol=2e-6, rtol=0)
+    torch.testing.assert_close(
+        attention(*3 * (saved["input"],))[0], saved["output"], atol=2e-6, rtol=0
+    )
 
 
 def test_an_earlier_folder_of_transformers_gives_its_outputs():

@@ -30,7 +30,13 @@ VALUES = {
     "value_init_scale": (0.1, 1.0, 10.0, 0.0),
     "mixing_lr_scale": (0.1, 1.0, 10.0, 0.0),
     "relative_gain": (0, 1, 4, -1),
-    "heads_per_layer": ("encoder-self=3,2", "encoder-self=2:1,4:3", "cross=4:3,4", "encoder-self=0,2", "cross"),
+    "heads_per_layer": (
+        "encoder-self=3,2",
+        "encoder-self=2:1,4:3",
+        "cross=4:3,4",
+        "encoder-self=0,2",
+        "cross",
+    ),
 }
 
 
@@ -44,7 +50,9 @@ def test_every_flag_of_the_plugin_is_tried():
 def test_two_flags_work_together_or_are_refused(first, second, model, monkeypatch):
     for chosen in itertools.product(*(VALUES[name][:3] for name in (first, second))):
         try:
-            output = effect(model, "mixhead", monkeypatch, **dict(zip((first, second), chosen)))["output"]
+            output = effect(model, "mixhead", monkeypatch, **dict(zip((first, second), chosen)))[
+                "output"
+            ]
         except OptionError as refused:
             assert re.fullmatch(r"--[a-z-]+[ :].*", str(refused))
         else:
@@ -57,17 +65,21 @@ def test_numbers_of_the_plugins_flags_are_read_as_numbers(model):
     typed = [f"{option_name(name)}={value}" for name, value in numbers.items()]
     for family in FAMILIES:
         flags = ["--head-mixing", "position-wise", *typed]
-        args = command(f"{family}_{model}", *flags, task="masked_lm" if model == "roberta_base" else None)
+        args = command(
+            f"{family}_{model}", *flags, task="masked_lm" if model == "roberta_base" else None
+        )
         assert {name: getattr(args, name) for name in numbers} == numbers
 
 
-# ---- no flag does nothing --------------------------------------------------------------------------------------------
+# ---- no flag does nothing ----------------------------------------------------------------------
 
 SITES = {"transformer": SCOPES["all"], "roberta_base": ("encoder-self",)}
 
 
 def effect(model, family, monkeypatch, **given):
-    """Return what a flag may change: parameters, their learning rates, outputs, and the implementation that ran."""
+    """Return what a flag may change: parameters, their learning rates, outputs, and the
+    implementation that ran.
+    """
     if model == "synthesizer_lm":
         given.setdefault("synthesizer", "factorized-random")
     if family == "fixhead":
@@ -76,7 +88,11 @@ def effect(model, family, monkeypatch, **given):
         given.setdefault("n_head", 4)  # pairs of heads for --head-mixing differential
     built = (build_xl if model == "transformer_xl" else build)(f"{family}_{model}", **given)
     parameters = {name: p.detach().clone() for name, p in built.named_parameters()}
-    rates = {name: getattr(p, "optim_overrides", None) for name, p in built.named_parameters() if p.requires_grad}
+    rates = {
+        name: getattr(p, "optim_overrides", None)
+        for name, p in built.named_parameters()
+        if p.requires_grad
+    }
     ran = set()
     for name, implementation in api.IMPLEMENTATIONS.items():
 
@@ -95,7 +111,9 @@ def effect(model, family, monkeypatch, **given):
 
 def equal(left, right):
     if isinstance(left, dict):
-        return left.keys() == right.keys() and all(equal(value, right[name]) for name, value in left.items())
+        return left.keys() == right.keys() and all(
+            equal(value, right[name]) for name, value in left.items()
+        )
     return torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
 
 
@@ -124,26 +142,45 @@ def test_every_value_of_a_flag_changes_something_or_is_refused(name, model, fami
 
 
 def xl_effect(**given):
-    """Return parameters, log-probabilities in training, evaluation and step-by-step decoding, and saved tensors."""
+    """Return parameters, log-probabilities in training, evaluation and step-by-step decoding, and
+    saved tensors.
+    """
     model = build_xl(**given)
     words = torch.randint(4, VOCABULARY, (2, 24), generator=torch.Generator().manual_seed(3))
     saved, state = [], {}
     torch.manual_seed(5)  # of the dropout
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.append(t.shape) or t, lambda t: t
+    ):
         trained = in_windows(model.train(), words, [8, 8, 8]).detach()
     with torch.no_grad():
         text = in_windows(model.eval(), words, [8, 8, 8])
-        decoded = [model.decoder(words[:, :n], incremental_state=state) for n in range(1, words.shape[1] + 1)]
+        decoded = [
+            model.decoder(words[:, :n], incremental_state=state)
+            for n in range(1, words.shape[1] + 1)
+        ]
         steps = torch.cat([model.get_normalized_probs(out, log_probs=True) for out in decoded], 1)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
-    return {"parameters": parameters, "training": trained, "text": text, "steps": steps, "saved": saved}
+    return {
+        "parameters": parameters,
+        "training": trained,
+        "text": text,
+        "steps": steps,
+        "saved": saved,
+    }
 
 
 plain_xl_effect = functools.cache(xl_effect)
 ALL = {"parameters", "training", "text", "steps", "saved"}
 XL_CHANGES = [
-    *(({name: value}, {}, ALL) for name, value in {"n_layer": 1, "n_head": 4, "d_model": 16, "d_head": 2}.items()),
-    *(({name: value}, {}, ALL) for name, value in {"d_inner": 8, "div_val": 2, "cutoffs": [5]}.items()),
+    *(
+        ({name: value}, {}, ALL)
+        for name, value in {"n_layer": 1, "n_head": 4, "d_model": 16, "d_head": 2}.items()
+    ),
+    *(
+        ({name: value}, {}, ALL)
+        for name, value in {"d_inner": 8, "div_val": 2, "cutoffs": [5]}.items()
+    ),
     *(({"mem_len": length}, {}, {"training", "text", "steps", "saved"}) for length in (0, 3, 20)),
     ({"same_length": True}, {}, {"training", "text", "steps", "saved"}),
     ({"clamp_len": 2}, {}, {"training", "text", "steps"}),

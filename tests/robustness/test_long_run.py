@@ -15,9 +15,15 @@ from tests.own_process import in_own_process
 from tests.xl import XL_SIZES
 
 UPDATES = 96
-FLAGS = f"--cpu --seed 1 --optimizer adam --lr 0.01 --max-update {UPDATES} --num-workers 1 --data-buffer-size 1"
+FLAGS = (
+    f"--cpu --seed 1 --optimizer adam --lr 0.01 --max-update {UPDATES} --num-workers 1 "
+    "--data-buffer-size 1"
+)
 # Twelve validations that --max-valid-steps cuts short, as many checkpoints, and many epochs.
-FLAGS += " --log-interval 50 --validate-interval-updates 8 --save-interval-updates 8 --keep-interval-updates 1"
+FLAGS += (
+    " --log-interval 50 --validate-interval-updates 8 --save-interval-updates 8 "
+    "--keep-interval-updates 1"
+)
 FLAGS += " --max-valid-steps 1"
 MODELS = {
     "mixhead_transformer_lm": [
@@ -57,7 +63,17 @@ def test_updates_validations_and_checkpoints_leave_nothing_behind(arch, text_dat
         return output
 
     Trainer.train_step = counted
-    words = ["fairseq-train", text_data, "--user-dir", PLUGIN, "--arch", arch, "--save-dir", tmp_path, *FLAGS.split()]
+    words = [
+        "fairseq-train",
+        text_data,
+        "--user-dir",
+        PLUGIN,
+        "--arch",
+        arch,
+        "--save-dir",
+        tmp_path,
+        *FLAGS.split(),
+    ]
     sys.argv = [*map(str, words), *MODELS[arch]]
     cli_main()
     assert len(found) == UPDATES // 8
@@ -66,4 +82,6 @@ def test_updates_validations_and_checkpoints_leave_nothing_behind(arch, text_dat
     early, late = found[quarter : 2 * quarter], found[-quarter:]
     for name in ("task", "fd", "tensors"):
         assert min(some[name] for some in late) <= min(some[name] for some in early), (name, found)
-    assert min(some["resident"] for some in late) < 1.02 * min(some["resident"] for some in early), found
+    assert min(some["resident"] for some in late) < 1.02 * min(
+        some["resident"] for some in early
+    ), found

@@ -23,7 +23,10 @@ def assert_finite(folder):
 
 @pytest.mark.parametrize(
     "normalizer",
-    [name if name == "unnormalized" else pytest.param(name, marks=pytest.mark.slow) for name in NORMALIZERS],
+    [
+        name if name == "unnormalized" else pytest.param(name, marks=pytest.mark.slow)
+        for name in NORMALIZERS
+    ],
 )
 def test_a_training_that_diverges_saves_finite_weights_alone(normalizer, text_data, tmp_path):
     flags = [*LM, "--attention-normalizer", normalizer, "--head-mixing", "position-wise"]
@@ -33,8 +36,11 @@ def test_a_training_that_diverges_saves_finite_weights_alone(normalizer, text_da
     last = result.stderr.strip().splitlines()[-1]
     if result.returncode == 0:
         assert "checkpoint_last.pt" in names
-    elif not last.startswith("fairseq-train: error: the model has NaN or infinite parameters after update "):
+    elif not last.startswith(
+        "fairseq-train: error: the model has NaN or infinite parameters after update "
+    ):
         assert last == "FloatingPointError: gradients are Nan/Inf", result.stderr[-2000:]
-        assert "detected in output of" in result.stdout + result.stderr  # fairseq's NanDetector names the module
+        # fairseq's NanDetector names the module
+        assert "detected in output of" in result.stdout + result.stderr
     if normalizer == "unnormalized":  # exp of scores of thousands
         assert last == "FloatingPointError: gradients are Nan/Inf"

@@ -1,4 +1,6 @@
-"""Benchmarks check results before they time them, and compare every contender with both yardsticks."""
+"""Benchmarks check results before they time them,
+and compare every contender with both yardsticks.
+"""
 
 import benchmark
 import pytest
@@ -19,7 +21,11 @@ def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype,
     expected = {(c.name, p) for p in (0.0, 0.1) for c in core.cores("cpu", dtype, p)}
     assert {(row["name"], float(row["size"].split()[-1])) for row in found} == expected
     for row in found:
-        assert row["ms_min"] <= row["ms"] <= row["ms_max"] and row["by_upstream"] > 0 and row["by_softmax"] > 0
+        assert (
+            row["ms_min"] <= row["ms"] <= row["ms_max"]
+            and row["by_upstream"] > 0
+            and row["by_softmax"] > 0
+        )
     assert {row["by_softmax"] for row in found if row["name"] == "auto: softmax"} == {1.0}
     assert "auto: Mixhead B" in capsys.readouterr().out
 
@@ -34,7 +40,9 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_entry_of_the_tables_is_timed(case, monkeypatch):
-    layers = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
+    layers = (
+        "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
+    )
     monkeypatch.setattr(model, "TRANSLATION", f"transformer {layers}")
     monkeypatch.setattr(model, "SMALL", model.SMALL.replace("512", "64").replace("2048", "64"))
     assert {row["name"] for row in rows(case)} == CASES[case]
@@ -69,7 +77,9 @@ WRONG = {
 def test_no_speed_is_printed_of_what_is_wrong(fault, monkeypatch, capsys):
     function, message = WRONG[fault]
     right = core.attend
-    monkeypatch.setattr(core, "attend", lambda call, impl: function(call, lambda call: right(call, impl)))
+    monkeypatch.setattr(
+        core, "attend", lambda call, impl: function(call, lambda call: right(call, impl))
+    )
     with pytest.raises(SystemExit, match=f"auto: softmax: {message}"):
         rows("core")
     assert " ms" not in capsys.readouterr().out

@@ -195,12 +195,19 @@ def test_times_of_different_machines_are_not_compared():
 
 
 def test_decoding_without_the_mixing_loses_bleu():
-    lost = [run["metrics"]["test"] - run["metrics"]["test unmixed"] for run in runs_of("table4", "32", "B")]
+    lost = [
+        run["metrics"]["test"] - run["metrics"]["test unmixed"]
+        for run in runs_of("table4", "32", "B")
+    ]
     assert f"| 32 of 4 | {len(lost)} | {statistics.fmean(lost):.1f} (" in effects.unmixed_table()
 
 
 def test_a_rate_that_a_pilot_did_not_try_is_an_empty_cell():
-    (line,) = [line for line in effects.pilots_table().splitlines() if line.startswith("| B, 16 heads of 8")]
+    (line,) = [
+        line
+        for line in effects.pilots_table().splitlines()
+        if line.startswith("| B, 16 heads of 8")
+    ]
     assert line.split("|")[3].strip() == ""
     assert line.split("|")[4].strip() == "249.3, 249.6"
 

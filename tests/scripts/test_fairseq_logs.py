@@ -4,11 +4,17 @@ from fairseq_logs import Progress
 
 
 def inner(update, loss="2.0"):
-    return f'x | INFO | train_inner | {{"loss": "9", "nll_loss": "{loss}", "wpb": "100", "num_updates": "{update}"}}\n'
+    return (
+        f'x | INFO | train_inner | {{"loss": "9", "nll_loss": "{loss}", "wpb": "100", '
+        f'"num_updates": "{update}"}}\n'
+    )
 
 
 def valid(update, loss):
-    return f'x | INFO | valid | {{"epoch": 1, "valid_loss": "{loss}", "valid_num_updates": "{update}"}}\n'
+    return (
+        f'x | INFO | valid | {{"epoch": 1, "valid_loss": "{loss}", "valid_num_updates": '
+        f'"{update}"}}\n'
+    )
 
 
 START = "x | INFO | fairseq_cli.train | Start iterating over samples\n"
@@ -17,7 +23,14 @@ BEGIN = 'x | INFO | fairseq_cli.train | begin validation on "valid" subset\n'
 
 def test_points_have_tokens_and_the_cpu_seconds_of_updates_alone():
     progress = Progress([])
-    for cpu, line in [(9, START), (11, inner(10)), (14, BEGIN), (17, valid(15, 3.5)), (18, inner(20)), (19, "other\n")]:
+    for cpu, line in [
+        (9, START),
+        (11, inner(10)),
+        (14, BEGIN),
+        (17, valid(15, 3.5)),
+        (18, inner(20)),
+        (19, "other\n"),
+    ]:
         progress.read(line, cpu)
     assert progress.all() == [
         {"update": 10, "tokens": 1000, "cpu_seconds": 2.0, "train_loss": 2.0},
@@ -28,7 +41,11 @@ def test_points_have_tokens_and_the_cpu_seconds_of_updates_alone():
 
 def test_the_smoothed_loss_of_a_validation_is_beside_its_likelihood():
     progress = Progress([])
-    progress.read('x | INFO | valid | {"valid_loss": "5.4", "valid_nll_loss": "4.3", "valid_num_updates": "7"}\n', None)
+    progress.read(
+        'x | INFO | valid | {"valid_loss": "5.4", "valid_nll_loss": "4.3", "valid_num_updates": '
+        '"7"}\n',
+        None,
+    )
     assert progress.all() == [{"update": 7, "tokens": 0, "valid_loss": 4.3, "valid_objective": 5.4}]
 
 
@@ -41,7 +58,11 @@ def test_a_resumed_training_drops_the_points_that_it_repeats():
     early.read("killed before it began", 5)
     assert early.all() == first.all()
     second = Progress(early.all())
-    for cpu, line in [(5, "Loaded checkpoint x.pt (epoch 1 @ 20 updates)"), (6, START), (8, inner(30, 1.0))]:
+    for cpu, line in [
+        (5, "Loaded checkpoint x.pt (epoch 1 @ 20 updates)"),
+        (6, START),
+        (8, inner(30, 1.0)),
+    ]:
         second.read(line, cpu)
     assert second.all() == [
         *first.points[:2],

@@ -20,7 +20,13 @@ def test_of_plain_attentions_alone():
 
 def test_it_counts_both_runs_and_names_what_passes_in_the_plain_one_alone(tmp_path):
     (tmp_path / "test_attention.py").write_text(TESTS)
-    command = [sys.executable, ROOT / "scripts/development/foreign_tests.py", "torch", tmp_path, "test_attention.py"]
+    command = [
+        sys.executable,
+        ROOT / "scripts/development/foreign_tests.py",
+        "torch",
+        tmp_path,
+        "test_attention.py",
+    ]
 
     run = subprocess.run(command, capture_output=True, text=True, check=True)
 

@@ -39,7 +39,9 @@ def test_pairs_cover_every_pair_that_occurs():
 def test_every_timing_has_a_contender_of_each_kind():
     for step in gpu.TIMINGS:
         batch, heads, length, head_dim = map(int, step.split()[0].split("x"))
-        timing = gpu.Timing((batch, heads, length, head_dim), *step.split()[1:2], float(step.split()[2]), ())
+        timing = gpu.Timing(
+            (batch, heads, length, head_dim), *step.split()[1:2], float(step.split()[2]), ()
+        )
         names = {contender.name for contender in gpu.contenders(SETTINGS, timing)}
         assert {"triton: Mixhead A", "triton: Mixhead B", "loop 256: Mixhead B"} <= names
 
@@ -84,14 +86,30 @@ def test_a_part_that_lacks_a_package_is_left_out_with_a_word(monkeypatch, tmp_pa
 
 
 def test_a_table_has_every_column_and_empty_cells():
-    assert gpu_report.table([{"a": 1.23456}, {"b": "x|y"}]) == ["| a | b |", "|---|---|", "| 1.23 |  |", "|  | x\\|y |"]
+    assert gpu_report.table([{"a": 1.23456}, {"b": "x|y"}]) == [
+        "| a | b |",
+        "|---|---|",
+        "| 1.23 |  |",
+        "|  | x\\|y |",
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(gpu_report.importlib.util.find_spec("triton") is None, reason="needs the package triton")
+@pytest.mark.skipif(
+    gpu_report.importlib.util.find_spec("triton") is None, reason="needs the package triton"
+)
 def test_every_part_runs_in_the_interpreter(tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHON": sys.executable}
-    command = [ROOT / "scripts/gpu_report.sh", "--quick", "--only", *gpu.PARTS, "--out", tmp_path, "--seconds", "900"]
+    command = [
+        ROOT / "scripts/gpu_report.sh",
+        "--quick",
+        "--only",
+        *gpu.PARTS,
+        "--out",
+        tmp_path,
+        "--seconds",
+        "900",
+    ]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads((tmp_path / "interpreter.json").read_text())

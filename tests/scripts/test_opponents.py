@@ -4,8 +4,13 @@ import pytest
 import torch
 from benchmarks import core, opponents
 
-EAGER = [name for name, one in opponents.OPPONENTS.items() if not one.compiled and name not in ("flash", "mask")]
-EAGER.remove("FlashAttention-2 in triton")  # tests of scripts/gpu_report.sh run it in triton's interpreter
+EAGER = [
+    name
+    for name, one in opponents.OPPONENTS.items()
+    if not one.compiled and name not in ("flash", "mask")
+]
+# tests of scripts/gpu_report.sh run it in triton's interpreter
+EAGER.remove("FlashAttention-2 in triton")
 COMPILED = [name for name, one in opponents.OPPONENTS.items() if one.compiled]
 KINDS = core.VARIANTS
 
@@ -40,7 +45,9 @@ def test_checkpointing_keeps_no_weights(inputs):
     kept = {}
     for provider in ("loop 128", "loop 128, checkpointed"):
         sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t
+        ):
             inputs.attend(core.Core(provider), inputs.call(core.Core(provider), 0.0))
         kept[provider] = max(sizes)
     assert kept["loop 128"] >= 3 * 2 * 128 * 128 > kept["loop 128, checkpointed"]
@@ -51,5 +58,8 @@ def test_what_is_compiled_is_left_out_where_no_compiler_is(device, compiler, mon
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    assert opponents.problem("loop 64, compiled", device) == f"needs a compiler: {compiler} is not installed"
+    assert (
+        opponents.problem("loop 64, compiled", device)
+        == f"needs a compiler: {compiler} is not installed"
+    )
     assert opponents.problem("loop 64", device) == ""

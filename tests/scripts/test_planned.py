@@ -1,4 +1,6 @@
-"""The tables of the planned experiments are those of the runs: shares, sign tests, ratios and changes, by hand."""
+"""The tables of the planned experiments are those of the runs: shares, sign tests, ratios and
+changes, by hand.
+"""
 
 import dataclasses
 import itertools
@@ -53,15 +55,25 @@ def run_of(row, seed, points=(), value=1.0):
 def points_of(steps):
     """Return validations every 25 steps; the last one is small enough if the run learned."""
     last = steps or 100
-    points = [{"update": update, "tokens": 0, "valid_loss": 2.0} for update in range(25, last + 1, 25)]
+    points = [
+        {"update": update, "tokens": 0, "valid_loss": 2.0} for update in range(25, last + 1, 25)
+    ]
     if steps is not None:
         points[-1]["valid_loss"] = 0.1
     return points
 
 
 def study_of(grid, content, found, tmp_path):
-    """Return the study of a grid's saved runs. The file of results has another name, as that of pilots may have."""
-    return Study("saved", grids.checked(content, tmp_path / "toy.toml"), f"examples/grids/{grid}.toml", found, {})
+    """Return the study of a grid's saved runs. The file of results has another name, as that of
+    pilots may have.
+    """
+    return Study(
+        "saved",
+        grids.checked(content, tmp_path / "toy.toml"),
+        f"examples/grids/{grid}.toml",
+        found,
+        {},
+    )
 
 
 def study_of_steps(tmp_path, **changes):
@@ -78,7 +90,10 @@ def test_the_steps_are_those_of_the_first_validation_loss_that_is_small_enough()
     points = [{"update": update, "valid_loss": loss} for update, loss in losses.items()]
     assert planned.steps_taken(run_of(("4", "B"), 1, points)) == 75
     assert planned.steps_taken(run_of(("4", "B"), 1, points[:2])) == planned.NEVER
-    assert planned.steps_taken(run_of(("4", "B"), 1, [{"update": 100, "train_loss": 0.0}])) == planned.NEVER
+    assert (
+        planned.steps_taken(run_of(("4", "B"), 1, [{"update": 100, "train_loss": 0.0}]))
+        == planned.NEVER
+    )
 
 
 def test_a_recipe_without_fairseq_has_validation_losses_in_the_unit_of_its_endpoint(tmp_path):
@@ -89,7 +104,9 @@ def test_a_recipe_without_fairseq_has_validation_losses_in_the_unit_of_its_endpo
 
 
 def exact_p(faster, slower):
-    """Return the two-sided sign test from its definition: as many sequences of signs are at least as uneven."""
+    """Return the two-sided sign test from its definition: as many sequences of signs are at least
+    as uneven.
+    """
     count = faster + slower
     signs = itertools.product((0, 1), repeat=count)
     extreme = [each for each in signs if abs(sum(each) - count / 2) >= abs(faster - count / 2)]
@@ -107,18 +124,28 @@ def test_the_sign_test_is_exact(faster, slower):
 
 def test_two_seeds_that_never_learned_are_a_tie_and_ties_do_not_count():
     never = planned.NEVER
-    found = planned.sign_test({1: 50, 2: never, 3: 75, 4: never}, {1: never, 2: never, 3: 75, 4: 25, 9: 1})
+    found = planned.sign_test(
+        {1: 50, 2: never, 3: 75, 4: never}, {1: never, 2: never, 3: 75, 4: 25, 9: 1}
+    )
     assert found == planned.Sign(faster=1, slower=1, ties=2, p=1.0)
     assert planned.sign_test({1: never}, {1: never}) == planned.Sign(0, 0, 1, 1.0)
 
 
 def test_the_table_has_shares_medians_and_the_comparison_with_softmax_of_the_same_heads(tmp_path):
     lines = planned.steps_table(study_of_steps(tmp_path)).splitlines()
-    cells = {tuple(line.strip("| ").split(" | ")[:2]): line.strip("| ").split(" | ")[2:] for line in lines[2:]}
-    low, high = stats.beta.ppf(0.025, 1, 4), stats.beta.ppf(0.975, 2, 3)  # Clopper and Pearson, 1 of 4
+    cells = {
+        tuple(line.strip("| ").split(" | ")[:2]): line.strip("| ").split(" | ")[2:]
+        for line in lines[2:]
+    }
+    # Clopper and Pearson, 1 of 4
+    low, high = stats.beta.ppf(0.025, 1, 4), stats.beta.ppf(0.975, 2, 3)
     assert cells["4", "softmax"][:2] == [f"1 of 4 ({100 * low:.0f} to {100 * high:.0f} %)", "never"]
     assert cells["4", "A"][0].startswith("3 of 4") and cells["4", "A"][1:3] == ["87.5", "2, 0, 2"]
-    assert cells["4", "B"][0].startswith("4 of 4") and cells["4", "B"][1:4] == ["25", "4, 0, 0", "0.12"]
+    assert cells["4", "B"][0].startswith("4 of 4") and cells["4", "B"][1:4] == [
+        "25",
+        "4, 0, 0",
+        "0.12",
+    ]
     assert cells["8", "A"][1:4] == ["75", "0, 4, 0", "0.12"]
     assert cells["8", "B"][1:] == ["50", "0, 0, 4", "1", "1"]
     assert cells["4", "B"][4] == "0.5"  # 0.125, the smallest of four
@@ -157,7 +184,9 @@ def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
         ("2000", "2", "B"): (0.2, 0.1, 0.1),
     }
     found = [
-        run_of(row, seed, value=value) for row, values in errors.items() for seed, value in enumerate(values, start=1)
+        run_of(row, seed, value=value)
+        for row, values in errors.items()
+        for seed, value in enumerate(values, start=1)
     ]
     content = GRID | {"axes": axes, "example": "nearest_neighbour", "seeds": 3}
     study = study_of("nearest_neighbour_steps", content, found, tmp_path)

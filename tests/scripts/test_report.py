@@ -37,7 +37,9 @@ VALUES = {"softmax": [100.0, 110.0, 104.0], "A": [90.0, 101.0, 96.0], "new": [12
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Return a study of two rows with three seeds and one with two; other rows have no run. Seed 4 is a pilot's."""
+    """Return a study of two rows with three seeds and one with two; other rows have no run. Seed 4
+    is a pilot's.
+    """
     for name in (*sweep.TRAINING, "SAVE", "CHECKPOINT"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "toy.toml").write_text(GRID)
@@ -45,14 +47,27 @@ def study(tmp_path, monkeypatch):
         pilot = run.seed == 4
         if not pilot and run.seed > len(VALUES[run.labels["attention"]]):
             continue
-        metrics = {"pilot": 1.0} if pilot else {"test": VALUES[run.labels["attention"]][run.seed - 1]}
+        metrics = (
+            {"pilot": 1.0} if pilot else {"test": VALUES[run.labels["attention"]][run.seed - 1]}
+        )
         pace = 15 if run.labels["attention"] == "A" else 10  # updates a second
-        points = [dict(update=u, tokens=u * 100, cpu_seconds=u / pace, valid_loss=9 - u / 50) for u in (50, 100)]
+        points = [
+            dict(update=u, tokens=u * 100, cpu_seconds=u / pace, valid_loss=9 - u / 50)
+            for u in (50, 100)
+        ]
         record = {
-            "labels": {"heads": "two", "attention": "x"}, "seed": run.seed, "digest": run.digest,
-            "metrics": metrics, "measure": "perplexity", "seconds": 60.0, "device": "a CPU", "commit": "abc",
-            "data": "def", "versions": {"torch": "2"}, "points": points,
-        }  # fmt: skip
+            "labels": {"heads": "two", "attention": "x"},
+            "seed": run.seed,
+            "digest": run.digest,
+            "metrics": metrics,
+            ("measure"): "perplexity",
+            "seconds": 60.0,
+            "device": "a CPU",
+            "commit": "abc",
+            "data": "def",
+            "versions": {"torch": "2"},
+            "points": points,
+        }
         run.folder(tmp_path / "runs").mkdir(parents=True)
         (run.folder(tmp_path / "runs") / "run.json").write_text(json.dumps(record))
     return report.from_runs(tmp_path / "toy.toml", tmp_path / "runs")
@@ -60,14 +75,22 @@ def study(tmp_path, monkeypatch):
 
 def row_of(study, *labels):
     table = report.markdown(study)
-    return next(line for line in table.splitlines() if line.startswith(f"| {' | '.join(labels)} |")).split(" | ")[2:]
+    return next(
+        line for line in table.splitlines() if line.startswith(f"| {' | '.join(labels)} |")
+    ).split(" | ")[2:]
 
 
 def test_a_row_has_mean_deviation_and_the_gain_with_its_interval(study):
     assert row_of(study, "2", "softmax")[:2] == ["20.0/10.0", "104.67 ± 5.03 (3)"]
-    gains = [100 * (report.math.log(b) - report.math.log(a)) for a, b in zip(VALUES["A"], VALUES["softmax"])]
+    gains = [
+        100 * (report.math.log(b) - report.math.log(a))
+        for a, b in zip(VALUES["A"], VALUES["softmax"])
+    ]
     low, high = stats.t.interval(0.95, 2, sum(gains) / 3, stats.sem(gains))
-    assert row_of(study, "2", "A")[1:3] == ["95.67 ± 5.51 (3)", f"{sum(gains) / 3:+.2f} [{low:+.2f}, {high:+.2f}]"]
+    assert row_of(study, "2", "A")[1:3] == [
+        "95.67 ± 5.51 (3)",
+        f"{sum(gains) / 3:+.2f} [{low:+.2f}, {high:+.2f}]",
+    ]
     assert row_of(study, "2", "A")[3] == f"{stats.ttest_1samp(gains, 0).pvalue:.2g} |"
     assert row_of(study, "2", "new")[2:] == ["-9.12", " |"]  # two seeds have no interval
     assert study.rows == [("2", "softmax"), ("2", "A"), ("2", "new")]
@@ -77,9 +100,14 @@ def test_a_row_has_mean_deviation_and_the_gain_with_its_interval(study):
 
 def test_the_papers_gain_is_of_the_same_metric(study):
     assert study.published_gain(("2", "A")) == pytest.approx(100 * report.math.log(10 / 9))
-    assert study.published_gain(("2", "softmax")) is None and study.published_gain(("2", "new")) is None
+    assert (
+        study.published_gain(("2", "softmax")) is None
+        and study.published_gain(("2", "new")) is None
+    )
     own = {"2/softmax": "10", "2/A": "9"}  # a metric that these points do not have
-    grid = dataclasses.replace(study.grid, published=own, published_metrics=["test", "valid"], only={"valid": "16"})
+    grid = dataclasses.replace(
+        study.grid, published=own, published_metrics=["test", "valid"], only={"valid": "16"}
+    )
     gain = dataclasses.replace(study, grid=grid).published_gain(("2", "A"))
     assert gain == pytest.approx(100 * report.math.log(10 / 9))
     grid = dataclasses.replace(study.grid, published={}, published_metrics=["test"])
@@ -87,14 +115,18 @@ def test_the_papers_gain_is_of_the_same_metric(study):
 
 
 def test_any_two_rows_are_compared(study, capsys):
-    assert "2,new: +9.12 %, test; 2 seeds, no interval;" in report.comparison(study, ["2,softmax", "2,new"])
+    assert "2,new: +9.12 %, test; 2 seeds, no interval;" in report.comparison(
+        study, ["2,softmax", "2,new"]
+    )
     gain, p = row_of(study, "2", "A")[2:]
     compared, _, time = report.comparison(study, ["2,A", "2,softmax"]).rpartition("; ")
     assert compared == f"2,A over 2,softmax: {gain} %, test; 3 seeds, p {p[:-2]}"
     assert time == "CPU time of the updates, ratio 0.67 [0.67, 0.67]"
     with pytest.raises(SystemExit):
         report.comparison(study, ["2,A", "4,A"])
-    assert "--compare 4,A: has no run; must be among 2,softmax; 2,A; 2,new" in capsys.readouterr().err
+    assert (
+        "--compare 4,A: has no run; must be among 2,softmax; 2,A; 2,new" in capsys.readouterr().err
+    )
 
 
 @pytest.fixture
@@ -133,14 +165,18 @@ def test_no_picture_is_drawn_before(unfinished, tmp_path, monkeypatch):
 def test_runs_that_start_from_others_are_drawn_by_their_ends(study, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(report.plt, "close", figures.append)
-    report.draw(dataclasses.replace(study, grid=dataclasses.replace(study.grid, starts={"4": "2"})), tmp_path / "x.svg")
+    report.draw(
+        dataclasses.replace(study, grid=dataclasses.replace(study.grid, starts={"4": "2"})),
+        tmp_path / "x.svg",
+    )
     for panel, (end, end_of_a) in zip(figures[0].axes, ((10000, 10000), (10.0, 100 / 15))):
         expected = {(end,) * n for n in (1, 2, 3)} | {(end_of_a,) * n for n in (1, 3)}
         assert {tuple(line.get_xdata()) for line in panel.lines} == expected
 
 
 @pytest.mark.parametrize(
-    "measure, better", [("BLEU", 1), ("loss", -1), ("bits per byte", -1), ("nats a token", -1), ("F1", 1)]
+    "measure, better",
+    [("BLEU", 1), ("loss", -1), ("bits per byte", -1), ("nats a token", -1), ("F1", 1)],
 )
 def test_above_0_is_better(measure, better, study):
     for run in study.runs:
@@ -153,8 +189,13 @@ def test_the_validation_loss_stands_beside_bleu(study):
     for run, loss in zip(study.runs, (9.0, 8.5, 8.0, 8.9, 8.2, 7.8)):
         run["measure"], run["valid_loss"] = "BLEU", loss
     text = report.markdown(study)
-    assert "| validation loss, bits | gain in test, BLEU | p | gain in validation loss, bits | p |" in text
-    assert row_of(study, "2", "A")[2] == "8.300 ± 0.557 (3)" and row_of(study, "2", "A")[5].startswith("+0.200 [")
+    assert (
+        "| validation loss, bits | gain in test, BLEU | p | gain in validation loss, bits | p |"
+        in text
+    )
+    assert row_of(study, "2", "A")[2] == "8.300 ± 0.557 (3)" and row_of(study, "2", "A")[
+        5
+    ].startswith("+0.200 [")
 
 
 def test_a_picture_has_no_empty_panel(study, tmp_path, monkeypatch):
@@ -178,7 +219,14 @@ def test_a_saved_file_keeps_its_times_and_runs(study, tmp_path, monkeypatch):
     measured.append({**study.runs[-1], "digest": "lost", "seed": 9})
     report.save(dataclasses.replace(study, runs=measured, cost=cost), tmp_path / "saved.json")
     monkeypatch.setattr(report, "draw", lambda *_: None)
-    command(monkeypatch, tmp_path / "toy.toml", "--runs", tmp_path / "runs", "--save", tmp_path / "saved.json")
+    command(
+        monkeypatch,
+        tmp_path / "toy.toml",
+        "--runs",
+        tmp_path / "runs",
+        "--save",
+        tmp_path / "saved.json",
+    )
     saved = report.from_results(tmp_path / "saved.json")
     assert row_of(saved, "2", "A")[1] == "95.67 ± 5.51 (3)" and len(saved.runs) == 9
     assert row_of(saved, "2", "A")[4:] == ["1.40 [1.30, 1.50] |"]
@@ -186,7 +234,13 @@ def test_a_saved_file_keeps_its_times_and_runs(study, tmp_path, monkeypatch):
 
 def damaged(*site, **change):
     """Return the text of a file of one run with a value of the record, or of the file, changed."""
-    run = {"labels": {"heads": "2"}, "seed": 1, "digest": "a", "metrics": {"test": 2.0}, "measure": "perplexity"}
+    run = {
+        "labels": {"heads": "2"},
+        "seed": 1,
+        "digest": "a",
+        "metrics": {"test": 2.0},
+        "measure": "perplexity",
+    }
     run |= {"seconds": 1.0, "device": "a", "versions": {"torch": "2"}, "points": [{"update": 1}]}
     content = {"grid": "examples/grids/mixhead_table_8.toml", "runs": [run]}
     (content if "of_file" in site else run).update(change)
@@ -194,13 +248,35 @@ def damaged(*site, **change):
 
 
 DAMAGED = [
-    *("", "{}", "[1]", "[" * 100_000, damaged(seed="1"), damaged(labels=[]), damaged(metrics={"test": "2"})),
+    *(
+        "",
+        "{}",
+        "[1]",
+        "[" * 100_000,
+        damaged(seed="1"),
+        damaged(labels=[]),
+        damaged(metrics={"test": "2"}),
+    ),
     *(damaged(metrics={"test": float("nan")}), damaged(metrics={"test": 0}), damaged(seconds=None)),
     *(damaged(**{name: int("9" * 400)}) for name in ("seed", "seconds")),
-    *(damaged(metrics={name: value}) for name, value in (("test", int("9" * 400)), ("of another grid", 1.0))),
-    *(damaged(points=[{}]), damaged(versions=3), damaged(device=["a"]), damaged(measures={"test": 3})),
-    *(damaged("of_file", **change) for change in ({"runs": []}, {"runs": {}}, {"cost": []}, {"cost": {"rows": [{}]}})),
-    *(damaged("of_file", grid=grid) for grid in ("/etc/passwd", "../x.toml", "/proc/self/environ", 3, "README.md")),
+    *(
+        damaged(metrics={name: value})
+        for name, value in (("test", int("9" * 400)), ("of another grid", 1.0))
+    ),
+    *(
+        damaged(points=[{}]),
+        damaged(versions=3),
+        damaged(device=["a"]),
+        damaged(measures={"test": 3}),
+    ),
+    *(
+        damaged("of_file", **change)
+        for change in ({"runs": []}, {"runs": {}}, {"cost": []}, {"cost": {"rows": [{}]}})
+    ),
+    *(
+        damaged("of_file", grid=grid)
+        for grid in ("/etc/passwd", "../x.toml", "/proc/self/environ", 3, "README.md")
+    ),
 ]
 
 
@@ -223,7 +299,9 @@ def test_a_file_that_is_none_is_refused_in_one_line(text, tmp_path, monkeypatch,
     ],
     ids=["no folder", "a folder"],
 )
-def test_a_file_that_cannot_be_saved_is_refused_before_the_table(name, said, study, tmp_path, monkeypatch, capsys):
+def test_a_file_that_cannot_be_saved_is_refused_before_the_table(
+    name, said, study, tmp_path, monkeypatch, capsys
+):
     file = tmp_path / name
     with pytest.raises(SystemExit):
         command(monkeypatch, tmp_path / "toy.toml", "--runs", tmp_path / "runs", "--save", file)
@@ -244,17 +322,22 @@ def test_a_damaged_run_is_refused_in_one_line(study, tmp_path, monkeypatch, caps
 def test_what_a_run_says_of_itself_is_plain_text(study):
     study.runs[0]["device"] = "<script>alert(1)</script> [a](javascript:b) | `"
     text = report.markdown(study)
-    assert "<script>" not in text and "&lt;script&gt;" in text and r"\[a\](javascript:b) \| \`" in text
+    assert (
+        "<script>" not in text and "&lt;script&gt;" in text and r"\[a\](javascript:b) \| \`" in text
+    )
 
 
 def test_the_committed_tables_are_those_of_the_committed_runs(tmp_path, monkeypatch):
     for path in [*RESULTS, ROOT / "results" / "comparisons.csv"]:
         (tmp_path / path.name).write_text(path.read_text())
-    shutil.copytree(ROOT / "results" / "pilots", tmp_path / "pilots")  # one table is of the pilots of words
+    # one table is of the pilots of words
+    shutil.copytree(ROOT / "results" / "pilots", tmp_path / "pilots")
     monkeypatch.setattr(report, "draw", lambda *_: None)
     monkeypatch.setattr(report.effect_figures, "draw", lambda *_: None)
     command(monkeypatch, "--results", tmp_path)
-    assert (tmp_path / "tables.md").read_text() == (ROOT / "results" / "tables.md").read_text(), "run scripts/report.py"
+    assert (tmp_path / "tables.md").read_text() == (ROOT / "results" / "tables.md").read_text(), (
+        "run scripts/report.py"
+    )
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

@@ -1,6 +1,8 @@
-"""scripts/setup.sh and scripts/test.sh run in a copy of the checkout, with a Python that only records its calls.
+"""scripts/setup.sh and scripts/test.sh run in a copy of the checkout, with a Python that only
+records its calls.
 
-The probe of the interpreter is real; venv and pip are not, so nothing is installed and nothing is downloaded.
+The probe of the interpreter is real; venv and pip are not, so nothing is installed and nothing is
+downloaded.
 """
 
 import re
@@ -15,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BASH = shutil.which("bash")
 TOOLS = "bash cat cp cut dirname env flock grep mkdir realpath rm sha256sum tail".split()
 
-# Replaces the interpreter: `-m venv` makes a folder; everything else runs the real one with `patch` applied.
+# Replaces the interpreter: `-m venv` makes a folder; everything else runs the real one with `patch`
+# applied.
 PYTHON = """#!{bash}
 if [[ " $* " == *" -m venv "* ]]; then
     echo "$*" >>{calls}
@@ -46,11 +49,16 @@ SIGNS = {
     "check": "libbleu",
 }
 ALL_STEPS = [*SIGNS]
-LINUX = "import platform; platform.machine = lambda: 'x86_64'; platform.libc_ver = lambda: ('glibc', '2.28')"
+LINUX = (
+    "import platform; platform.machine = lambda: 'x86_64'; platform.libc_ver = lambda: ('glibc', "
+    "'2.28')"
+)
 
 
 class Checkout:
-    """A copy of what the scripts touch, in a folder with a space in its name, with a PATH of fakes and basics."""
+    """A copy of what the scripts touch, in a folder with a space in its name, with a PATH of fakes
+    and basics.
+    """
 
     def __init__(self, tmp_path):
         self.root = tmp_path / "a checkout"
@@ -62,7 +70,9 @@ class Checkout:
         shutil.copytree(ROOT / "scripts", self.root / "scripts")
         for name in ("setup.py", "pyproject.toml"):
             shutil.copy(ROOT / name, self.root)
-        (self.root / "mixhead_plugin" / "__init__.py").write_text('"""Nothing."""\n\n__version__ = "1.2.3"\n')
+        (self.root / "mixhead_plugin" / "__init__.py").write_text(
+            '"""Nothing."""\n\n__version__ = "1.2.3"\n'
+        )
         for tool in TOOLS:
             if found := shutil.which(tool):
                 (self.bin / tool).symlink_to(found)
@@ -78,13 +88,19 @@ class Checkout:
         return path
 
     def interpreter(self, name):
-        parts = {"calls": self.log, "venv_python": self.bin / "venv_python", "patches": self.patches}
+        parts = {
+            "calls": self.log,
+            "venv_python": self.bin / "venv_python",
+            "patches": self.patches,
+        }
         quoted = {key: f"'{value}'" for key, value in parts.items()}
         return self.program(name, PYTHON.format(bash=BASH, real=f"'{sys.executable}'", **quoted))
 
     def patch(self, code):
         """Write Python code that runs in the interpreter before the probe and disguises it."""
-        disguise = "import importlib.metadata, os, sys\nsys.executable = os.environ['FAKE_PYTHON']\n"
+        disguise = (
+            "import importlib.metadata, os, sys\nsys.executable = os.environ['FAKE_PYTHON']\n"
+        )
         no_torch = "importlib.metadata.version = lambda name: '1.0'\n"
         (self.patches / "sitecustomize.py").write_text(disguise + no_torch + code + "\n")
 
@@ -137,7 +153,9 @@ def assert_refused(done, *words):
         assert word in done.stderr
 
 
-def test_an_interpreter_or_compiler_that_cannot_serve_is_refused_before_anything_is_touched(checkout):
+def test_an_interpreter_or_compiler_that_cannot_serve_is_refused_before_anything_is_touched(
+    checkout,
+):
     assert_refused(checkout.run(PYTHON="python9"), "PYTHON=python9: not found")
     (checkout.bin / "c++").unlink()
     assert_refused(checkout.run(), "no C++ compiler", "apt-get install g++")
@@ -150,7 +168,9 @@ def test_an_interpreter_or_compiler_that_cannot_serve_is_refused_before_anything
 def test_a_second_run_does_nothing(checkout):
     first = checkout.set_up()
     assert checkout.steps == ALL_STEPS
-    assert [line for line in first.stdout.splitlines() if re.search(r" \d+ s$", line)], "a line with seconds per step"
+    assert [line for line in first.stdout.splitlines() if re.search(r" \d+ s$", line)], (
+        "a line with seconds per step"
+    )
     second = checkout.set_up()
     assert checkout.calls == []
     assert "up to date" in second.stdout
@@ -203,7 +223,10 @@ def test_two_runs_at_once_do_the_work_once(checkout):
 
 def test_torch_is_what_was_asked_for(checkout):
     (wheel := checkout.root.parent / "torch 2.whl").touch()
-    for asked, installed in ("2.11.0 --index-url I", "torch==2.11.0 --index-url I"), ("torch 2.whl", str(wheel)):
+    for asked, installed in (
+        ("2.11.0 --index-url I", "torch==2.11.0 --index-url I"),
+        ("torch 2.whl", str(wheel)),
+    ):
         checkout.set_up(TORCH=asked)
         assert [call for call in checkout.calls if call.endswith(f" {installed}")]
         assert "torch" not in checkout.steps, "not the pin"
@@ -228,9 +251,14 @@ def test_choices_are_remembered_until_others_are_made(checkout):
     assert checkout.steps == ALL_STEPS
 
 
-@pytest.mark.parametrize("version, chosen", [((3, 11), "wheel"), ((3, 12), "wheel"), ((3, 13), "source")])
+@pytest.mark.parametrize(
+    "version, chosen", [((3, 11), "wheel"), ((3, 12), "wheel"), ((3, 13), "source")]
+)
 def test_fairseq_is_a_wheel_where_there_is_one(checkout, version, chosen):
-    checkout.patch(f"{LINUX}; sys.version_info = {(*version, 1, 'final', 0)}; os.path.exists = lambda path: True")
+    checkout.patch(
+        f"{LINUX}; sys.version_info = {(*version, 1, 'final', 0)}; os.path.exists = lambda path: "
+        "True"
+    )
     if chosen == "wheel":
         (checkout.bin / "c++").unlink()
     checkout.set_up(FAIRSEQ="")
@@ -238,7 +266,9 @@ def test_fairseq_is_a_wheel_where_there_is_one(checkout, version, chosen):
 
 
 def test_the_interpreters_own_torch_is_used(checkout):
-    checkout.patch("sys.prefix = sys.base_prefix; importlib.metadata.version = lambda name: '2.11.0+local'")
+    checkout.patch(
+        "sys.prefix = sys.base_prefix; importlib.metadata.version = lambda name: '2.11.0+local'"
+    )
     done = checkout.set_up()
     assert "torch 2.11.0+local of" in done.stdout
     assert "--system-site-packages" in checkout.calls[0]

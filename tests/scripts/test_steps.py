@@ -1,4 +1,6 @@
-"""The steps of a report run in processes of their own; whatever one does, the others run to their end."""
+"""The steps of a report run in processes of their own; whatever one does, the others run to their
+end.
+"""
 
 import os
 import time
@@ -22,13 +24,19 @@ def ends(names, tmp_path, **limits):
     """Return the rows, and the fault of each step."""
     limits = {"workers": 1, "seconds": 100.0, "limit": 50.0, **limits}
     events = list(steps.run(act, names, tmp_path / "log", **limits))
-    return [event.row for event in events if event.row], {e.step: e.fault for e in events if e.row is None}
+    return [event.row for event in events if event.row], {
+        e.step: e.fault for e in events if e.row is None
+    }
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_step_that_fails_or_dies_leaves_its_rows_and_the_other_steps(workers, tmp_path):
     rows, faults = ends(["fails", "dies", "works"], tmp_path, workers=workers)
-    assert faults == {"fails": "ValueError: a reason", "dies": "its process ended with exit status 7", "works": ""}
+    assert faults == {
+        "fails": "ValueError: a reason",
+        "dies": "its process ended with exit status 7",
+        "works": "",
+    }
     assert {"begun": "fails"} in rows and {"begun": "dies"} in rows and {"done": "works"} in rows
     assert "and more" in (tmp_path / "log").read_text()  # the whole error
 

@@ -18,7 +18,15 @@ import running
 import sweep
 from recipes import EXAMPLES, ROOT, parse, script, wait_until_unlocked
 
-VARIABLES = (*grids.TRAINING, *grids.EVALUATION, "SAVE", "CHECKPOINT", "GPUS", "CUDA_VISIBLE_DEVICES", "DRY_RUN")
+VARIABLES = (
+    *grids.TRAINING,
+    *grids.EVALUATION,
+    "SAVE",
+    "CHECKPOINT",
+    "GPUS",
+    "CUDA_VISIBLE_DEVICES",
+    "DRY_RUN",
+)
 
 # A recipe that records its calls and logs as fairseq does; its metric is the length of its flags.
 TRAIN = """#!/usr/bin/env bash
@@ -102,7 +110,9 @@ def run(toy, tmp_path, capfd):
     def run(*words, grid=GRID):
         (tmp_path / "toy.toml").write_text(grid)
         try:
-            status = sweep.main([str(tmp_path / "toy.toml"), "--out", str(tmp_path / "out"), *words])
+            status = sweep.main(
+                [str(tmp_path / "toy.toml"), "--out", str(tmp_path / "out"), *words]
+            )
         except SystemExit as ended:
             status = ended.code
         return status, *capfd.readouterr()
@@ -122,7 +132,9 @@ def test_cells_choose_the_points_and_their_flags_come_last(run, calls):
         "train mixed --always --heads 2 --mixing position-wise --seed 1",
         "train mixed --always --heads 16 --mixing position-wise --lr 3 --heads 8 --seed 1",
     ]
-    assert "cells.'16,C': is no point of the grid" in run(grid=GRID + cells.replace("16,B", "16,C"))[2]
+    assert (
+        "cells.'16,C': is no point of the grid" in run(grid=GRID + cells.replace("16,B", "16,C"))[2]
+    )
 
 
 def test_a_metric_may_be_of_the_points_of_one_label(run, calls):
@@ -130,7 +142,13 @@ def test_a_metric_may_be_of_the_points_of_one_label(run, calls):
     grid = GRID.replace('test = ""\n', f'test = ""\n{metric}')
     assert run("--only", "none", grid=grid)[0] == 0
     flags = [call.split()[1:] for call in calls("evaluate")]
-    assert flags == [["--gen-subset", "valid"], [], ["--gen-subset", "valid"], [], ["--valid-subset", "valid1"]]
+    assert flags == [
+        ["--gen-subset", "valid"],
+        [],
+        ["--gen-subset", "valid"],
+        [],
+        ["--valid-subset", "valid1"],
+    ]
     for wrong, said in (
         ('only = "17"', "metrics.mismatched.only = '17': is no label of the grid"),
         ('label = "16"', "metrics.mismatched: must be flags, or a table of evaluate and only"),
@@ -151,11 +169,15 @@ def test_every_point_is_trained_and_evaluated_once(run, calls, tmp_path):
     assert [(r["labels"], r["seed"]) for r in records(tmp_path)] == [
         ({"heads": "16", "mixing": mixing}, seed) for mixing in ("B", "none") for seed in (1, 2)
     ]
-    status, printed, _ = run("--seeds", "2-2", "--only", "16,B", "--only", "16,none", "--", "--more", "1")
+    status, printed, _ = run(
+        "--seeds", "2-2", "--only", "16,B", "--only", "16,none", "--", "--more", "1"
+    )
     assert (status, calls()) == (0, []) and "2 runs, 2 of them finished before" in printed
 
 
-def test_in_drawn_order_a_seed_is_done_before_the_next_one_and_draws_the_order_of_its_points(run, calls):
+def test_in_drawn_order_a_seed_is_done_before_the_next_one_and_draws_the_order_of_its_points(
+    run, calls
+):
     seeds = range(3, 9)
     assert run("--seeds", "3-8", "--drawn-order", "--metric", "valid")[0] == 0
     done = [call.partition("--always ")[2] for call in calls("train")]
@@ -187,7 +209,10 @@ def test_a_changed_evaluation_is_made_again_without_training(run, calls):
 def test_a_run_knows_where_its_numbers_are_from(run, tmp_path):
     run("--only", "2,B")
     (record,) = records(tmp_path)
-    assert record["metrics"] == {"valid": 68.25, "test": 68.5} and record["measures"]["test"] == "perplexity"
+    assert (
+        record["metrics"] == {"valid": 68.25, "test": 68.5}
+        and record["measures"]["test"] == "perplexity"
+    )
     assert record["train"] == {
         "--always": [], "--heads": ["2"], "--mixing": ["position-wise"], "--seed": ["1"],
         "DATA": [str(tmp_path / "data")], "MODEL": ["mixed"],
@@ -215,7 +240,9 @@ def test_grids_share_their_runs_in_any_order_of_flags(run, calls):
 def test_a_variable_of_the_environment_makes_another_run(name, toy, tmp_path, monkeypatch):
     def keys():
         found = grids.runs(sweep.grid_of(tmp_path / "toy.toml"))
-        evaluations = [str(grids.canonical(words)) for run in found for words in run.evaluate.values()]
+        evaluations = [
+            str(grids.canonical(words)) for run in found for words in run.evaluate.values()
+        ]
         return {run.digest for run in found}, set(evaluations)
 
     (tmp_path / "toy.toml").write_text(GRID.replace("MODEL=mixed ", ""))
@@ -250,14 +277,21 @@ more = "--from {start}/x.pt --updates 16"
 
 def test_a_run_starts_from_another_and_counts_its_time(run, calls, tmp_path):
     status, printed, _ = run("--only", "2,none", "--metric", "test", grid=GRID + STARTS)
-    assert status == 0 and "[4/4] 2, none, 20, seed 1: test " in printed and "2, none, hold, seed 1: trained" in printed
+    assert (
+        status == 0
+        and "[4/4] 2, none, 20, seed 1: test " in printed
+        and "2, none, hold, seed 1: trained" in printed
+    )
     found = {record["labels"]["updates"]: record for record in records(tmp_path)}
     called = calls()
-    assert [call for call in called if "evaluate" in call] == ["evaluate  "] * 2  # none of what others start from
+    # none of what others start from
+    assert [call for call in called if "evaluate" in call] == ["evaluate  "] * 2
     for label, start, before in (("10", "hold", 1), ("more", "hold", 1), ("20", "more", 2)):
         (folder,) = (tmp_path / "out").glob(f"2_none_{start}_seed_1-*")
         assert any(f"--from {folder}/checkpoints/x.pt " in call for call in called)
-        assert found[label]["seconds"] > found[start]["seconds"] and "{start}/x.pt" in str(found[label]["train"])
+        assert found[label]["seconds"] > found[start]["seconds"] and "{start}/x.pt" in str(
+            found[label]["train"]
+        )
         assert [point["update"] for point in found[label]["points"]] == [10] * (before + 1)
     assert "4 runs, 2 of them finished before" in run("--only", "2,none", grid=GRID + STARTS)[1]
     errors = run("--only", "2,none,10", grid=GRID + STARTS.replace("--updates 8", "--updates 9"))[2]
@@ -272,12 +306,15 @@ def test_runs_of_another_machine_are_not_repeated(run, calls, tmp_path):
     calls()
     run("--kept", str(tmp_path / "kept.json"), "--only", "2,none", grid=GRID + STARTS)
     assert [record["labels"]["updates"] for record in records(tmp_path)] == ["20", "hold", "more"]
-    assert run("--kept", str(tmp_path / "kept.json"), "--only", "2,none,10", grid=GRID + STARTS)[0] == 0
+    assert (
+        run("--kept", str(tmp_path / "kept.json"), "--only", "2,none,10", grid=GRID + STARTS)[0]
+        == 0
+    )
     assert len(calls("train")) == 3  # 'hold' is trained again for 'more' and '20' alone
     assert "--kept" in run("--kept", str(tmp_path / "none.json"), grid=GRID + STARTS)[2]
 
 
-# ---- interruptions, and other sweeps ---------------------------------------------------------------------------------
+# ---- interruptions, and other sweeps -----------------------------------------------------------
 
 
 @pytest.fixture
@@ -287,11 +324,23 @@ def start(toy, tmp_path):
     assert running.GRACE > 0.2  # or setting it does nothing
     setting = "running.EXAMPLES, running.GRACE = sweep.Path(sys.argv.pop(1)), 0.2"
     code = f"import running, sweep, sys; {setting}; sys.exit(sweep.main())"
-    command = [sys.executable, "-c", code, tmp_path / "examples", tmp_path / "toy.toml", "--out", tmp_path / "out"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        tmp_path / "examples",
+        tmp_path / "toy.toml",
+        "--out",
+        tmp_path / "out",
+    ]
     processes = []
 
     def trainings():
-        return [int(pid) for pid in (toy / "waiting").read_text().split()] if (toy / "waiting").exists() else []
+        return (
+            [int(pid) for pid in (toy / "waiting").read_text().split()]
+            if (toy / "waiting").exists()
+            else []
+        )
 
     def start():
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
@@ -319,14 +368,21 @@ def wait_for_the_end(tmp_path):
         wait_until_unlocked(path, timeout=60)
 
 
-@pytest.mark.parametrize("number, flag", [(signal.SIGINT, "--wait"), (signal.SIGTERM, "--wait --stubborn")])
-def test_interrupted_it_ends_its_runs_and_resumes_later(number, flag, start, calls, toy, run, tmp_path):
+@pytest.mark.parametrize(
+    "number, flag", [(signal.SIGINT, "--wait"), (signal.SIGTERM, "--wait --stubborn")]
+)
+def test_interrupted_it_ends_its_runs_and_resumes_later(
+    number, flag, start, calls, toy, run, tmp_path
+):
     grid = GRID.replace("--heads 16", f"--heads 16 {flag}")
     (tmp_path / "toy.toml").write_text(grid)
     process, _ = start()
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (128 + number, "sweep: interrupted; the same command resumes\n")
+    assert (process.returncode, errors) == (
+        128 + number,
+        "sweep: interrupted; the same command resumes\n",
+    )
     wait_for_the_end(tmp_path)
     assert (toy / "asked").exists() == (number == signal.SIGINT)  # the stubborn ones were killed
     calls()
@@ -342,7 +398,9 @@ def test_nothing_is_trained_beside_what_a_killed_sweep_left(start, calls, run, t
     calls()
     grid = GRID.replace("--heads 16", "--heads 16 --wait")
     status, _, errors = run(grid=grid)
-    assert status == 1 and calls() == [] and errors.count("another sweep runs it; its folder: ") == 2
+    assert (
+        status == 1 and calls() == [] and errors.count("another sweep runs it; its folder: ") == 2
+    )
     for pid in trainings:
         os.killpg(pid, signal.SIGKILL)
     wait_for_the_end(tmp_path)
@@ -360,10 +418,16 @@ def test_a_training_does_not_resume_with_another_text(run, calls, toy, tmp_path)
     assert status == 1 and "began with another text" in errors and calls() == []
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- what is refused ---------------------------------------------------------------------------
 
 
-WRONG = ["", "[axes", GRID.replace("--heads 16", "--heads 2"), GRID + '[starts]\n16 = "B"', GRID + "[starts]\n2 = '16'"]
+WRONG = [
+    "",
+    "[axes",
+    GRID.replace("--heads 16", "--heads 2"),
+    GRID + '[starts]\n16 = "B"',
+    GRID + "[starts]\n2 = '16'",
+]
 
 
 @pytest.mark.parametrize("text", WRONG)
@@ -380,15 +444,24 @@ def test_planned_seeds_are_a_whole_number(seeds, run):
     assert "seeds: must be a whole number of 0 or more, not " in errors
 
 
-# ---- the grids of the recipes ----------------------------------------------------------------------------------------
+# ---- the grids of the recipes ------------------------------------------------------------------
 
-SYNTHETIC = ("recall", "nearest_neighbour")  # they train without fairseq; test_synthetic.py checks their grids
-GRIDS = [path for path in sorted((EXAMPLES / "grids").rglob("*.toml")) if not path.name.startswith(SYNTHETIC)]
+# they train without fairseq; test_synthetic.py checks their grids
+SYNTHETIC = ("recall", "nearest_neighbour")
+GRIDS = [
+    path
+    for path in sorted((EXAMPLES / "grids").rglob("*.toml"))
+    if not path.name.startswith(SYNTHETIC)
+]
 
 
-@pytest.mark.parametrize("path", GRIDS, ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS])
+@pytest.mark.parametrize(
+    "path", GRIDS, ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS]
+)
 def test_fairseq_takes_every_command_of_a_grid(path):
-    """Append the flags of a run to the script's own command, as the scripts do; every label and cell comes once."""
+    """Append the flags of a run to the script's own command, as the scripts do; every label and
+    cell comes once.
+    """
     grid = grids.read_grid(path)
     own, parsed, seen, found = {}, {}, set(), []
     for run in grids.runs(grid):
@@ -397,7 +470,10 @@ def test_fairseq_takes_every_command_of_a_grid(path):
         found += [run] if labels - seen else []
         seen |= labels
     for run in found:
-        for name, words in (("train", run.train), *(("evaluate", words) for words in run.evaluate.values())):
+        for name, words in (
+            ("train", run.train),
+            *(("evaluate", words) for words in run.evaluate.values()),
+        ):
             command, variables = running.command_of(run, name, words, "out/run/save")
             if (key := (name, *sorted(variables.items()))) not in own:
                 lines = script(command[0], **variables, DRY_RUN=1).stdout.splitlines()
@@ -407,13 +483,21 @@ def test_fairseq_takes_every_command_of_a_grid(path):
     trained = {arguments for whole, arguments in parsed.items() if whole[0] == "train"}
     assert len(trained) == len(found)  # no two runs train the same
     assert grid.baseline == "" or any(grid.baseline in labels for labels in grid.axes.values())
-    assert all(float(number.partition("±")[0]) > 0 for cell in grid.published.values() for number in cell.split("/"))
+    assert all(
+        float(number.partition("±")[0]) > 0
+        for cell in grid.published.values()
+        for number in cell.split("/")
+    )
 
 
 def test_table_5_has_both_validation_sets_of_mnli_and_table_6_both_numbers():
     grid = grids.read_grid(EXAMPLES / "grids" / "mixhead_table_5.toml")
-    mismatched = {run.labels["task"]: dict(run.evaluate).get("mismatched") for run in grids.runs(grid)}
+    mismatched = {
+        run.labels["task"]: dict(run.evaluate).get("mismatched") for run in grids.runs(grid)
+    }
     assert mismatched.pop("MNLI") == ("VARIANT=MNLI", "--valid-subset", "valid1")
     assert set(mismatched.values()) == {None}
     grid = grids.read_grid(EXAMPLES / "grids" / "mixhead_table_6.toml")
-    assert [dict(run.evaluate) for run in grids.runs(grid)] == [{"EM": ("METRIC=EM",), "F1": ("METRIC=F1",)}] * 4
+    assert [dict(run.evaluate) for run in grids.runs(grid)] == [
+        {"EM": ("METRIC=EM",), "F1": ("METRIC=F1",)}
+    ] * 4

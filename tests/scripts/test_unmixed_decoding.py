@@ -22,7 +22,9 @@ def unmixed_decoding():
 
 
 @pytest.mark.parametrize("mixing", ["position-independent", "position-wise"])
-def test_step_by_step_the_decoders_self_attention_does_not_mix(mixing, unmixed_decoding, monkeypatch):
+def test_step_by_step_the_decoders_self_attention_does_not_mix(
+    mixing, unmixed_decoding, monkeypatch
+):
     model = build("mixhead_transformer", head_mixing=mixing)
     shake(model).eval()
     source, prefix = tokens(padded=True), tokens(length=5)
@@ -30,11 +32,17 @@ def test_step_by_step_the_decoders_self_attention_does_not_mix(mixing, unmixed_d
     mixed = model.decoder(prefix, encoder_out=encoder_out)[0]
 
     task = unmixed_decoding.UnmixedTranslation.__new__(unmixed_decoding.UnmixedTranslation)
-    monkeypatch.setattr(unmixed_decoding.TranslationTask, "build_generator", lambda self, models, args: models)
+    monkeypatch.setattr(
+        unmixed_decoding.TranslationTask, "build_generator", lambda self, models, args: models
+    )
     assert task.build_generator([model], Namespace()) == [model]
     steps, _ = step_by_step(model.decoder, prefix, encoder_out)
-    torch.testing.assert_close(model.decoder(prefix, encoder_out=encoder_out)[0], mixed, rtol=0, atol=0)
-    torch.testing.assert_close(model.encoder(source)["encoder_out"], encoder_out["encoder_out"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        model.decoder(prefix, encoder_out=encoder_out)[0], mixed, rtol=0, atol=0
+    )
+    torch.testing.assert_close(
+        model.encoder(source)["encoder_out"], encoder_out["encoder_out"], rtol=0, atol=0
+    )
     assert (steps - mixed).abs().max() > 1e-2
 
     for layer in model.decoder.layers:  # the identity mixes nothing

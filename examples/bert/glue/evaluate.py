@@ -46,7 +46,9 @@ def read_checkpoint(args: Namespace, classes: int) -> dict[str, Any]:
         state = checkpoint_utils.load_checkpoint_to_cpu(args.path, overrides)
         found = state["cfg"].task.get("num_classes")
     except (OptionError, RuntimeError, LookupError, AttributeError) as error:
-        fail(f"--path {args.path}: is no checkpoint of fairseq-train ({str(error).splitlines()[0]})")
+        fail(
+            f"--path {args.path}: is no checkpoint of fairseq-train ({str(error).splitlines()[0]})"
+        )
     if found is None:
         fail(f"--path {args.path}: has no classes; must be of examples/bert/glue/train.sh")
     if found != classes:
@@ -58,8 +60,8 @@ def predict(args: Namespace, classes: int) -> tuple[numpy.ndarray, numpy.ndarray
     """Run the model of --path over --valid-subset.
 
     Returns:
-        predictions and labels in the order of the set, float64 [examples]: classes, or numbers if `classes` is 1;
-        labels are nan in a set without labels
+        predictions and labels in the order of the set, float64 [examples]: classes, or numbers if
+        `classes` is 1; labels are nan in a set without labels
     """
     state = read_checkpoint(args, classes)
     (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([args.path], state=state)
@@ -82,10 +84,15 @@ def predict(args: Namespace, classes: int) -> tuple[numpy.ndarray, numpy.ndarray
     ).next_epoch_itr(shuffle=False)
     predicted, gold = numpy.full((2, len(data_set)), numpy.nan)
     for sample in tqdm(batches, args.valid_subset, unit="batch", disable=None):
-        inputs = utils.move_to_cuda(sample["net_input"], device) if device.type == "cuda" else sample["net_input"]
+        inputs = (
+            utils.move_to_cuda(sample["net_input"], device)
+            if device.type == "cuda"
+            else sample["net_input"]
+        )
         with torch.no_grad():
             name = cfg.criterion.classification_head_name
-            logits, _ = model(**inputs, features_only=True, classification_head_name=name)  # [B, classes]
+            # [B, classes]
+            logits, _ = model(**inputs, features_only=True, classification_head_name=name)
         scores = logits.float().cpu()
         predicted[sample["id"]] = scores.squeeze(-1) if classes == 1 else scores.argmax(-1)
         if "target" in sample:
@@ -96,14 +103,18 @@ def predict(args: Namespace, classes: int) -> tuple[numpy.ndarray, numpy.ndarray
     return scale * predicted, scale * gold
 
 
-def write_predictions(path: Path, predicted: numpy.ndarray, index: Sequence[Any], task: Task) -> None:
+def write_predictions(
+    path: Path, predicted: numpy.ndarray, index: Sequence[Any], task: Task
+) -> None:
     """Write the file of the evaluation server: names of labels, or similarities from 0 to 5."""
     if task.labels:
         names = [task.labels[int(number)] for number in predicted]
     else:
         names = [f"{number:.3f}" for number in predicted.clip(0, HIGHEST)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{i}\t{name}\n" for i, name in [("index", "prediction"), *zip(index, names)]))
+    path.write_text(
+        "".join(f"{i}\t{name}\n" for i, name in [("index", "prediction"), *zip(index, names)])
+    )
     print(f"predictions: {path}")
 
 
@@ -127,7 +138,10 @@ def main() -> None:
     write_predictions(folder / f"{name}.{subset}.tsv", predicted, range(len(predicted)), task)
     for metric, value in measure(task, gold, predicted).items():
         if not math.isfinite(value):
-            fail(f"there is no {metric}: labels are missing, or all labels or all predictions are equal")
+            fail(
+                f"there is no {metric}: labels are missing, or all labels or all predictions are "
+                "equal"
+            )
         print(f"{metric} = {value:.2f}")
 
 

@@ -18,7 +18,8 @@ METRICS = {
 
 
 def measure(task: Task, gold: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
-    """Return the metrics of a task by name, the papers' last; nan for a correlation that does not exist.
+    """Return the metrics of a task by name, the papers' last; nan for a correlation that does not
+    exist.
 
     Args:
         task: names the metrics
@@ -27,4 +28,7 @@ def measure(task: Task, gold: Sequence[float], predicted: Sequence[float]) -> di
     pair = numpy.asarray(gold), numpy.asarray(predicted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of constant predictions
-        return {name: 100 * float(METRICS[name](*pair)) if len(gold) > 1 else float("nan") for name in task.metrics}
+        return {
+            name: 100 * float(METRICS[name](*pair)) if len(gold) > 1 else float("nan")
+            for name in task.metrics
+        }

@@ -14,7 +14,9 @@ from mixhead_plugin.errors import OptionError
 
 
 class Layout(NamedTuple):
-    """The layout of an example: <s> a </s>, or <s> a </s> b </s> (RoBERTa: <s> a </s></s> b </s>)."""
+    """The layout of an example: <s> a </s>, or <s> a </s> b </s>
+    (RoBERTa: <s> a </s></s> b </s>).
+    """
 
     separators: int  # </s> between two texts
 
@@ -42,10 +44,14 @@ class Encoder:
             self.tokeniser = wordpiece(self.dictionary, lowercase)
             self.numbers = range(len(self.dictionary))
         else:
-            self.tokeniser = Tokenizer(models.BPE.from_file(*(str(folder / name) for name in FILES[model])))
+            self.tokeniser = Tokenizer(
+                models.BPE.from_file(*(str(folder / name) for name in FILES[model]))
+            )
             self.tokeniser.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             # dict.txt has GPT-2's numbers as words.
-            self.numbers = [self.dictionary.index(str(i)) for i in range(self.tokeniser.get_vocab_size())]
+            self.numbers = [
+                self.dictionary.index(str(i)) for i in range(self.tokeniser.get_vocab_size())
+            ]
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self.tokeniser.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -57,9 +63,14 @@ def _check_vocabulary(path: Path, dictionary: Dictionary) -> None:
         words = read_vocabulary(path)
     except OptionError as error:
         fail(str(error))
-    strange = sorted(set(words) - set(dictionary.symbols) - {"[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"})
+    strange = sorted(
+        set(words) - set(dictionary.symbols) - {"[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"}
+    )
     if strange:
-        fail(f"{path}: has {len(strange):,} pieces that dict.txt beside it lacks, such as {strange[0]!r}")
+        fail(
+            f"{path}: has {len(strange):,} pieces that dict.txt beside it lacks, such as "
+            f"{strange[0]!r}"
+        )
 
 
 def shorten(texts: Sequence[list[int]], room: int) -> list[list[int]]:

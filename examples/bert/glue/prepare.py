@@ -1,4 +1,6 @@
-"""Prepare GLUE and a pre-trained model in $DATA/<model>; `examples/bert/glue/prepare.sh` runs this."""
+"""Prepare GLUE and a pre-trained model in $DATA/<model>;
+`examples/bert/glue/prepare.sh` runs this.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,7 @@ LEAST = 8  # tokens of a pair, with its special tokens
 BLOCK = 10_000  # examples that are encoded together
 
 
-# ---- the text --------------------------------------------------------------------------------------------------------
+# ---- the text ----------------------------------------------------------------------------------
 
 
 def unpack_task(name: str, task: Task, data: Path) -> Path:
@@ -70,7 +72,7 @@ def check_counts(name: str, task: Task, tables: Mapping[str, Table]) -> None:
         fail(f"{name}: {'; '.join(wrong)}")
 
 
-# ---- fairseq's files -------------------------------------------------------------------------------------------------
+# ---- fairseq's files ---------------------------------------------------------------------------
 
 
 def write_inputs(
@@ -101,7 +103,9 @@ def write_inputs(
 def write_labels(folder: Path, subset: str, examples: Sequence[Example], task: Task) -> None:
     """Write the labels, or for a set without labels the indices of the evaluation server."""
     if subset in task.predictions:
-        (folder / f"{subset}.index").write_text("".join(f"{example.index}\n" for example in examples))
+        (folder / f"{subset}.index").write_text(
+            "".join(f"{example.index}\n" for example in examples)
+        )
     elif task.labels:
         from fairseq.data import Dictionary
 
@@ -117,7 +121,9 @@ def write_labels(folder: Path, subset: str, examples: Sequence[Example], task: T
         (folder / "label" / f"{subset}.label").write_text(scores)
 
 
-def prepare_task(name: str, folder: Path, text: Path, encode: "Encoder", room: int, settings: Mapping, args: Any):
+def prepare_task(
+    name: str, folder: Path, text: Path, encode: "Encoder", room: int, settings: Mapping, args: Any
+):
     """Write the folder of a task."""
     task = TASKS[name]
     note(f"{name}:")
@@ -135,37 +141,55 @@ def prepare_task(name: str, folder: Path, text: Path, encode: "Encoder", room: i
             found = write_inputs(subset, inputs, examples, encode, room)
             write_labels(unfinished, subset, examples, task)
             counts[subset] = {"examples": len(examples), "left out": len(left_out), **found}
-            note(f"  {subset}: " + ", ".join(f"{number:,} {what}" for what, number in counts[subset].items()))
+            note(
+                f"  {subset}: "
+                + ", ".join(f"{number:,} {what}" for what, number in counts[subset].items())
+            )
             for row in left_out:
                 note(f"  left out of {subset}: {task.files[subset]}, {row}")
         write_settings(unfinished, settings, args.any_counts, task=name, sets=counts)
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     flags = parser("Prepare GLUE and a pre-trained model in $DATA/<model>.")
     flags.add_argument(
-        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help="of: %(default)s (default: all)"
+        "--tasks",
+        nargs="+",
+        choices=TASKS,
+        default=list(TASKS),
+        metavar="TASK",
+        help="of: %(default)s (default: all)",
     )
     flags.add_argument(
         "--model",
         choices=FILES,
         default=os.environ.get("MODEL") or "bert",
-        help="the model whose pieces and separators to use (default: MODEL of the environment, or bert)",
+        help=(
+            "the model whose pieces and separators to use (default: MODEL of the environment, or "
+            "bert)"
+        ),
     )
     flags.add_argument(
         "--from",
         dest="source",
         type=Path,
         metavar="FOLDER",
-        help="the pre-trained model: a Hugging Face BERT (config.json, weights, vocab.txt), or a checkpoint of fairseq "
-        "(model.pt, dict.txt, and vocab.txt or encoder.json and vocab.bpe); default: the published base model, fetched",
+        help="the pre-trained model: a Hugging Face BERT (config.json, weights, vocab.txt), "
+        "or a checkpoint of fairseq "
+        "(model.pt, dict.txt, and vocab.txt or encoder.json and vocab.bpe); "
+        "default: the published base model, fetched",
     )
-    flags.add_argument("--cased", action="store_true", help="for a cased BERT: keep upper case and accents")
     flags.add_argument(
-        "--max-length", type=int, metavar="N", help="the most tokens of an example (default: bert 128, roberta 512)"
+        "--cased", action="store_true", help="for a cased BERT: keep upper case and accents"
+    )
+    flags.add_argument(
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="the most tokens of an example (default: bert 128, roberta 512)",
     )
     args = flags.parse_args(arguments)
     if args.model not in FILES:

@@ -1,4 +1,6 @@
-"""Read examples from GLUE's tables. Tabs separate the columns, nothing is quoted, and a few rows are broken."""
+"""Read examples from GLUE's tables. Tabs separate the columns, nothing is quoted, and a few rows
+are broken.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -21,13 +23,16 @@ class Table(NamedTuple):
 
 
 def read_table(
-    path: Path, task: Task, labelled: bool, wanted: Optional[Callable[[Mapping[str, str]], bool]] = None
+    path: Path,
+    task: Task,
+    labelled: bool,
+    wanted: Optional[Callable[[Mapping[str, str]], bool]] = None,
 ) -> Table:
     """Read the examples of a file.
 
-    A labelled row is left out if its number of columns is wrong, or if the task has no such label. Rows without labels
-    all stay, because the evaluation server asks for every one. In them a missing text is empty, and columns after the
-    last one belong to the last text.
+    A labelled row is left out if its number of columns is wrong, or if the task has no such label.
+    Rows without labels all stay, because the evaluation server asks for every one. In them a
+    missing text is empty, and columns after the last one belong to the last text.
 
     Args:
         path: UTF-8, with or without a byte-order mark
@@ -35,7 +40,11 @@ def read_table(
         wanted: returns True if a row belongs to the set; by default every row does
     """
     lines = enumerate(read_lines(path), 1)
-    names = list(task.header) if task.header and labelled else _fields(next(lines, (1, ""))[1].removeprefix("\ufeff"))
+    names = (
+        list(task.header)
+        if task.header and labelled
+        else _fields(next(lines, (1, ""))[1].removeprefix("\ufeff"))
+    )
     if names == [""]:
         fail(f"{path}: is empty")
     needed = [*task.texts, task.label] if labelled else task.texts
@@ -62,7 +71,9 @@ def read_table(
         index = row[names[0]].strip() if names[0] in ("index", "id") else str(len(table.examples))
         if not labelled and not index.isdecimal():
             fail(f"{path}: line {number}: {names[0]} {index!r} is not a number")
-        table.examples.append(Example(index, tuple(row[name].strip() for name in task.texts), label))
+        table.examples.append(
+            Example(index, tuple(row[name].strip() for name in task.texts), label)
+        )
     return table
 
 

@@ -31,9 +31,15 @@ class Task(NamedTuple):
 
 
 def _task(name: str, entry: dict[str, Any]) -> Task:
-    """Return a task; `files` and `predictions` have defaults that depend on the folder and on the name."""
+    """Return a task; `files` and `predictions` have defaults that depend on the folder and on the
+    name.
+    """
     folder = entry.pop("folder", None)
-    files = {"train": f"{folder}/train.tsv", "valid": f"{folder}/dev.tsv", "test": f"{folder}/test.tsv"}
+    files = {
+        "train": f"{folder}/train.tsv",
+        "valid": f"{folder}/dev.tsv",
+        "test": f"{folder}/test.tsv",
+    }
     entry = {"files": files, "predictions": {"test": f"{name}.tsv"}, **entry}
     archives = tuple(_archive(file, sha256) for file, sha256 in entry.pop("archives").items())
     examples = {}
@@ -49,5 +55,6 @@ def _archive(file: str, sha256: str) -> Archive:
 
 
 TASKS = {
-    name: _task(name, entry) for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()
+    name: _task(name, entry)
+    for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()
 }

@@ -1,6 +1,8 @@
-"""Check and prepare a phase of pre-training: `python -m bert.pretraining.begin BINARY SAVE VARIANT`.
+"""Check and prepare a phase of pre-training: `python -m bert.pretraining.begin BINARY SAVE
+VARIANT`.
 
-Copy dict.txt and vocab.txt to SAVE; refuse a SAVE with others. Refuse the second phase before the first has ended.
+Copy dict.txt and vocab.txt to SAVE; refuse a SAVE with others. Refuse the second phase before the
+first has ended.
 """
 
 import os
@@ -20,18 +22,27 @@ def keep_pieces(binary: Path, save: Path) -> None:
         if not (binary / name).is_file():
             fail(f"{binary}: has no {name}; examples/bert/pretraining/prepare.sh makes it")
         if (save / name).is_file() and not cmp(binary / name, save / name, shallow=False):
-            fail(f"SAVE={save}: {name} has other pieces than {binary / name}; choose another SAVE, or its DATA")
+            fail(
+                f"SAVE={save}: {name} has other pieces than {binary / name}; choose another SAVE, "
+                "or its DATA"
+            )
     save.mkdir(parents=True, exist_ok=True)
     for name in PIECES:
-        part = save / f"{name}.{os.uname().nodename}.{os.getpid()}"  # several workers may begin at once
+        # several workers may begin at once
+        part = save / f"{name}.{os.uname().nodename}.{os.getpid()}"
         copyfile(binary / name, part)
         part.replace(save / name)
 
 
 def check_first_phase(checkpoint: Path, early: bool) -> None:
-    """Print the update that the second phase begins with; end the program if the first phase has not ended."""
+    """Print the update that the second phase begins with; end the program if the first phase has
+    not ended.
+    """
     if not checkpoint.is_file():
-        fail(f"VARIANT=512: there is no {checkpoint} to begin with; run the first phase (VARIANT=128) with this SAVE")
+        fail(
+            f"VARIANT=512: there is no {checkpoint} to begin with; run the first phase "
+            "(VARIANT=128) with this SAVE"
+        )
     import bert
     import torch
 
@@ -44,9 +55,15 @@ def check_first_phase(checkpoint: Path, early: bool) -> None:
         updates = int(state["optimizer_history"][-1]["num_updates"])
         wanted = int(state["cfg"]["optimization"]["max_update"])
     except Exception as error:  # a file that is no checkpoint fails in any way
-        fail(f"{checkpoint}: is no checkpoint of fairseq-train ({(str(error) or repr(error)).splitlines()[0]})")
+        fail(
+            f"{checkpoint}: is no checkpoint of fairseq-train "
+            f"({(str(error) or repr(error)).splitlines()[0]})"
+        )
     if updates < wanted and not early:
-        fail(f"VARIANT=512: {checkpoint} is of update {updates:,} of {wanted:,}; EARLY=1 begins with it anyway")
+        fail(
+            f"VARIANT=512: {checkpoint} is of update {updates:,} of {wanted:,}; EARLY=1 begins "
+            "with it anyway"
+        )
     print(f"train: begins with {checkpoint}, update {updates:,} of {wanted:,}", file=sys.stderr)
 
 

@@ -21,12 +21,15 @@ class Text(NamedTuple):
     """A text to pre-train on."""
 
     splits: tuple[str, ...]
-    lines: Callable[[], Iterator[tuple[str, str]]]  # the split of each line, and the line; empty ones between documents
+    # the split of each line, and the line; empty ones between documents
+    lines: Callable[[], Iterator[tuple[str, str]]]
     unknown: Optional[str] = None  # the text's own mark for unknown words
 
 
 def sentences(paragraph: str) -> Iterator[str]:
-    """Cut a paragraph of WikiText's tokens into sentences; a closing quotation mark stays with its sentence."""
+    """Cut a paragraph of WikiText's tokens into sentences; a closing quotation mark stays with its
+    sentence.
+    """
     sentence: list[str] = []
     ended = False
     for token in paragraph.split():
@@ -60,17 +63,24 @@ def wikitext(folder: Path) -> Text:
 
     def lines() -> Iterator[tuple[str, str]]:
         for split in SPLITS:
-            for line in from_wikitext(read_lines(folder / f"wiki.{split}.tokens", f"sentences of {split}")):
+            for line in from_wikitext(
+                read_lines(folder / f"wiki.{split}.tokens", f"sentences of {split}")
+            ):
                 yield split, line
 
     return Text(SPLITS, lines, "<unk>")
 
 
 def own_text(paths: Sequence[Path], hold_out: int) -> Text:
-    """Read files in BERT's format in turn; one of `hold_out` documents goes to the validation set."""
+    """Read files in BERT's format in turn;
+    one of `hold_out` documents goes to the validation set.
+    """
     for path in paths:
         if not path.is_file():
-            fail(f"--text {path}: {'must be a file, is a folder' if path.is_dir() else 'no such file'}")
+            fail(
+                f"--text {path}: "
+                f"{'must be a file, is a folder' if path.is_dir() else 'no such file'}"
+            )
         with path.open("rb") as file:
             beginning = file.read(BEGINNING)
         if b"\r" in beginning and b"\n" not in beginning:
@@ -94,6 +104,8 @@ def _own_lines(paths: Sequence[Path], hold_out: int) -> Iterator[tuple[str, str]
 
 
 def _held_out(first: int, number: int) -> int:
-    """Draw one of `number` documents from `first` on; the draw depends on `first` alone, not on the text."""
+    """Draw one of `number` documents from `first` on; the draw depends on `first` alone, not on the
+    text.
+    """
     digest = hashlib.sha256(str(first).encode()).digest()
     return first + int.from_bytes(digest, "big") % number

@@ -1,4 +1,6 @@
-"""Read the losses of pre-training from fairseq-validate's log: `... | python -m bert.pretraining.evaluate FLAG...`."""
+"""Read the losses of pre-training from fairseq-validate's log: `... | python -m
+bert.pretraining.evaluate FLAG...`.
+"""
 
 import argparse
 import json
@@ -29,7 +31,9 @@ def main() -> None:
             found = json.loads(match[1])
     if not found:
         fail("fairseq-validate has logged no losses; its messages are above")
-    words, pairs, right = (float(found[f"{subset}_{name}"]) for name in ("mlm_loss", "nsp_loss", "nsp_accuracy"))
+    words, pairs, right = (
+        float(found[f"{subset}_{name}"]) for name in ("mlm_loss", "nsp_loss", "nsp_accuracy")
+    )
     if not math.isfinite(words + pairs):
         fail("fairseq-validate: the losses are no finite numbers")
     print(f"pieces by how often they occur in this set = {sets[subset]['entropy']:.3f} bits")

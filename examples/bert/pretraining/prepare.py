@@ -1,4 +1,6 @@
-"""Prepare text for BERT's pre-training in $DATA/binary; `examples/bert/pretraining/prepare.sh` runs this."""
+"""Prepare text for BERT's pre-training in $DATA/binary; `examples/bert/pretraining/prepare.sh` runs
+this.
+"""
 
 import os
 from collections import Counter
@@ -40,21 +42,29 @@ def write_sets(text: Text, folder: Path, lowercase: bool) -> dict[str, dict[str,
     within = dict.fromkeys(text.splits, False)  # a document
     lines = text.lines()
     while block := list(islice(lines, BLOCK)):
-        encodings = tokeniser.encode_batch_fast([line for _, line in block], add_special_tokens=False)
+        encodings = tokeniser.encode_batch_fast(
+            [line for _, line in block], add_special_tokens=False
+        )
         for (split, line), ids in zip(block, (encoding.ids for encoding in encodings)):
             if line and not ids:
                 continue
             sets[split].add([*ids, dictionary.eos()])
             left_out = line.count(text.unknown) if text.unknown else 0
             unknown = ids.count(dictionary.unk()) - left_out
-            found[split].update(sentences=bool(ids), documents=bool(ids) and not within[split], unknown=unknown)
+            found[split].update(
+                sentences=bool(ids), documents=bool(ids) and not within[split], unknown=unknown
+            )
             found[split].update(pieces=len(ids) - left_out)
             np.add.at(frequencies[split], ids, 1)
             within[split] = bool(ids)
     for split, output in sets.items():
         output.close()
-        note(f"{split}: " + ", ".join(f"{number:,} {what}" for what, number in found[split].items()))
-    return {split: {**counts, "entropy": entropy(frequencies[split])} for split, counts in found.items()}
+        note(
+            f"{split}: " + ", ".join(f"{number:,} {what}" for what, number in found[split].items())
+        )
+    return {
+        split: {**counts, "entropy": entropy(frequencies[split])} for split, counts in found.items()
+    }
 
 
 def entropy(frequencies: np.ndarray) -> float:
@@ -67,17 +77,25 @@ def check(found: dict[str, dict[str, Any]], hold_out: Optional[int], vocabulary:
     """End the program if a set has too few documents, or too many unknown pieces."""
     for split, numbers in found.items():
         if numbers["documents"] < 2:
-            advice = "" if hold_out is None else f"; an empty line ends a document, --hold-out {hold_out} chooses"
+            advice = (
+                ""
+                if hold_out is None
+                else f"; an empty line ends a document, --hold-out {hold_out} chooses"
+            )
             fail(f"{split}: has {numbers['documents']} documents, random segments need two{advice}")
         if numbers["unknown"] > MOST_UNKNOWN * numbers["pieces"]:
             fail(
-                f"{vocabulary}: {numbers['unknown']:,} of the {numbers['pieces']:,} pieces of {split} are unknown, "
-                f"must be at most {MOST_UNKNOWN:.0%}; take a vocabulary of this language (--vocab), or --learn-vocab"
+                f"{vocabulary}: {numbers['unknown']:,} of the {numbers['pieces']:,} pieces of "
+                f"{split} are unknown, "
+                f"must be at most {MOST_UNKNOWN:.0%}; take a vocabulary of this language "
+                "(--vocab), or --learn-vocab"
             )
 
 
 def vocabulary_of(args: Any, text: Text, data: Path) -> list[str]:
-    """Return the pieces that --vocab or --learn-vocab ask for, by default those of bert-base-uncased."""
+    """Return the pieces that --vocab or --learn-vocab ask for, by default those of
+    bert-base-uncased.
+    """
     if args.learn_vocab is not None:
         from bert.pretraining.vocabulary import learn
 
@@ -102,7 +120,9 @@ def binarise(args: Any, data: Path) -> None:
     settings = {
         "text": [str(path.resolve()) for path in args.text] if args.text else WIKITEXT2.name,
         "hold-out": hold_out,
-        "vocabulary": str(args.vocab.resolve()) if args.vocab else args.learn_vocab or "bert-base-uncased",
+        "vocabulary": str(args.vocab.resolve())
+        if args.vocab
+        else args.learn_vocab or "bert-base-uncased",
         "cased": args.cased,
         "sha256": [sha256(path) for path in files],
     }
@@ -113,12 +133,16 @@ def binarise(args: Any, data: Path) -> None:
     from mixhead_plugin.errors import OptionError
 
     text = text or wikitext(unpack_text(WIKITEXT2, data, check=not args.any_counts))
-    vocabulary = args.vocab or (f"--learn-vocab {args.learn_vocab}" if args.learn_vocab else VOCABULARY.file)
+    vocabulary = args.vocab or (
+        f"--learn-vocab {args.learn_vocab}" if args.learn_vocab else VOCABULARY.file
+    )
     with complete(folder) as unfinished:
         unfinished.mkdir()
         try:
             words = vocabulary_of(args, text, data)
-            (unfinished / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+            (unfinished / "vocab.txt").write_text(
+                "".join(f"{word}\n" for word in words), encoding="utf-8"
+            )
             write_dictionary(words, unfinished / "dict.txt", vocabulary)
         except OptionError as error:
             fail(str(error))
@@ -136,7 +160,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="text of your own: one sentence a line, an empty line after each document (default: WikiText-2)",
+        help=(
+            "text of your own: one sentence a line, an empty line after each document (default: "
+            "WikiText-2)"
+        ),
     )
     flags.add_argument(
         "--hold-out",
@@ -145,8 +172,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         help=f"one of every N documents of --text is for validation (default: {HOLD_OUT})",
     )
     vocabulary = flags.add_mutually_exclusive_group()
-    vocabulary.add_argument("--vocab", type=Path, metavar="FILE", help="a vocab.txt (default: bert-base-uncased's)")
-    vocabulary.add_argument("--learn-vocab", type=int, metavar="N", help="learn N pieces from the training text")
+    vocabulary.add_argument(
+        "--vocab", type=Path, metavar="FILE", help="a vocab.txt (default: bert-base-uncased's)"
+    )
+    vocabulary.add_argument(
+        "--learn-vocab", type=int, metavar="N", help="learn N pieces from the training text"
+    )
     flags.add_argument("--cased", action="store_true", help="keep upper case and accents")
     args = flags.parse_args(arguments)
     if args.hold_out is not None and not args.text:
@@ -156,9 +187,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     if args.learn_vocab is not None and args.learn_vocab < 1:
         fail(f"--learn-vocab {args.learn_vocab}: must be a number such as 8000")
     if args.vocab and not args.vocab.is_file():
-        fail(f"--vocab {args.vocab}: {'must be a file, is a folder' if args.vocab.is_dir() else 'no such file'}")
+        fail(
+            f"--vocab {args.vocab}: "
+            f"{'must be a file, is a folder' if args.vocab.is_dir() else 'no such file'}"
+        )
     if args.cased and not args.vocab and args.learn_vocab is None:
-        fail("--cased: needs --vocab or --learn-vocab; the pieces of bert-base-uncased are lower case")
+        fail(
+            "--cased: needs --vocab or --learn-vocab; the pieces of bert-base-uncased are lower "
+            "case"
+        )
     os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # of tokenizers
     with data_folder() as data:
         binarise(args, data)

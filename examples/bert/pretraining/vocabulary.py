@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 
 def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> list[str]:
-    """Return the pieces of a vocab.txt: special ones, all characters, and the first merges of byte-pair encoding.
+    """Return the pieces of a vocab.txt: special ones, all characters, and the first merges of
+    byte-pair encoding.
 
     Args:
         lines: returns the text from its beginning with every call
@@ -19,7 +20,11 @@ def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> lis
 
     def words() -> Iterator[list[str]]:
         for line in lines():
-            yield [word for word, _ in split.pre_tokenize_str(clean.normalize_str(line)) if len(word) <= LONGEST_WORD]
+            yield [
+                word
+                for word, _ in split.pre_tokenize_str(clean.normalize_str(line))
+                if len(word) <= LONGEST_WORD
+            ]
 
     characters: set[str] = set()
     for line in words():

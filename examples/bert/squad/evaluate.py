@@ -1,8 +1,8 @@
 """Compute exact match and F1 from the file of fairseq-validate --nbest-file.
 
-`python -m bert.squad.evaluate DATA SPANS [FLAG ...]` takes the flags of fairseq-validate, and reads --nbest-file,
---valid-subset and --n-best-size. Beside SPANS it writes nbest_predictions.json and, for the official evaluation,
-predictions.json.
+`python -m bert.squad.evaluate DATA SPANS [FLAG ...]` takes the flags of fairseq-validate, and reads
+--nbest-file, --valid-subset and --n-best-size. Beside SPANS it writes nbest_predictions.json and,
+for the official evaluation, predictions.json.
 """
 
 import argparse
@@ -45,7 +45,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     result = score(squad.questions, best)
     if math.isnan(result.f1):
         fail(f"{args.valid_subset}: has no answers to compare with")
-    print(f"{args.valid_subset}: {sum(bool(question.answers) for question in squad.questions):,} questions")
+    print(
+        f"{args.valid_subset}: {sum(bool(question.answers) for question in squad.questions):,} "
+        "questions"
+    )
     numbers = {"EM": result.exact_match, "F1": result.f1}
     last = os.environ.get("METRIC", "F1")
     for name in sorted(numbers, key=last.__eq__):

@@ -1,4 +1,6 @@
-"""Prepare SQuAD 1.1 and a pre-trained BERT in $DATA/text and $DATA/bert; `examples/bert/squad/prepare.sh` runs this."""
+"""Prepare SQuAD 1.1 and a pre-trained BERT in $DATA/text and $DATA/bert;
+`examples/bert/squad/prepare.sh` runs this.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +15,10 @@ from common.prepare import data_folder, is_ready, parser, start, write_settings
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 # The sums are those of huggingface/datasets and ParlAI.
 ARCHIVES = {
-    "train": ("train-v1.1.json", "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
+    "train": (
+        "train-v1.1.json",
+        "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955",
+    ),
     "valid": ("dev-v1.1.json", "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
 }
 QUESTIONS = {"train": 87_599, "valid": 10_570}
@@ -29,8 +34,12 @@ def prepare_text(data: Path, dictionary: Path, cased: bool, any_counts: bool) ->
     with complete(folder) as unfinished:
         unfinished.mkdir()
         for subset, (name, sum_) in ARCHIVES.items():
-            copyfile(obtain(Archive(name, (f"{URL}/{name}",), sum_), data), unfinished / f"{subset}.json")
-            check_set(unfinished / f"{subset}.json", name, None if any_counts else QUESTIONS[subset])
+            copyfile(
+                obtain(Archive(name, (f"{URL}/{name}",), sum_), data), unfinished / f"{subset}.json"
+            )
+            check_set(
+                unfinished / f"{subset}.json", name, None if any_counts else QUESTIONS[subset]
+            )
         copyfile(dictionary, unfinished / "dict.txt")
         if cased:
             (unfinished / CASED).touch()
@@ -38,15 +47,23 @@ def prepare_text(data: Path, dictionary: Path, cased: bool, any_counts: bool) ->
 
 
 def check_set(path: Path, name: str, questions: Optional[int]) -> None:
-    """End the program unless the file has SQuAD's layout and, if `questions` is a number, so many questions."""
+    """End the program unless the file has SQuAD's layout and, if `questions` is a number, so many
+    questions.
+    """
     try:
         squad = read_squad(path)
     except SquadError as error:
         fail(str(error).replace(str(path), name, 1))
-    lost = sum(bool(q.answers) and locate(squad.contexts[q.context], q.answers) is None for q in squad.questions)
+    lost = sum(
+        bool(q.answers) and locate(squad.contexts[q.context], q.answers) is None
+        for q in squad.questions
+    )
     note(f"{name}: {len(squad.questions):,} questions about {len(squad.contexts):,} contexts")
     if lost:
-        note(f"{name}: {lost:,} questions whose answers are not where the file says; training leaves them out")
+        note(
+            f"{name}: {lost:,} questions whose answers are not where the file says; training "
+            "leaves them out"
+        )
     if questions is not None:
         check_counts(name, {"questions": len(squad.questions)}, {"questions": questions})
 
@@ -58,10 +75,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         dest="source",
         type=Path,
         metavar="FOLDER",
-        help="the model: a folder in Hugging Face's format, or one with model.pt, dict.txt and vocab.txt "
+        help="the model: a folder in Hugging Face's format, "
+        "or one with model.pt, dict.txt and vocab.txt "
         "(default: bert-base-uncased, fetched or from ARCHIVES)",
     )
-    flags.add_argument("--cased", action="store_true", help="the model is cased: keep upper case and accents")
+    flags.add_argument(
+        "--cased", action="store_true", help="the model is cased: keep upper case and accents"
+    )
     args = flags.parse_args(arguments)
     source = args.source.resolve() if args.source else None
     check_case(source, args.cased)

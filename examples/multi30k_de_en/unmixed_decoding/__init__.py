@@ -1,8 +1,8 @@
 """Decode as the published Mixhead code does; for a comparison, not for use.
 
-That code mixes heads only in the full forward pass, so its beam search uses a model that was never trained. This
---user-dir registers the task `unmixed_translation`: fairseq's `translation`, but without mixing in the decoder's
-self-attention during beam search. The encoder mixes.
+That code mixes heads only in the full forward pass, so its beam search uses a model that was never
+trained. This --user-dir registers the task `unmixed_translation`: fairseq's `translation`, but
+without mixing in the decoder's self-attention during beam search. The encoder mixes.
 """
 
 import sys

@@ -1,18 +1,21 @@
-"""Score a model without each single head, and with only one head per layer (sixteen-heads essay, figures 3 to 5).
+"""Score a model without each single head, and with only one head per layer (sixteen-heads essay,
+figures 3 to 5).
 
-  single  the model without this head (figure 3)
-  only    the model with this head alone in its attention; all other attentions stay whole (figure 5)
+  single the model without this head (figure 3) only the model with this head alone in its
+  attention; all other attentions stay whole (figure 5)
 
-The score is the criterion's loss, and with --metric also accuracy or BLEU. The numbers are the changes from the whole
-model, the baseline; red is worse. Each experiment scores the model once per head: --limit saves time.
+The score is the criterion's loss, and with --metric also accuracy or BLEU. The numbers are the
+changes from the whole model, the baseline; red is worse. Each experiment scores the model once per
+head: --limit saves time.
 
 Where heads mix, source heads and mixed heads are removed, one head at a time.
 
-To see whether the same heads matter on two sets, give --subset valid,test. The command then draws the scores on one set
-over those on the other, a point for each head, and prints Pearson's r (figure 4).
+To see whether the same heads matter on two sets, give --subset valid,test. The command then draws
+the scores on one set over those on the other, a point for each head, and prints Pearson's r (figure
+4).
 
-Writes ablate-single-<metric>.{png,svg}, ablate-only-<metric>.{png,svg} and ablate.json; for two sets also the pictures
-ablate-*-<metric>-2 of the second one and ablate-*-<metric>-correlation.
+Writes ablate-single-<metric>.{png,svg}, ablate-only-<metric>.{png,svg} and ablate.json; for two
+sets also the pictures ablate-*-<metric>-2 of the second one and ablate-*-<metric>-correlation.
 
 Example: ablate checkpoint_best.pt --limit 20
 """
@@ -70,7 +73,9 @@ def run(args: Namespace) -> None:
     if len(subsets) == 1:
         results = as_results(found[args.subset])
     else:
-        results["sets"] = [{"subset": subset, **as_results(scored)} for subset, scored in found.items()]
+        results["sets"] = [
+            {"subset": subset, **as_results(scored)} for subset, scored in found.items()
+        ]
         results["pearson"] = compare(found, pictures)
     output.write(args, "ablate", results, pictures)
 
@@ -82,9 +87,14 @@ def measure(loaded: loading.Loaded, batches: scores.Batches, metrics: Sequence[s
         return scores.score(loaded, batches, metrics)
 
     whole = score()
-    print("baseline: " + ", ".join(f"{scores.METRICS[metric]} {whole[metric]:.4f}" for metric in metrics))
+    print(
+        "baseline: "
+        + ", ".join(f"{scores.METRICS[metric]} {whole[metric]:.4f}" for metric in metrics)
+    )
     found = attentions(loaded.model)
-    return Scores(whole, {experiment: ablations(found, experiment, score) for experiment in EXPERIMENTS})
+    return Scores(
+        whole, {experiment: ablations(found, experiment, score) for experiment in EXPERIMENTS}
+    )
 
 
 def as_results(scored: Scores) -> dict[str, Any]:
@@ -100,15 +110,21 @@ def show(scored: Scores, pictures: dict[str, Any], suffix: str) -> None:
     for experiment, words in EXPERIMENTS.items():
         for metric, values in scored.ablated[experiment].items():
             whole = scored.whole[metric]
-            changes = {n: {kind: v - whole for kind, v in by_kind.items()} for n, by_kind in values.items()}
+            changes = {
+                n: {kind: v - whole for kind, v in by_kind.items()} for n, by_kind in values.items()
+            }
             title = f"change of {scores.METRICS[metric]} {words}"
             worse_is_red = "RdBu_r" if metric == "loss" else "RdBu"
-            pictures[f"ablate-{experiment}-{metric}{suffix}"] = heat_maps(changes, title, worse_is_red)
+            pictures[f"ablate-{experiment}-{metric}{suffix}"] = heat_maps(
+                changes, title, worse_is_red
+            )
             print(f"{experiment}: {title}\n{table(changes, '+.3f')}")
 
 
 def compare(found: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, Any]:
-    """Print and return Pearson's r of the scores on two sets, by experiment, metric and kind of head; draw them."""
+    """Print and return Pearson's r of the scores on two sets, by experiment, metric and kind of
+    head; draw them.
+    """
     first, second = found.values()
     correlations: dict[str, Any] = {}
     for experiment, words in EXPERIMENTS.items():
@@ -122,7 +138,9 @@ def compare(found: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, 
 
             shown = {subset: scored.ablated[experiment][metric] for subset, scored in found.items()}
             whole = (first.whole[metric], second.whole[metric])
-            pictures[f"ablate-{experiment}-{metric}-correlation"] = correlation_figure(shown, r, title, whole)
+            pictures[f"ablate-{experiment}-{metric}-correlation"] = correlation_figure(
+                shown, r, title, whole
+            )
     return correlations
 
 
@@ -133,10 +151,13 @@ def ablations(
     measured: dict[str, HeadNumbers] = {}
     heads = all_heads(found)
     for head in tqdm(heads, desc=experiment, unit="head", disable=None, leave=False):
-        others = [h for h in heads if h.attention == head.attention and h.kind == head.kind and h != head]
+        others = [
+            h for h in heads if h.attention == head.attention and h.kind == head.kind and h != head
+        ]
         with without(found, [head] if experiment == "single" else others):
             for metric, value in score().items():
                 by_kind = measured.setdefault(metric, {}).setdefault(head.attention, {})
                 before = by_kind.get(head.kind, torch.empty(0).double())
-                by_kind[head.kind] = torch.cat([before, torch.tensor([value]).double()])  # heads come by their index
+                # heads come by their index
+                by_kind[head.kind] = torch.cat([before, torch.tensor([value]).double()])
     return measured

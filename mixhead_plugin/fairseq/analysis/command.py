@@ -21,9 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     mixhead_plugin.register()
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="See and cut the attention heads of a trained model. view writes one HTML file, each other command "
-        "PNG, SVG and JSON into --output. Checkpoints are those of fairseq-train, of the plugin's and of fairseq's own "
-        "architectures.",
+        description="See and cut the attention heads of a trained model. view writes one HTML "
+        "file, each other command PNG, SVG and JSON into --output. Checkpoints are those of "
+        "fairseq-train, of the plugin's and of fairseq's own architectures.",
         epilog="<command> --help explains one.",
     )
     commands = parser.add_subparsers(required=True, metavar="<command>")
@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         args.run(args)
     except OSError as error:  # a file is missing, or cannot be read or written
-        raise OptionError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+        raise OptionError(
+            f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        ) from error
 
 
 def run_as_program() -> None:
@@ -53,6 +55,7 @@ def run_as_program() -> None:
     # fairseq switches on debug messages of all libraries; matplotlib has one for every font.
     for name in ("fairseq", "matplotlib", "PIL"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", "'pin_memory' argument is set", UserWarning)  # fairseq pins without CUDA
+    # fairseq pins without CUDA
+    warnings.filterwarnings("ignore", "'pin_memory' argument is set", UserWarning)
     end_in_one_line()
     main()

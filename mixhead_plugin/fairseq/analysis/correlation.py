@@ -1,4 +1,6 @@
-"""Compare a number of each head on two sets of the data: Pearson's r, and a picture with a point for each head."""
+"""Compare a number of each head on two sets of the data: Pearson's r, and a picture with a point
+for each head.
+"""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -20,13 +22,20 @@ def subsets_of(args: Namespace) -> list[str]:
 
 
 def pearson(left: HeadNumbers, right: HeadNumbers) -> dict[str, float]:
-    """Return Pearson's r of two numbers of the same heads, by kind; NaN where one of them is constant."""
-    pairs = {kind: torch.stack([points(left, kind), points(right, kind)]) for kind in shown_kinds(left)}
+    """Return Pearson's r of two numbers of the same heads, by kind; NaN where one of them is
+    constant.
+    """
+    pairs = {
+        kind: torch.stack([points(left, kind), points(right, kind)]) for kind in shown_kinds(left)
+    }
     return {kind: float(torch.corrcoef(pair)[0, 1]) for kind, pair in pairs.items()}
 
 
 def correlation_figure(
-    shown: Mapping[str, HeadNumbers], r: Mapping[str, float], label: str, whole: tuple[float, float] | None = None
+    shown: Mapping[str, HeadNumbers],
+    r: Mapping[str, float],
+    label: str,
+    whole: tuple[float, float] | None = None,
 ) -> Any:
     """Draw each head's number on one set over its number on the other.
 
@@ -34,7 +43,8 @@ def correlation_figure(
         shown: the numbers, by the name of the set; two sets
         r: Pearson's r by kind of head, as `pearson` returns it
         label: what the numbers are
-        whole: the numbers of the whole model on both sets, which get a mark of their own; None for no mark
+        whole: the numbers of the whole model on both sets, which get a mark of their own; None for
+            no mark
     """
     (left_label, left), (right_label, right) = shown.items()
     with figures.style():

@@ -32,7 +32,11 @@ class Where(NamedTuple):
 
 def attentions(model: nn.Module) -> dict[str, MixheadAttention]:
     """Return the plugin's attentions in `model` by name; refuse a model without one."""
-    found = {name: module for name, module in model.named_modules() if isinstance(module, MixheadAttention)}
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, MixheadAttention)
+    }
     if not found:
         raise OptionError(f"model {type(model).__name__}: has no attention of mixhead_plugin")
     return found
@@ -47,7 +51,9 @@ def where(name: str) -> Where:
 
 
 def by_site(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return names of attentions by site; the sites are in the order of SITES, the names in that of the layers."""
+    """Return names of attentions by site; the sites are in the order of SITES, the names in that of
+    the layers.
+    """
     sites: dict[str, list[str]] = {}
     for name in sorted(names, key=lambda name: (SITES.index(where(name).site), where(name).layer)):
         sites.setdefault(where(name).site, []).append(name)
@@ -55,7 +61,9 @@ def by_site(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 @contextmanager
-def _with(attentions: Mapping[str, MixheadAttention], attribute: str, values: Mapping[str, Any]) -> Iterator[None]:
+def _with(
+    attentions: Mapping[str, MixheadAttention], attribute: str, values: Mapping[str, Any]
+) -> Iterator[None]:
     """Set an attribute of the attentions, by name, within the context."""
     before = {name: getattr(attention, attribute) for name, attention in attentions.items()}
     try:
@@ -67,8 +75,12 @@ def _with(attentions: Mapping[str, MixheadAttention], attribute: str, values: Ma
             setattr(attention, attribute, before[name])
 
 
-def hooked(model: nn.Module, see: Callable[[str, MixheadAttention, Heads], None]) -> AbstractContextManager[None]:
-    """Call `see(name, attention, heads)` in each forward pass of each attention, within the context."""
+def hooked(
+    model: nn.Module, see: Callable[[str, MixheadAttention, Heads], None]
+) -> AbstractContextManager[None]:
+    """Call `see(name, attention, heads)` in each forward pass of each attention, within the
+    context.
+    """
 
     def hook(name: str, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
         see(name, attention, heads)
@@ -111,14 +123,21 @@ def all_heads(attentions: Mapping[str, MixheadAttention]) -> list[Head]:
     ]
 
 
-def kept_heads(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> dict[str, KeptHeads]:
+def kept_heads(
+    attentions: Mapping[str, MixheadAttention], removed: Collection[Head]
+) -> dict[str, KeptHeads]:
     """Return the heads of every attention that are not in `removed`."""
 
     def stay(name: str, attention: MixheadAttention, kind: str) -> tuple[int, ...]:
         of = kind if kind in kinds(attention) else "mixed"
-        return tuple(i for i in range(number_of_heads(attention, kind)) if Head(name, of, i) not in removed)
+        return tuple(
+            i for i in range(number_of_heads(attention, kind)) if Head(name, of, i) not in removed
+        )
 
-    return {name: KeptHeads(*(stay(name, one, kind) for kind in KINDS)) for name, one in attentions.items()}
+    return {
+        name: KeptHeads(*(stay(name, one, kind) for kind in KINDS))
+        for name, one in attentions.items()
+    }
 
 
 def mask(attention: MixheadAttention, kept: KeptHeads) -> HeadGates:
@@ -133,20 +152,30 @@ def mask(attention: MixheadAttention, kept: KeptHeads) -> HeadGates:
     return gates
 
 
-def gated(attentions: Mapping[str, MixheadAttention], gates: Mapping[str, HeadGates]) -> AbstractContextManager[None]:
+def gated(
+    attentions: Mapping[str, MixheadAttention], gates: Mapping[str, HeadGates]
+) -> AbstractContextManager[None]:
     """Give the attentions these gates, by name, within the context."""
     return _with(attentions, "gates", gates)
 
 
-def without(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> AbstractContextManager[None]:
+def without(
+    attentions: Mapping[str, MixheadAttention], removed: Collection[Head]
+) -> AbstractContextManager[None]:
     """Mask the heads `removed` within the context."""
     kept = kept_heads(attentions, removed)
-    return gated(attentions, {name: mask(attention, kept[name]) for name, attention in attentions.items()})
+    return gated(
+        attentions, {name: mask(attention, kept[name]) for name, attention in attentions.items()}
+    )
 
 
 def points(values: HeadNumbers, kind: str, site: str | None = None) -> Tensor:
     """Return the numbers of all heads of a kind, at one site or everywhere, [heads]."""
-    chosen = [w[kind] for name, w in values.items() if kind in w and (not site or where(name).site == site)]
+    chosen = [
+        w[kind]
+        for name, w in values.items()
+        if kind in w and (not site or where(name).site == site)
+    ]
     return torch.cat(chosen) if chosen else torch.empty(0)
 
 
@@ -162,28 +191,42 @@ def table(values: HeadNumbers, form: str = ".3g") -> str:
     for name, by_kind in values.items():
         for kind, numbers in by_kind.items():
             title = f"{where(name)}, {KINDS[kind]}" if len(by_kind) > 1 else str(where(name))
-            lines.append(f"  {title:30s} " + " ".join(f"{format(x, form):>8s}" for x in numbers.tolist()))
+            lines.append(
+                f"  {title:30s} " + " ".join(f"{format(x, form):>8s}" for x in numbers.tolist())
+            )
     return "\n".join(lines)
 
 
 def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
-    return [{"name": n, "place": where(n).site, "layer": where(n).layer, **by_kind} for n, by_kind in values.items()]
+    return [
+        {"name": n, "place": where(n).site, "layer": where(n).layer, **by_kind}
+        for n, by_kind in values.items()
+    ]
 
 
 def heat_maps(values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
-    """Draw `values`, layer by head: a row of panels for each site, and a column for each kind of head."""
+    """Draw `values`, layer by head: a row of panels for each site, and a column for each kind of
+    head.
+    """
     sites = {site: [values[name] for name in names] for site, names in by_site(values).items()}
     kinds = shown_kinds(values)
     panels: list[list[tuple[str, Any] | None]] = []
     for site, layers in sites.items():
         titles = KINDS if any("source" in layer for layer in layers) else {"mixed": "heads"}
-        matrices = {kind: [layer[kind].tolist() for layer in layers if kind in layer] for kind in kinds}
-        panels.append([(f"{site}, {titles[kind]}", m) if m else None for kind, m in matrices.items()])
+        matrices = {
+            kind: [layer[kind].tolist() for layer in layers if kind in layer] for kind in kinds
+        }
+        panels.append(
+            [(f"{site}, {titles[kind]}", m) if m else None for kind, m in matrices.items()]
+        )
     heads = max(len(w) for by_kind in values.values() for w in by_kind.values())
     narrowest = 2.6 if len(kinds) > 1 else 3.3  # wide enough for the title beside the colour bar
     width = min(max(1.4 + 0.2 * heads, narrowest), 4.5)
     height = min(max(1.1 + 0.25 * max(map(len, sites.values())), 1.7), 6.0)
     with figures.style():
-        figure = figures.heat_maps(panels, (width, height), "", colours, xlabel="head", ylabel="layer")
-        figure.suptitle(label, fontsize=10)  # as a label of the colour bar, one row of panels would cut it off
+        figure = figures.heat_maps(
+            panels, (width, height), "", colours, xlabel="head", ylabel="layer"
+        )
+        # as a label of the colour bar, one row of panels would cut it off
+        figure.suptitle(label, fontsize=10)
     return figure

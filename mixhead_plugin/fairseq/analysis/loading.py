@@ -49,21 +49,41 @@ class Loaded:
 
 
 def add_arguments(parser: ArgumentParser, several: bool = False, batching: bool = True) -> None:
-    """Add the flags for one checkpoint (or `several`) and its data, and with `batching` the flags for batches."""
+    """Add the flags for one checkpoint (or `several`) and its data, and with `batching` the flags
+    for batches.
+    """
     name, number = ("checkpoints", "+") if several else ("checkpoint", None)
     parser.add_argument(name, nargs=number, metavar="CHECKPOINT", help=f"fairseq {name} (.pt)")
-    parser.add_argument("--data", metavar="DIR", help="binarised data (default: the folder that the checkpoint names)")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="binarised data (default: the folder that the checkpoint names)",
+    )
     parser.add_argument("--subset", default="valid", help="set of the data (default: %(default)s)")
     if batching:
         size = parser.add_mutually_exclusive_group()
         text = f"tokens in a batch (default: {DEFAULT_MAX_TOKENS})"
         size.add_argument("--max-tokens", type=positive, metavar="N", help=text)
-        size.add_argument("--batch-size", type=positive, metavar="N", help="sentences in a batch, instead")
-        parser.add_argument("--limit", type=positive, metavar="N", help="use N batches, drawn at random (default: all)")
-    parser.add_argument("--cpu", action="store_true", help="compute on the CPU even where there is CUDA")
-    text = "flags to change in the checkpoint, as fairseq-validate's: \"{'attention_impl': 'reference'}\""
+        size.add_argument(
+            "--batch-size", type=positive, metavar="N", help="sentences in a batch, instead"
+        )
+        parser.add_argument(
+            "--limit",
+            type=positive,
+            metavar="N",
+            help="use N batches, drawn at random (default: all)",
+        )
+    parser.add_argument(
+        "--cpu", action="store_true", help="compute on the CPU even where there is CUDA"
+    )
+    text = (
+        "flags to change in the checkpoint, as fairseq-validate's: \"{'attention_impl': "
+        "'reference'}\""
+    )
     parser.add_argument("--model-overrides", type=overrides, default={}, metavar="DICT", help=text)
-    parser.add_argument("--user-dir", metavar="DIR", help="another plugin, if the checkpoint's task needs it")
+    parser.add_argument(
+        "--user-dir", metavar="DIR", help="another plugin, if the checkpoint's task needs it"
+    )
 
 
 def positive(text: str) -> int:
@@ -78,7 +98,9 @@ def overrides(text: str) -> dict[str, Any]:
     try:
         return dict(**ast.literal_eval(text))  # names alone
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"{text}: must be a dict like \"{{'dropout': 0.1}}\"") from error
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be a dict like \"{{'dropout': 0.1}}\""
+        ) from error
 
 
 def load_from(args: Namespace, path: str, name: str | None = None) -> Loaded:
@@ -91,9 +113,15 @@ def load_from(args: Namespace, path: str, name: str | None = None) -> Loaded:
 
 
 def load(
-    path: str, data: str | None = None, overrides: dict | None = None, cpu: bool = False, name: str | None = None
+    path: str,
+    data: str | None = None,
+    overrides: dict | None = None,
+    cpu: bool = False,
+    name: str | None = None,
 ) -> Loaded:
-    """Load a checkpoint by fairseq's own functions; `data` and `overrides` replace values of its config."""
+    """Load a checkpoint by fairseq's own functions; `data` and `overrides` replace values of its
+    config.
+    """
     changes = {**(overrides or {}), **({} if data is None else {"data": data})}
     state = checkpoint_utils.load_checkpoint_to_cpu(path, changes)
     try:
@@ -101,7 +129,9 @@ def load(
     except FileNotFoundError as error:
         if data is None:
             raise
-        raise OptionError(f"--data {data}: {error.filename or error}: no such file or folder") from error
+        raise OptionError(
+            f"--data {data}: {error.filename or error}: no such file or folder"
+        ) from error
     except Exception as error:
         # fairseq refuses a folder of data by a plain Exception, and a model by a RuntimeError.
         if type(error) is not Exception and not isinstance(error, (RuntimeError, OptionError)):
@@ -117,8 +147,12 @@ def load(
     return Loaded(model.eval().to(device), task, cfg, name or name_of(path), path, device, history)
 
 
-def batches_from(args: Namespace, loaded: Loaded, subset: str | None = None) -> Iterator[dict[str, Any]]:
-    """Return the batches that the flags of `add_arguments` ask for, of `subset` instead of --subset if it is given."""
+def batches_from(
+    args: Namespace, loaded: Loaded, subset: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Return the batches that the flags of `add_arguments` ask for, of `subset` instead of --subset
+    if it is given.
+    """
     return batches(loaded, subset or args.subset, args.max_tokens, args.batch_size, args.limit)
 
 
@@ -132,8 +166,8 @@ def batches(
 ) -> Iterator[dict[str, Any]]:
     """Return the batches of a set on the model's device, at most `limit`.
 
-    fairseq sorts sentences by length. With a limit, or with `shuffle`, batches come in a random order, the same in each
-    call. A task with consecutive windows of text keeps their order.
+    fairseq sorts sentences by length. With a limit, or with `shuffle`, batches come in a random
+    order, the same in each call. A task with consecutive windows of text keeps their order.
     """
     dataset = load_subset(loaded, subset)
     tokens = max_tokens or (None if batch_size else DEFAULT_MAX_TOKENS)
@@ -142,7 +176,9 @@ def batches(
             dataset=dataset,
             max_tokens=tokens,
             max_sentences=batch_size,
-            max_positions=utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions()),
+            max_positions=utils.resolve_max_positions(
+                loaded.task.max_positions(), loaded.model.max_positions()
+            ),
             ignore_invalid_inputs=True,
             required_batch_size_multiple=1,  # otherwise fairseq leaves the last sentences out
             seed=SEED,
@@ -152,7 +188,8 @@ def batches(
         iterator = epochs.next_epoch_itr(shuffle=limit is not None if shuffle is None else shuffle)
     except AssertionError as error:  # of fairseq, about a sentence that is longer than a batch
         raise OptionError(
-            f"--max-tokens {tokens}: {' '.join(str(error).split())}; must be at least the longest sentence of --subset "
+            f"--max-tokens {tokens}: {' '.join(str(error).split())}; must be at least the longest "
+            "sentence of --subset "
             f"{subset}, or use --batch-size"
         ) from error
     if len(iterator) == 0:
@@ -160,33 +197,47 @@ def batches(
     number = min(len(iterator), limit or len(iterator))
     some, name = itertools.islice(iterator, number), f"{loaded.name}: {subset}"
     progress = tqdm(some, total=number, desc=name, unit="batch", disable=None, leave=False)
-    return (utils.move_to_cuda(b, loaded.device) if loaded.device.type == "cuda" else b for b in progress)
+    return (
+        utils.move_to_cuda(b, loaded.device) if loaded.device.type == "cuda" else b
+        for b in progress
+    )
 
 
 def load_subset(loaded: Loaded, subset: str) -> Any:
     try:
         if subset not in loaded.task.datasets:
             loaded.task.load_dataset(subset, combine=False, epoch=1, task_cfg=loaded.cfg.task)
-    except (AssertionError, FileNotFoundError) as error:  # the first is of fairseq's sentence_prediction
+    except (
+        AssertionError,
+        FileNotFoundError,
+    ) as error:  # the first is of fairseq's sentence_prediction
         raise OptionError(f"--subset {subset}: {error}") from error
     return loaded.task.dataset(subset)
 
 
 def forward(loaded: Loaded, net_input: dict[str, Any], alone: bool = False) -> None:
-    """Pass a batch through the model, without the projection to the vocabulary if the model can; `alone`: no memory."""
+    """Pass a batch through the model, without the projection to the vocabulary if the model can;
+    `alone`: no memory.
+    """
     model = loaded.model
     if alone and hasattr(model, "reset_memory"):
         model.reset_memory()
     called = model.decoder.forward if isinstance(model, FairseqLanguageModel) else model.forward
-    settings = {"features_only": True} if "features_only" in inspect.signature(called).parameters else {}
+    settings = (
+        {"features_only": True} if "features_only" in inspect.signature(called).parameters else {}
+    )
     model(**net_input, **settings)
 
 
 def _replace_fairseq_attention(model: nn.Module, impl: str) -> None:
-    """Replace fairseq's attentions by MixheadAttention, which computes the same and can call a hook."""
+    """Replace fairseq's attentions by MixheadAttention, which computes the same and can call a
+    hook.
+    """
     for parent in list(model.modules()):
         for name, original in list(parent.named_children()):
-            if isinstance(original, MultiheadAttention) and not isinstance(original, MixheadAttention):
+            if isinstance(original, MultiheadAttention) and not isinstance(
+                original, MixheadAttention
+            ):
                 attention = MixheadAttention(
                     dropout=original.dropout_module.p,
                     bias=original.q_proj.bias is not None,

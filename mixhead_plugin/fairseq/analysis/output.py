@@ -23,13 +23,21 @@ USUAL_NAMES = ("checkpoint_best", "checkpoint_last", "model", "log", "train", "t
 
 def add_arguments(parser: ArgumentParser, labels: bool = False) -> None:
     text = "folder for PNG, SVG and JSON (default: %(default)s)"
-    parser.add_argument("--output", type=writable_folder, default="analysis", metavar="DIR", help=text)
+    parser.add_argument(
+        "--output", type=writable_folder, default="analysis", metavar="DIR", help=text
+    )
     if labels:
-        parser.add_argument("--labels", metavar="A,B,...", help="names of the inputs in the legend (default: theirs)")
+        parser.add_argument(
+            "--labels",
+            metavar="A,B,...",
+            help="names of the inputs in the legend (default: theirs)",
+        )
 
 
 def writable_folder(path: str) -> str:
-    """Parse a folder for argparse, which may not exist yet; refuse one where files cannot be written."""
+    """Parse a folder for argparse, which may not exist yet; refuse one where files cannot be
+    written.
+    """
     absolute = Path(path).absolute()
     there = next(parent for parent in (absolute, *absolute.parents) if os.path.lexists(parent))
     if not there.is_dir() or not os.access(there, os.W_OK):
@@ -40,13 +48,19 @@ def writable_folder(path: str) -> str:
 def writable_file(path: str) -> str:
     """Parse a file for argparse; refuse one that cannot be written."""
     writable_folder(str(Path(path).absolute().parent))
-    if path.endswith("/") or (os.path.exists(path) and not (os.path.isfile(path) and os.access(path, os.W_OK))):
-        raise argparse.ArgumentTypeError(f"{path}: is a folder or read-only, must be a writable file")
+    if path.endswith("/") or (
+        os.path.exists(path) and not (os.path.isfile(path) and os.access(path, os.W_OK))
+    ):
+        raise argparse.ArgumentTypeError(
+            f"{path}: is a folder or read-only, must be a writable file"
+        )
     return path
 
 
 def name_of(path: str) -> str:
-    """Return the name of a file without its suffix, or of its folder if the file has one of the USUAL_NAMES."""
+    """Return the name of a file without its suffix, or of its folder if the file has one of the
+    USUAL_NAMES.
+    """
     folder = Path(path).resolve().parent.name
     return folder if Path(path).stem in USUAL_NAMES and folder else Path(path).stem
 
@@ -55,16 +69,28 @@ def labels(args: Namespace, defaults: Sequence[str]) -> list[str]:
     """Return the names of the inputs, from --labels or else from `defaults`; refuse equal names."""
     names = list(defaults) if args.labels is None else args.labels.split(",")
     if args.labels is not None and (len(names) != len(defaults) or not all(names)):
-        raise OptionError(f"--labels {args.labels}: must be {len(defaults)} names, with commas between them")
+        raise OptionError(
+            f"--labels {args.labels}: must be {len(defaults)} names, with commas between them"
+        )
     if len(set(names)) < len(names):
-        raise OptionError(f"--labels: two inputs have the same name, {','.join(names)}; name them by --labels A,B")
+        raise OptionError(
+            f"--labels: two inputs have the same name, {','.join(names)}; name them by --labels A,B"
+        )
     return names
 
 
 def write(args: Namespace, command: str, results: dict[str, Any], pictures: dict[str, Any]) -> None:
     """Write the pictures and <command>.json into --output, and print the names of the files."""
-    files = [file for name, figure in pictures.items() for file in figures.save(figure, args.output, name)]
-    flags = {key: value for key, value in vars(args).items() if isinstance(value, (str, int, float, list, dict))}
+    files = [
+        file
+        for name, figure in pictures.items()
+        for file in figures.save(figure, args.output, name)
+    ]
+    flags = {
+        key: value
+        for key, value in vars(args).items()
+        if isinstance(value, (str, int, float, list, dict))
+    }
     versions = {module.__name__: module.__version__ for module in (mixhead_plugin, torch, fairseq)}
     versions["python"] = platform.python_version()
     content = plain({"command": command, "versions": versions, "flags": flags, **results})

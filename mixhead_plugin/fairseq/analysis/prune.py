@@ -1,14 +1,17 @@
-"""Show the score without the least important heads, or write a smaller checkpoint (sixteen-heads essay, figures 7, 8).
+"""Show the score without the least important heads, or write a smaller checkpoint (sixteen-heads
+essay, figures 7, 8).
 
-For one checkpoint, the figure shows the score over the fraction of heads removed, in steps of 10%. For several
-checkpoints of one training, it shows how much worse each score becomes.
+For one checkpoint, the figure shows the score over the fraction of heads removed, in steps of 10%.
+For several checkpoints of one training, it shows how much worse each score becomes.
 
-The importance comes from a pass over --importance-subset. At least one head stays in each attention. Where heads mix,
-the same fraction of source and of mixed heads is removed. Attentions outside --attention-scope do not change.
+The importance comes from a pass over --importance-subset. At least one head stays in each
+attention. Where heads mix, the same fraction of source and of mixed heads is removed. Attentions
+outside --attention-scope do not change.
 
-With --fraction 0.4 --save pruned.pt, the command writes a checkpoint without these heads: its projections are smaller,
-and its config has the numbers of heads. All commands of fairseq can use it. It computes the same as the whole model
-with the removed heads masked. The command prints the parameters, time and score of both.
+With --fraction 0.4 --save pruned.pt, the command writes a checkpoint without these heads: its
+projections are smaller, and its config has the numbers of heads. All commands of fairseq can use
+it. It computes the same as the whole model with the removed heads masked. The command prints the
+parameters, time and score of both.
 
 Writes prune.{png,svg,json}, or with --save the checkpoint and prune-save.json.
 
@@ -28,7 +31,15 @@ from tqdm import tqdm
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import importance, loading, output, scores, smaller
-from mixhead_plugin.fairseq.analysis.heads import KINDS, Head, HeadNumbers, all_heads, as_json, kept_heads, without
+from mixhead_plugin.fairseq.analysis.heads import (
+    KINDS,
+    Head,
+    HeadNumbers,
+    all_heads,
+    as_json,
+    kept_heads,
+    without,
+)
 from mixhead_plugin.fairseq.analysis.importance import NORMALIZATIONS
 from mixhead_plugin.fairseq.analysis.loading import Loaded
 from mixhead_plugin.heads import figures
@@ -44,12 +55,21 @@ TITLES = {
 
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser, several=True)
-    parser.add_argument("--importance-subset", metavar="NAME", help="the set to weigh heads on (default: --subset)")
+    parser.add_argument(
+        "--importance-subset", metavar="NAME", help="the set to weigh heads on (default: --subset)"
+    )
     importance.add_normalization(parser, default="layer")
     text = "heads that stay in each attention (default: %(default)s)"
     parser.add_argument("--at-least", type=loading.positive, default=1, metavar="N", help=text)
-    parser.add_argument("--fraction", type=float, metavar="F", help="with --save: the fraction of heads to cut off")
-    parser.add_argument("--save", type=output.writable_file, metavar="FILE", help="a checkpoint without the cut heads")
+    parser.add_argument(
+        "--fraction", type=float, metavar="F", help="with --save: the fraction of heads to cut off"
+    )
+    parser.add_argument(
+        "--save",
+        type=output.writable_file,
+        metavar="FILE",
+        help="a checkpoint without the cut heads",
+    )
     scores.add_arguments(parser)
     output.add_arguments(parser, labels=True)
 
@@ -73,7 +93,10 @@ def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) ->
     chosen: list[Head] = []
     for kind in KINDS:
         of_kind = {name: by_kind[kind] for name, by_kind in weights.items() if kind in by_kind}
-        order = {name: w.argsort(stable=True)[: max(0, len(w) - at_least)].tolist() for name, w in of_kind.items()}
+        order = {
+            name: w.argsort(stable=True)[: max(0, len(w) - at_least)].tolist()
+            for name, w in of_kind.items()
+        }
         going = [Head(name, kind, index) for name, indices in order.items() for index in indices]
         going.sort(key=lambda head: float(weights[head.attention][head.kind][head.index]))
         chosen += going[: round(fraction * sum(map(len, of_kind.values())))]
@@ -81,9 +104,14 @@ def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) ->
 
 
 def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
-    """Return the importances of the heads, before --normalize; refuse an --at-least that keeps all heads."""
+    """Return the importances of the heads, before --normalize; refuse an --at-least that keeps all
+    heads.
+    """
     found = smaller.prunable(loaded)
-    if all(max(attention.num_heads, attention.num_mixed_heads) <= args.at_least for attention in found.values()):
+    if all(
+        max(attention.num_heads, attention.num_mixed_heads) <= args.at_least
+        for attention in found.values()
+    ):
         raise OptionError(f"--at-least {args.at_least}: no head of {loaded.path} can be removed")
     weights, _ = importance.weigh(args, loaded, args.importance_subset or args.subset)
     return {name: weights[name] for name in found}
@@ -107,7 +135,11 @@ def profiles(args: Namespace) -> None:
         found.append(steps(args, loaded, weights))
         words, updates = training_progress(loaded)
         # Checkpoints of one training differ in their updates.
-        label = words if words and len(args.checkpoints) > 1 else ", ".join(filter(None, [loaded.name, words]))
+        label = (
+            words
+            if words and len(args.checkpoints) > 1
+            else ", ".join(filter(None, [loaded.name, words]))
+        )
         entry = {"label": label, "path": path, "updates": updates, "importance": as_json(weights)}
         entries.append({**entry, "steps": [step._asdict() for step in found[-1]]})
     labels = output.labels(args, [entry["label"] for entry in entries])
@@ -126,7 +158,13 @@ def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
     number = len(all_heads(found))
     batches = list(loading.batches_from(args, loaded))
     done: list[Step] = []
-    for i in tqdm(range(round(1 / STEP) + 1), desc=f"{loaded.name}: pruning", unit="step", disable=None, leave=False):
+    for i in tqdm(
+        range(round(1 / STEP) + 1),
+        desc=f"{loaded.name}: pruning",
+        unit="step",
+        disable=None,
+        leave=False,
+    ):
         removed = least_important(NORMALIZATIONS[args.normalize](weights), i * STEP, args.at_least)
         if not done or len(removed) > done[-1].removed:
             with without(found, removed):
@@ -187,7 +225,9 @@ def cut_off(args: Namespace) -> None:
     weights = NORMALIZATIONS[args.normalize](importances(args, whole))
     removed = least_important(weights, args.fraction, args.at_least)
     if not removed:
-        raise OptionError(f"--fraction {args.fraction}: removes none of {len(all_heads(found))} heads")
+        raise OptionError(
+            f"--fraction {args.fraction}: removes none of {len(all_heads(found))} heads"
+        )
     kept = kept_heads(found, removed)
     smaller.write(whole, kept, args.save)
     pruned = loading.load_from(args, args.save)
@@ -210,19 +250,31 @@ def cut_off(args: Namespace) -> None:
     print(f"  {smaller.training_flags(pruned, args.save, args.user_dir)}")
     print(f"wrote {args.save}")
     stays = {name: heads._asdict() for name, heads in kept.items()}
-    results = {"checkpoint": path, "heads_per_layer": pruned.cfg.model.heads_per_layer, "kept": stays, **report}
+    results = {
+        "checkpoint": path,
+        "heads_per_layer": pruned.cfg.model.heads_per_layer,
+        "kept": stays,
+        **report,
+    }
     output.write(args, "prune-save", results, {})
 
 
 def sizes(loaded: Loaded) -> dict[str, int]:
     kinds = [head.kind for head in all_heads(smaller.prunable(loaded))]
-    found = {"parameters": sum(p.numel() for p in loaded.model.parameters()), "heads": kinds.count("mixed")}
+    found = {
+        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "heads": kinds.count("mixed"),
+    }
     return {**found, "source heads": kinds.count("source")} if "source" in kinds else found
 
 
 def seconds(function: Callable[[], object]) -> float:
     threads = torch.get_num_threads()
-    return Timer("function()", globals={"function": function}, num_threads=threads).blocked_autorange().median
+    return (
+        Timer("function()", globals={"function": function}, num_threads=threads)
+        .blocked_autorange()
+        .median
+    )
 
 
 def comparison(report: dict[str, dict[str, Any]]) -> str:
@@ -230,6 +282,9 @@ def comparison(report: dict[str, dict[str, Any]]) -> str:
     lines = [" " * 36 + "".join(f"{name:>12s}" for name in models)]
     for row in report["whole"]:
         values = [report[name].get(row, "") for name in models]
-        cells = [f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if value else "" for value in values]
+        cells = [
+            f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if value else ""
+            for value in values
+        ]
         lines.append(f"{TITLES.get(row, row):36s}" + "".join(f"{cell:>12s}" for cell in cells))
     return "\n".join(lines)

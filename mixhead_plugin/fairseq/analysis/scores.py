@@ -20,8 +20,13 @@ METRICS = {"loss": "loss (base 2)", "accuracy": "accuracy (%)", "bleu": "BLEU"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    text = "what is scored; bleu is that of --eval-bleu in training, whose eval_bleu_* --model-overrides can change"
-    parser.add_argument("--metric", choices=sorted(METRICS), default="loss", help=f"{text} (default: loss)")
+    text = (
+        "what is scored; bleu is that of --eval-bleu in training, whose eval_bleu_* "
+        "--model-overrides can change"
+    )
+    parser.add_argument(
+        "--metric", choices=sorted(METRICS), default="loss", help=f"{text} (default: loss)"
+    )
 
 
 def criterion_averages(loaded: Loaded, batches: Batches) -> dict[str, float]:
@@ -30,7 +35,8 @@ def criterion_averages(loaded: Loaded, batches: Batches) -> dict[str, float]:
         logs = [loaded.criterion(loaded.model, batch)[2] for batch in batches]
     with metrics.aggregate(new_root=True) as meters:
         type(loaded.criterion).reduce_metrics(logs)
-    # Some meters, such as the accuracy of --report-accuracy, have no average: fairseq derives them from other meters.
+    # Some meters, such as the accuracy of --report-accuracy, have no average: fairseq derives them
+    # from other meters.
     return {
         name: float(meter.avg if hasattr(meter, "avg") else meters.get_smoothed_value(name))
         for name, meter in meters.items()
@@ -40,23 +46,31 @@ def criterion_averages(loaded: Loaded, batches: Batches) -> dict[str, float]:
 def score(loaded: Loaded, batches: Batches, wanted: Sequence[str]) -> dict[str, float]:
     """Return the model's scores on `batches`, by metric; refuse scores that are not finite.
 
-    The loss is the criterion's, in bits per token for language models and translation, per sentence for other tasks.
+    The loss is the criterion's, in bits per token for language models and translation, per sentence
+    for other tasks.
     """
     found = criterion_averages(loaded, batches) if set(wanted) != {"bleu"} else {}
     if "bleu" in wanted:
         found["bleu"] = bleu(loaded, batches)
     for metric in wanted:
         if metric not in found:
-            raise OptionError(f"--metric {metric}: {type(loaded.criterion).__name__} does not log it; it logs loss")
+            raise OptionError(
+                f"--metric {metric}: {type(loaded.criterion).__name__} does not log it; it logs "
+                "loss"
+            )
         if not math.isfinite(found[metric]):
-            raise OptionError(f"{loaded.path}: its {metric} is not finite; are its parameters damaged?")
+            raise OptionError(
+                f"{loaded.path}: its {metric} is not finite; are its parameters damaged?"
+            )
     return {metric: found[metric] for metric in wanted}
 
 
 def translate(loaded: Loaded, batches: Batches) -> list[list[torch.Tensor]]:
     """Return the best translation of each sentence, by batch, as tokens [length]."""
     trained_with = json.loads(getattr(loaded.cfg.task, "eval_bleu_args", None) or "{}")
-    generator = loaded.task.build_generator([loaded.model], Namespace(**{"beam": 5, **trained_with}))
+    generator = loaded.task.build_generator(
+        [loaded.model], Namespace(**{"beam": 5, **trained_with})
+    )
     found = []
     for batch in batches:
         hypotheses = loaded.task.inference_step(generator, [loaded.model], batch)
@@ -71,13 +85,18 @@ def bleu(loaded: Loaded, batches: Batches) -> float:
     tokenizer = "none" if getattr(task, "eval_tokenized_bleu", False) else "13a"
 
     def text(tokens: torch.Tensor, unknown: str) -> str:
-        # fairseq gives unknown words different names in hypothesis and reference, so that they never match.
-        return words.string(tokens.int().cpu(), getattr(task, "eval_bleu_remove_bpe", None), unk_string=unknown)
+        # fairseq gives unknown words different names in hypothesis and reference, so that they
+        # never match.
+        return words.string(
+            tokens.int().cpu(), getattr(task, "eval_bleu_remove_bpe", None), unk_string=unknown
+        )
 
     hypotheses, references = [], []
     for batch, translations in zip(batches, translate(loaded, batches), strict=True):
         hypotheses += [text(tokens, "UNKNOWNTOKENINHYP") for tokens in translations]
-        references += [text(target[target.ne(words.pad())], "UNKNOWNTOKENINREF") for target in batch["target"]]
+        references += [
+            text(target[target.ne(words.pad())], "UNKNOWNTOKENINREF") for target in batch["target"]
+        ]
     return BLEU(tokenize=tokenizer).corpus_score(hypotheses, [references]).score
 
 

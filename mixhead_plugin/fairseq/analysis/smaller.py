@@ -1,7 +1,7 @@
 """Cut heads off attentions for good, and write the smaller checkpoint.
 
-Where heads mix, source heads and mixed heads are cut apart. A source head j has rows of q_proj and k_proj and a row of
-M. A mixed head i has rows of v_proj, columns of out_proj and a column of M.
+Where heads mix, source heads and mixed heads are cut apart. A source head j has rows of q_proj and
+k_proj and a row of M. A mixed head i has rows of v_proj, columns of out_proj and a column of M.
 """
 
 import copy
@@ -43,25 +43,38 @@ def refuse_uncut(name: str, attention: MixheadAttention) -> None:
     for option, kind in attention.parts().items():
         if kind.uncut:
             flag = f"{option_name(option)} {attention.kinds[option]}"
-            raise OptionError(f"{name}: cannot be cut with {flag}, {kind.uncut}; its heads can only be masked")
+            raise OptionError(
+                f"{name}: cannot be cut with {flag}, {kind.uncut}; its heads can only be masked"
+            )
 
 
 def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:
-    """Return the parameters and buffers of an attention with only the heads of `kept`; refuse what cannot be cut."""
+    """Return the parameters and buffers of an attention with only the heads of `kept`; refuse what
+    cannot be cut.
+    """
     refuse_uncut(name, attention)
     parts = attention.parts().items()
-    table = {f"{part}.{entry}": axes for part, kind in parts for entry, axes in kind.parameters.items()} | PARAMETERS
+    table = {
+        f"{part}.{entry}": axes for part, kind in parts for entry, axes in kind.parameters.items()
+    } | PARAMETERS
     smaller = {}
     for entry, tensor in attention.state_dict().items():
         if entry not in table:
             kind = type(attention).__name__
-            raise OptionError(f"{name}: cannot be cut, its {entry} belongs to {kind}; its heads can only be masked")
+            raise OptionError(
+                f"{name}: cannot be cut, its {entry} belongs to {kind}; its heads can only be "
+                "masked"
+            )
         smaller[entry] = cut(tensor, table[entry], kept._asdict(), attention.head_dim).clone()
     return smaller
 
 
-def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]) -> dict[str, Any]:
-    """Return the options that the pruned model needs beside those of the whole one; `kept` is by site."""
+def pruned_flags(
+    attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]
+) -> dict[str, Any]:
+    """Return the options that the pruned model needs beside those of the whole one; `kept` is by
+    site.
+    """
 
     def number(layer: KeptHeads) -> str:
         source, mixed = len(layer.source), len(layer.mixed)
@@ -70,34 +83,54 @@ def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, 
     sizes = sorted({attention.head_dim for attention in attentions.values()})
     if len(sizes) != 1:
         found = ", ".join(map(str, sizes))
-        raise OptionError(f"heads of sizes {found}: cannot be cut, --head-dim names one size for all attentions")
+        raise OptionError(
+            f"heads of sizes {found}: cannot be cut, --head-dim names one size for all attentions"
+        )
     per_layer = ";".join(f"{site}={','.join(map(number, layers))}" for site, layers in kept.items())
     return {"heads_per_layer": per_layer, "head_dim": sizes[0]}
 
 
 def prunable(loaded: Loaded) -> dict[str, MixheadAttention]:
-    """Return the attentions in --attention-scope by name: the model's flags describe only their heads."""
+    """Return the attentions in --attention-scope by name: the model's flags describe only their
+    heads.
+    """
     scope = SCOPES[getattr(loaded.cfg.model, "attention_scope", "all")]
-    return {name: attention for name, attention in attentions(loaded.model).items() if where(name).site in scope}
+    return {
+        name: attention
+        for name, attention in attentions(loaded.model).items()
+        if where(name).site in scope
+    }
 
 
 def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
-    """Save the model with only the heads `kept` of each attention of `prunable`, without the optimizer's state."""
+    """Save the model with only the heads `kept` of each attention of `prunable`, without the
+    optimizer's state.
+    """
     found = prunable(loaded)
     smaller = dict(loaded.model.state_dict())
     for name, attention in found.items():
-        smaller |= {f"{name}.{entry}": x for entry, x in cut_parameters(name, attention, kept[name]).items()}
-    flags = pruned_flags(found, {site: [kept[name] for name in names] for site, names in by_site(found).items()})
+        smaller |= {
+            f"{name}.{entry}": x for entry, x in cut_parameters(name, attention, kept[name]).items()
+        }
+    flags = pruned_flags(
+        found, {site: [kept[name] for name in names] for site, names in by_site(found).items()}
+    )
     config = _plugin_config(loaded.cfg.model, flags)
     if getattr(config, "scale_heads", False):
-        raise OptionError(f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not have")
+        raise OptionError(
+            f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not "
+            "have"
+        )
     model = loaded.task.build_model(config)
-    nn.Module.load_state_dict(model, smaller)  # the model's own method would refuse other numbers of heads
+    # the model's own method would refuse other numbers of heads
+    nn.Module.load_state_dict(model, smaller)
 
     state = checkpoint_utils.load_checkpoint_to_cpu(loaded.path)
     tensors = model.state_dict()  # has the record of the smaller attentions
     for name, tensor in tensors.items():
-        tensors[name] = tensor.to("cpu", state["model"][name].dtype if name in state["model"] else tensor.dtype)
+        tensors[name] = tensor.to(
+            "cpu", state["model"][name].dtype if name in state["model"] else tensor.dtype
+        )
     state["cfg"] = _plain(state["cfg"])
     state["cfg"]["model"] = _plain(config)
     state["args"] = None  # of an old checkpoint; `cfg` has them all
@@ -109,13 +142,19 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
 
 
 def training_flags(cut: Loaded, file: str, user_dir: str | None = None) -> str:
-    """Return the flags to train `cut`, the model in `file`, further; they follow those of the whole model's training.
+    """Return the flags to train `cut`, the model in `file`, further; they follow those of the whole
+    model's training.
 
-    `user_dir` is another plugin that the model needs; it registers this one, too, because fairseq takes one alone.
-    --save-dir is a new folder, because in the old one fairseq would load the whole model's checkpoint_last.pt.
+    `user_dir` is another plugin that the model needs; it registers this one, too, because fairseq
+    takes one alone. --save-dir is a new folder, because in the old one fairseq would load the whole
+    model's checkpoint_last.pt.
     """
     model, save_dir = cut.cfg.model, f"{os.path.splitext(file)[0]}-finetuned"
-    flags = {"arch": model_name(model), "head-mixing": model.head_mixing, "heads-per-layer": model.heads_per_layer}
+    flags = {
+        "arch": model_name(model),
+        "head-mixing": model.head_mixing,
+        "heads-per-layer": model.heads_per_layer,
+    }
     flags |= {"head-dim": str(model.head_dim), "finetune-from-model": file, "save-dir": save_dir}
     words = [f"--{flag} {shlex.quote(value)}" for flag, value in flags.items()]
     folder = '"$(python -m mixhead_plugin)"' if user_dir is None else shlex.quote(user_dir)
@@ -123,11 +162,16 @@ def training_flags(cut: Loaded, file: str, user_dir: str | None = None) -> str:
 
 
 def _plugin_config(config: Any, flags: dict[str, Any]) -> Any:
-    """Return a copy of a model's config with `flags`, for the plugin's architecture instead of fairseq's own."""
+    """Return a copy of a model's config with `flags`, for the plugin's architecture instead of
+    fairseq's own.
+    """
     if not hasattr(config, "attention_scope"):  # fairseq's own architecture
         defaults, arch = AttentionOptions(), f"mixhead_{model_name(config)}"
         if arch not in ARCH_MODEL_REGISTRY:
-            raise OptionError(f"--save: {model_name(config)} has no counterpart in the plugin, which could be smaller")
+            raise OptionError(
+                f"--save: {model_name(config)} has no counterpart in the plugin, which could be "
+                "smaller"
+            )
         names = {name: arch for name in ("arch", "_name") if hasattr(config, name)}
         flags = {**{name: getattr(defaults, name) for name in OPTION_NAMES}, **names, **flags}
     config = copy.deepcopy(config)
@@ -139,4 +183,8 @@ def _plugin_config(config: Any, flags: dict[str, Any]) -> Any:
 
 def _plain(config: Any) -> Any:
     """Return a config as fairseq-train writes it."""
-    return OmegaConf.to_container(config, resolve=True, enum_to_str=True) if OmegaConf.is_config(config) else config
+    return (
+        OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+        if OmegaConf.is_config(config)
+        else config
+    )

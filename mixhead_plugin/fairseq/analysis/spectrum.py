@@ -1,20 +1,25 @@
-"""Show how many dimensions the attention matrices have (mixhead figures 1 and 3; Roy and Vetterli 2007).
+"""Show how many dimensions the attention matrices have (mixhead figures 1 and 3; Roy and Vetterli
+2007).
 
-spectrum: the matrix of a head on a window of n tokens has n singular values s_1 >= s_2 >= ... The curves are
-(s_1 + ... + s_k) / (s_1 + ... + s_n) over k, means over heads and windows, after the mixing: thin for a layer, bold for
-the mean of the layers. A curve near the upper left corner means a low rank.
+spectrum: the matrix of a head on a window of n tokens has n singular values s_1 >= s_2 >= ... The
+curves are (s_1 + ... + s_k) / (s_1 + ... + s_n) over k, means over heads and windows, after the
+mixing: thin for a layer, bold for the mean of the layers. A curve near the upper left corner means
+a low rank.
 
-effective_rank: exp(-sum_k p_k ln p_k) with p_k = s_k / sum s, of each head. It is n if all singular values are equal,
-and 1 if only one is not 0. Where heads mix, the source heads stand beside the mixed ones.
+effective_rank: exp(-sum_k p_k ln p_k) with p_k = s_k / sum s, of each head. It is n if all singular
+values are equal, and 1 if only one is not 0. Where heads mix, the source heads stand beside the
+mixed ones.
 
-log_and_heads: above the singular values of log P minus the mean of each row, of which softmax gives at most D. Hidden,
-zero and negative weights have no logarithm, so causal attention is left out. Below the effective rank of the rows
-{P_j[t]} over the heads j, a mean over the tokens t. M is linear and adds no row outside their span.
+log_and_heads: above the singular values of log P minus the mean of each row, of which softmax gives
+at most D. Hidden, zero and negative weights have no logarithm, so causal attention is left out.
+Below the effective rank of the rows {P_j[t]} over the heads j, a mean over the tokens t. M is
+linear and adds no row outside their span.
 
-A window is the first --length tokens of a sentence (of a block, for language models), on both sides of a translation.
-Shorter sentences are left out. Checkpoints are only comparable on the same data.
+A window is the first --length tokens of a sentence (of a block, for language models), on both sides
+of a translation. Shorter sentences are left out. Checkpoints are only comparable on the same data.
 
-Example: spectrum fairseq/checkpoint_best.pt mixhead/checkpoint_best.pt --labels fairseq,Mixhead --length 128
+Example: spectrum fairseq/checkpoint_best.pt mixhead/checkpoint_best.pt --labels fairseq,Mixhead
+--length 128
 """
 
 import itertools
@@ -34,32 +39,45 @@ from mixhead_plugin.fairseq.attention import Heads, MixheadAttention
 from mixhead_plugin.heads import figures
 from mixhead_plugin.ops.reference import mix_heads
 
-CAN_SHOW = """Above: softmax allows at most D values, mixed heads more; whether a model needs more is not shown.
-Below: 1 if all heads look alike at a token; what the heads are good for is not shown."""
-NOTE = "Mixing changes the effective rank mechanically: a random mixing raises it, averaging can lower it."
+CAN_SHOW = (
+    "Above: softmax allows at most D values, mixed heads more; "
+    "whether a model needs more is not shown.\n"
+    "Below: 1 if all heads look alike at a token; what the heads are good for is not shown."
+)
+NOTE = (
+    "Mixing changes the effective rank mechanically: a random mixing raises it, averaging can "
+    "lower it."
+)
 
 
 def singular_values(matrices: Tensor) -> Tensor:
-    """Return the singular values [..., min(n, m)] of matrices [..., n, m], descending, in float64 on the CPU."""
+    """Return the singular values [..., min(n, m)] of matrices [..., n, m], descending, in float64
+    on the CPU.
+    """
     return torch.linalg.svdvals(matrices.cpu().double())
 
 
 def cumulative(values: Tensor) -> Tensor:
-    """Return (s_1 + ... + s_k) / (s_1 + ... + s_n) for each k (mixhead figure 1): [..., n] -> [..., n]."""
+    """Return (s_1 + ... + s_k) / (s_1 + ... + s_n) for each k (mixhead figure 1): [..., n] -> [...,
+    n].
+    """
     return values.cumsum(-1) / values.sum(-1, keepdim=True)
 
 
 def effective_rank(values: Tensor) -> Tensor:
-    """Return exp of the entropy of s_k / sum s (Roy and Vetterli 2007): [..., n] -> [...]; NaN for zeros."""
+    """Return exp of the entropy of s_k / sum s (Roy and Vetterli 2007): [..., n] -> [...]; NaN for
+    zeros.
+    """
     shares = values / values.sum(-1, keepdim=True)
     return torch.special.entr(shares).sum(-1).exp()
 
 
 def log_spectrum(weights: Tensor) -> Tensor:
-    """Return the singular values [..., min(n, m)] of log P minus the mean of each row, divided by the largest.
+    """Return the singular values [..., min(n, m)] of log P minus the mean of each row, divided by
+    the largest.
 
-    Softmax of queries and keys of size D gives at most D values above 0. NaN for a matrix with a weight that has no
-    logarithm: it is hidden, 0 or negative.
+    Softmax of queries and keys of size D gives at most D values above 0. NaN for a matrix with a
+    weight that has no logarithm: it is hidden, 0 or negative.
     """
     logs = weights.double().log()
     centred = logs - logs.mean(-1, keepdim=True)
@@ -69,7 +87,9 @@ def log_spectrum(weights: Tensor) -> Tensor:
 
 
 def rank_over_heads(weights: Tensor) -> Tensor:
-    """Return the effective rank of the rows {P_j[t]} over the heads j: [..., H, Nq, Nk] -> [..., Nq]; NaN for zeros."""
+    """Return the effective rank of the rows {P_j[t]} over the heads j: [..., H, Nq, Nk] -> [...,
+    Nq]; NaN for zeros.
+    """
     return effective_rank(singular_values(weights.transpose(-3, -2)))
 
 
@@ -89,7 +109,8 @@ def windows(loaded: Loaded, subset: str, length: int) -> Iterator[dict[str, Tens
     for batch in loading.batches(loaded, subset, batch_size=1, shuffle=True):
         net_input = batch["net_input"]
         rows = {name: net_input[name][:1] for name in pads if name in net_input}
-        tokens = {name: row[row.ne(pads[name])][None, :length] for name, row in rows.items()}  # [1, length]
+        # [1, length]
+        tokens = {name: row[row.ne(pads[name])][None, :length] for name, row in rows.items()}
         if all(row.shape[1] == length for row in tokens.values()):
             if "src_lengths" in net_input:
                 tokens["src_lengths"] = net_input["src_lengths"][:1].clamp(max=length)
@@ -119,21 +140,32 @@ class Measured(NamedTuple):
 
     def mean_rank(self, site: str) -> float:
         """Return the mean over the layers of the mean over their heads."""
-        return float(np.mean([spectrum.effective_rank.mean().item() for spectrum in self.spectra[site].values()]))
+        return float(
+            np.mean(
+                [spectrum.effective_rank.mean().item() for spectrum in self.spectra[site].values()]
+            )
+        )
 
 
 def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
     """Return the spectra of the heads of a model and, if heads mix, those of its source heads."""
-    found: dict[tuple[bool, str, int], list[Spectrum]] = {}  # by source or not, site and layer: one for each window
+    # by source or not, site and layer: one for each window
+    found: dict[tuple[bool, str, int], list[Spectrum]] = {}
 
     def see(name: str, attention: MixheadAttention, heads: Heads) -> None:
         weights = heads.weights()  # [1, H, n, n]
         if not weights.isfinite().all():
-            raise OptionError(f"{loaded.path}: the weights of {name} are not finite; are its parameters damaged?")
+            raise OptionError(
+                f"{loaded.path}: the weights of {name} are not finite; are its parameters damaged?"
+            )
         for source, matrices in ((False, mix_heads(weights, heads.mixing)), (True, weights)):
             if not source or heads.mixing is not None:
                 values = singular_values(matrices)[0]  # [H, n]
-                measures = cumulative(values).mean(0), effective_rank(values), log_spectrum(matrices[0]).nanmean(0)
+                measures = (
+                    cumulative(values).mean(0),
+                    effective_rank(values),
+                    log_spectrum(matrices[0]).nanmean(0),
+                )
                 spectrum = Spectrum(*measures, rank_over_heads(matrices[0]).mean())
                 found.setdefault((source, *where(name)), []).append(spectrum)
 
@@ -144,12 +176,16 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
             loading.forward(loaded, inputs, alone=True)
     if not number:
         usual = usual_length(loaded, args.subset)
-        raise OptionError(f"--length {length}: no sentence of {args.subset} is that long; the median is {usual}")
+        raise OptionError(
+            f"--length {length}: no sentence of {args.subset} is that long; the median is {usual}"
+        )
     means: dict[bool, dict[str, dict[int, Spectrum]]] = {False: {}, True: {}}
     for (source, site, layer), spectra in found.items():
         mean = Spectrum(*(torch.stack(values).nanmean(0) for values in zip(*spectra, strict=True)))
         means[source].setdefault(site, {})[layer] = mean
-    return [Measured(loaded.name, source, number, sites) for source, sites in means.items() if sites]
+    return [
+        Measured(loaded.name, source, number, sites) for source, sites in means.items() if sites
+    ]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -172,7 +208,10 @@ def run(args: Namespace) -> None:
     print(f"windows of {length} tokens from {args.subset}, --windows {args.windows} at most")
     for m in measured:
         for site in m.spectra:
-            print(f"{m.label}: {site}: mean effective rank {m.mean_rank(site):.2f} of {length}, windows: {m.windows}")
+            print(
+                f"{m.label}: {site}: mean effective rank {m.mean_rank(site):.2f} of {length}, "
+                f"windows: {m.windows}"
+            )
     results = {"length": length, "models": {m.label: as_json(m) for m in measured}}
     if any(m.source for m in measured):
         print(NOTE)
@@ -210,9 +249,23 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
             for curve in curves:
                 axis.plot(ranks, curve, **lines[m.checkpoint], linewidth=0.6, alpha=0.55)
             if curves:
-                axis.plot(ranks, np.mean(curves, 0), **lines[m.checkpoint], linewidth=2.2, label=m.label)
-        axis.plot(ranks, ranks / length, color="grey", linestyle=":", linewidth=1, label="all singular values equal")
-        axis.set(title=site, xlabel=f"number of largest singular values, of {length}", xlim=(1, length), ylim=(0, 1.02))
+                axis.plot(
+                    ranks, np.mean(curves, 0), **lines[m.checkpoint], linewidth=2.2, label=m.label
+                )
+        axis.plot(
+            ranks,
+            ranks / length,
+            color="grey",
+            linestyle=":",
+            linewidth=1,
+            label="all singular values equal",
+        )
+        axis.set(
+            title=site,
+            xlabel=f"number of largest singular values, of {length}",
+            xlim=(1, length),
+            ylim=(0, 1.02),
+        )
         figures.integer_axis(axis.xaxis)
     axes[0, 0].set_ylabel("share of the sum of singular values")
     figures.legend_below(figure, axes)
@@ -237,7 +290,9 @@ def draw_ranks(measured: list[Measured]) -> Any:
 
 
 def draw_logs(measured: list[Measured]) -> Any:
-    """Draw the singular values of log P, and below the rank over the heads of each layer; a column for each site."""
+    """Draw the singular values of log P, and below the rank over the heads of each layer; a column
+    for each site.
+    """
     sites = [site for site in SITES if any(site in m.spectra for m in measured)]
     figure, axes = figures.subplots(2, len(sites), (3.6 if len(sites) > 1 else 4.8, 3.0))
     lines = figures.lines(m.checkpoint for m in measured)
@@ -246,13 +301,29 @@ def draw_logs(measured: list[Measured]) -> Any:
         for m in measured:
             layers = m.spectra.get(site, {})
             heads = max([heads, *(len(spectrum.effective_rank) for spectrum in layers.values())])
-            look = lines[m.checkpoint] | ({"linestyle": (0, (2, 1))} if m.source else {}) | {"label": m.label}
+            look = (
+                lines[m.checkpoint]
+                | ({"linestyle": (0, (2, 1))} if m.source else {})
+                | {"label": m.label}
+            )
             for layer, spectrum in layers.items():
                 first = look if layer == min(layers) else look | {"label": None}
-                above.plot(np.arange(1, len(spectrum.log) + 1), spectrum.log.clamp(min=1e-7), **first, alpha=0.7)
-            below.plot(list(layers), [spectrum.rank_over_heads for spectrum in layers.values()], **look, marker="o")
+                above.plot(
+                    np.arange(1, len(spectrum.log) + 1),
+                    spectrum.log.clamp(min=1e-7),
+                    **first,
+                    alpha=0.7,
+                )
+            below.plot(
+                list(layers),
+                [spectrum.rank_over_heads for spectrum in layers.values()],
+                **look,
+                marker="o",
+            )
         found = {m.label: m.spectra[site].values() for m in measured if site in m.spectra}
-        if missing := [label for label, some in found.items() if all(one.log.isnan().all() for one in some)]:
+        if missing := [
+            label for label, some in found.items() if all(one.log.isnan().all() for one in some)
+        ]:
             words = f"{', '.join(missing)}: hidden, zero or\nnegative weights have no logarithm"
             above.text(0.5, 0.1, words, ha="center", transform=above.transAxes)
         above.set(title=site, xlabel="number k of the singular value", yscale="log", ylim=(1e-7, 2))

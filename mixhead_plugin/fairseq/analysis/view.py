@@ -1,11 +1,12 @@
 """Show source heads, M and mixed heads on sentences, in one HTML file that needs no network.
 
-The page has all attentions of the model: lines between tokens, matrices, M of each token, and what a source head adds
-to a mixed head. It works for translation, language models and masked language models.
+The page has all attentions of the model: lines between tokens, matrices, M of each token, and what
+a source head adds to a mixed head. It works for translation, language models and masked language
+models.
 
---text is cut into tokens at spaces, as it was for fairseq-preprocess, or by --sentencepiece. A translation of it is
-given by --target; without, the page shows the best hypothesis. Without --text, the page shows sentences of --subset
-with their references.
+--text is cut into tokens at spaces, as it was for fairseq-preprocess, or by --sentencepiece. A
+translation of it is given by --target; without, the page shows the best hypothesis. Without --text,
+the page shows sentences of --subset with their references.
 
 Example: view checkpoint_best.pt --text 'ein Mann schläft .' --output page.html
 """
@@ -28,29 +29,53 @@ from mixhead_plugin.heads.page import Attention, Sentence, write_page
 
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser, batching=False)
-    parser.add_argument("--text", action="append", metavar="WORDS", help="a sentence; may be given several times")
-    parser.add_argument("--target", action="append", metavar="WORDS", help="its translation; one for each --text")
-    parser.add_argument("--sentencepiece", metavar="FILE", help="model of sentencepiece that cuts --text and --target")
+    parser.add_argument(
+        "--text", action="append", metavar="WORDS", help="a sentence; may be given several times"
+    )
+    parser.add_argument(
+        "--target", action="append", metavar="WORDS", help="its translation; one for each --text"
+    )
+    parser.add_argument(
+        "--sentencepiece",
+        metavar="FILE",
+        help="model of sentencepiece that cuts --text and --target",
+    )
     text = "sentences of --subset, from random places, without --text (default: %(default)s)"
     parser.add_argument("--sentences", type=loading.positive, default=3, metavar="N", help=text)
     text = "tokens of a sentence to read and show (default: the first %(default)s)"
     parser.add_argument("--length", type=loading.positive, default=64, metavar="N", help=text)
     text = "the page (default: %(default)s)"
-    parser.add_argument("--output", type=output.writable_file, default="heads.html", metavar="FILE", help=text)
+    parser.add_argument(
+        "--output", type=output.writable_file, default="heads.html", metavar="FILE", help=text
+    )
 
 
 def run(args: Namespace) -> None:
     if args.sentencepiece is not None and not args.text:
-        raise OptionError(f"--sentencepiece {args.sentencepiece}: cuts --text, which is not given; must be left out")
+        raise OptionError(
+            f"--sentencepiece {args.sentencepiece}: cuts --text, which is not given; must be left "
+            "out"
+        )
     if args.target and len(args.target) != len(args.text or ()):
-        raise OptionError(f"--target: {len(args.target)} given; must be {len(args.text or ())}, one for each --text")
+        raise OptionError(
+            f"--target: {len(args.target)} given; must be {len(args.text or ())}, one for each "
+            "--text"
+        )
     loaded = loading.load_from(args, args.checkpoint)
     if args.target and not scores.translates(loaded):
         raise OptionError(f"--target: {args.checkpoint} does not translate")
     positions = loaded.model.max_positions()
     args.length = min(args.length, *(positions if isinstance(positions, tuple) else (positions,)))
-    batches = loading.batches(loaded, args.subset, batch_size=1, limit=args.sentences) if not args.text else ()
-    inputs = from_text(args, loaded) if args.text else (Input(b["net_input"], b["target"][0]) for b in batches)
+    batches = (
+        loading.batches(loaded, args.subset, batch_size=1, limit=args.sentences)
+        if not args.text
+        else ()
+    )
+    inputs = (
+        from_text(args, loaded)
+        if args.text
+        else (Input(b["net_input"], b["target"][0]) for b in batches)
+    )
     sentences = [see(loaded, each, args.length) for each in inputs]
     try:
         write_page(args.output, loaded.name, facts(loaded), sentences)
@@ -62,7 +87,8 @@ def run(args: Namespace) -> None:
 def facts(loaded: Loaded) -> str:
     """Return a line on the attentions of a model."""
     kinds = {
-        f"head mixing {one.kinds['head_mixing']}, {one.normalizer}, {one.num_heads} heads of size {one.head_dim}"
+        f"head mixing {one.kinds['head_mixing']}, {one.normalizer}, {one.num_heads} heads of size "
+        f"{one.head_dim}"
         for one in attentions(loaded.model).values()
     }
     return f"{loaded.cfg.model._name}: {'; '.join(sorted(kinds))}"
@@ -76,13 +102,19 @@ class Input(NamedTuple):
 
     net_input: dict[str, Tensor]
     written: Tensor  # the tokens to predict [N]
-    unknown: tuple[list[str], list[str]] = ([], [])  # words of --text and of --target that the dictionaries lack
+    # words of --text and of --target that the dictionaries lack
+    unknown: tuple[list[str], list[str]] = ([], [])
 
 
 def words(dictionary: Dictionary, tokens: Tensor, unknown: list[str]) -> list[str]:
-    """Return the words of tokens [N]; those that the dictionary lacks come from `unknown`, in their order."""
+    """Return the words of tokens [N]; those that the dictionary lacks come from `unknown`, in their
+    order.
+    """
     left = (f"{word} (unknown)" for word in unknown)
-    return [next(left, dictionary[t]) if t == dictionary.unk() else dictionary[t] for t in tokens.tolist()]
+    return [
+        next(left, dictionary[t]) if t == dictionary.unk() else dictionary[t]
+        for t in tokens.tolist()
+    ]
 
 
 def say_if_cut(length: int, tokens: int) -> None:
@@ -106,7 +138,10 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
         net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
     with torch.no_grad(), hooked(loaded.model, keep):
         loading.forward(loaded, net_input, alone=True)
-    source, target = loaded.task.source_dictionary, loaded.task.target_dictionary or loaded.task.source_dictionary
+    source, target = (
+        loaded.task.source_dictionary,
+        loaded.task.target_dictionary or loaded.task.source_dictionary,
+    )
     read = words(source, net_input["src_tokens"][0], lacking)
     if "prev_output_tokens" in net_input:
         decoder = words(target, net_input["prev_output_tokens"][0], lacking_target)
@@ -141,18 +176,26 @@ def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:
         yield Input({**net_input, "prev_output_tokens": read[None]}, written, (unknown, lacking))
 
 
-def encode(args: Namespace, loaded: Loaded, dictionary: Dictionary, text: str, flag: str) -> tuple[Tensor, list[str]]:
-    """Return the tokens of a text [N] on the model's device, and the words that the dictionary lacks."""
+def encode(
+    args: Namespace, loaded: Loaded, dictionary: Dictionary, text: str, flag: str
+) -> tuple[Tensor, list[str]]:
+    """Return the tokens of a text [N] on the model's device, and the words that the dictionary
+    lacks.
+    """
     pieces = text.split()
     if args.sentencepiece is not None:
         import sentencepiece
 
         try:
-            pieces = sentencepiece.SentencePieceProcessor(model_file=args.sentencepiece).encode(text, out_type=str)
+            pieces = sentencepiece.SentencePieceProcessor(model_file=args.sentencepiece).encode(
+                text, out_type=str
+            )
         except RuntimeError as error:  # the file is missing, or none of sentencepiece
             raise OptionError(f"--sentencepiece {args.sentencepiece}: {error}") from error
     if not pieces:
         raise OptionError(f"{flag} {text!r}: has no words")
     if unknown := [piece for piece in pieces if dictionary.index(piece) == dictionary.unk()]:
         print(f"{flag}: the dictionary lacks {', '.join(unknown)}")
-    return torch.tensor([*map(dictionary.index, pieces), dictionary.eos()], device=loaded.device), unknown
+    return torch.tensor(
+        [*map(dictionary.index, pieces), dictionary.eos()], device=loaded.device
+    ), unknown

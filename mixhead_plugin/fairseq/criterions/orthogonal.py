@@ -18,7 +18,13 @@ from mixhead_plugin.fairseq.options import FAIRSEQ_MODEL, model_options, most_he
 from mixhead_plugin.parts import PARTS
 
 # Each becomes `orthogonal_<name>`.
-CRITERIA = "cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss", "masked_lm", "sentence_prediction"
+CRITERIA = (
+    "cross_entropy",
+    "label_smoothed_cross_entropy",
+    "adaptive_loss",
+    "masked_lm",
+    "sentence_prediction",
+)
 
 
 def _flag(name: str) -> Any:
@@ -30,17 +36,20 @@ def _flag(name: str) -> Any:
 
 @dataclass
 class PenaltyOptions(FairseqDataclass):
-    """Add the flags of every orthogonal_* criterion to fairseq's own: `<name>_weight` for each of PENALTIES."""
+    """Add the flags of every orthogonal_* criterion to fairseq's own: `<name>_weight` for each of
+    PENALTIES.
+    """
 
     orthogonal_weight: float = _flag("orthogonal")
     rank_weight: float = _flag("rank")
 
 
 class RegularizedCriterion(upstream.FairseqCriterion):
-    """Add penalties to a criterion of fairseq whose loss is a sum over the batch; a mixin before it.
+    """Add penalties to a criterion of fairseq whose loss is a sum over the batch; a mixin before
+    it.
 
-    Penalties are computed in float32, and only in training. fairseq's criterion alone gives the validation loss, and
-    the `loss` and perplexity in all logs.
+    Penalties are computed in float32, and only in training. fairseq's criterion alone gives the
+    validation loss, and the `loss` and perplexity in all logs.
     """
 
     penalty_weights: Mapping[str, float] = MappingProxyType({})  # without penalties of weight 0
@@ -50,7 +59,9 @@ class RegularizedCriterion(upstream.FairseqCriterion):
         weights = {name: getattr(cfg, f"{name}_weight") for name in PENALTIES}
         for name, weight in weights.items():
             if not 0 <= weight <= torch.finfo(torch.float32).max:
-                raise OptionError(f"--{name}-weight {weight}: must be a finite number, 0 (off) or more")
+                raise OptionError(
+                    f"--{name}-weight {weight}: must be a finite number, 0 (off) or more"
+                )
         weights = {name: weight for name, weight in weights.items() if weight > 0}
         if OmegaConf.is_config(cfg) and cfg._get_parent() is not None:
             _check_model(cfg._get_parent().get("model"), weights)
@@ -58,11 +69,17 @@ class RegularizedCriterion(upstream.FairseqCriterion):
         criterion.penalty_weights = weights
         return criterion
 
-    def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict]:
-        """Return what fairseq's criterion returns; in training, and with `reduce`, the loss includes the penalties."""
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Any, dict]:
+        """Return what fairseq's criterion returns; in training, and with `reduce`, the loss
+        includes the penalties.
+        """
         if not (self.training and reduce and self.penalty_weights):
             return super().forward(model, sample, reduce)
-        regularized = RegularizedPass(model, self.penalty_weights, self._query_masks(sample["net_input"]))
+        regularized = RegularizedPass(
+            model, self.penalty_weights, self._query_masks(sample["net_input"])
+        )
         for name, number in regularized.attentions.items():
             if number == 0:
                 _refuse(name, self.penalty_weights[name])
@@ -77,7 +94,10 @@ class RegularizedCriterion(upstream.FairseqCriterion):
         source = net_input["src_tokens"]
         target = net_input.get("prev_output_tokens", source)  # a language model decodes its source
         pad = self.task.source_dictionary.pad()
-        return {"encoder": source.ne(pad), "decoder": target.ne(pad if target is source else self.padding_idx)}
+        return {
+            "encoder": source.ne(pad),
+            "decoder": target.ne(pad if target is source else self.padding_idx),
+        }
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
@@ -91,7 +111,9 @@ class RegularizedCriterion(upstream.FairseqCriterion):
 
 
 def _check_model(model: Any, weights: Mapping[str, float]) -> None:
-    """Refuse model flags that give a penalty nothing to act on; a refusal in `forward` leaves a crash.pt."""
+    """Refuse model flags that give a penalty nothing to act on; a refusal in `forward` leaves a
+    crash.pt.
+    """
     options = model_options(model)
     if options is None:  # a model that neither fairseq nor the plugin knows
         return
@@ -99,7 +121,9 @@ def _check_model(model: Any, weights: Mapping[str, float]) -> None:
         if options is FAIRSEQ_MODEL:
             acts = False
         elif PENALTIES[name].on_mixing:
-            acts = any(table[getattr(options, option)].orthogonal for option, table in PARTS.items())
+            acts = any(
+                table[getattr(options, option)].orthogonal for option, table in PARTS.items()
+            )
         else:
             acts = most_heads(options) > 1
         if not acts:
@@ -112,11 +136,15 @@ def _refuse(name: str, weight: float) -> NoReturn:
     if PENALTIES[name].on_mixing:
         remedy = f"use an architecture mixhead_*, --head-mixing {trained}, or --feature-mixing"
     default = f" (the default is {weight})" if weight == PENALTIES[name].weight else ""
-    raise OptionError(f"--{name}-weight {weight}: nothing to act on in this model; {remedy}, or 0{default}")
+    raise OptionError(
+        f"--{name}-weight {weight}: nothing to act on in this model; {remedy}, or 0{default}"
+    )
 
 
 for _name in CRITERIA:
     _bases = PenaltyOptions, upstream.CRITERION_DATACLASS_REGISTRY[_name]
     _options = make_dataclass(f"{_name}_options", (), bases=_bases)
-    _criterion = type(f"orthogonal_{_name}", (RegularizedCriterion, upstream.CRITERION_REGISTRY[_name]), {})
+    _criterion = type(
+        f"orthogonal_{_name}", (RegularizedCriterion, upstream.CRITERION_REGISTRY[_name]), {}
+    )
     upstream.register_criterion(f"orthogonal_{_name}", dataclass=_options)(_criterion)

@@ -1,9 +1,10 @@
 """Auxiliary losses of the attentions, as a part of the loss that a criterion computes.
 
-They work as those of mixture-of-experts models (Megatron-LM's MoEAuxLossAutoScaler, DeepSeek's AddAuxiliaryLoss). Each
-attention computes its penalty in its own forward pass and attaches it to its output. The backward pass then
-differentiates it too. The criterion only adds its value. It cannot differentiate the sum of all penalties: activation
-checkpointing runs a layer without gradients and again in the backward pass, and only then has a penalty a graph.
+They work as those of mixture-of-experts models (Megatron-LM's MoEAuxLossAutoScaler, DeepSeek's
+AddAuxiliaryLoss). Each attention computes its penalty in its own forward pass and attaches it to
+its output. The backward pass then differentiates it too. The criterion only adds its value. It
+cannot differentiate the sum of all penalties: activation checkpointing runs a layer without
+gradients and again in the backward pass, and only then has a penalty a graph.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,8 @@ class Penalty(NamedTuple):
 
     # attention, heads, real queries [B, Nq] -> scalar, in float32 or better
     of: Callable[[MixheadAttention, Heads, Tensor], Tensor]
-    on_mixing: bool  # on matrices that are free to turn, `PartKind.orthogonal`, else on the attention matrices
+    # on matrices that are free to turn, `PartKind.orthogonal`, else on the attention matrices
+    on_mixing: bool
     weight: float  # the default
     formula: str
     source: str
@@ -52,17 +54,22 @@ PENALTIES = {
         lambda attention, heads, real: rank_penalty(heads.weights(), real),
         on_mixing=False,
         weight=0.0,
-        formula="squared Frobenius norms of P_i P_j^T and of P_i^T P_j, means over pairs of heads and sentences",
+        formula=(
+            "squared Frobenius norms of P_i P_j^T and of P_i^T P_j, means over pairs of heads and "
+            "sentences"
+        ),
         source="mixhead eq. 20",
     ),
 }
 
 
 class RegularizedPass:
-    """A context in which the attentions of `model` compute penalties; afterwards `add_to` adds them to the loss.
+    """A context in which the attentions of `model` compute penalties; afterwards `add_to` adds them
+    to the loss.
 
-    Only attentions of the plugin have penalties, and not those that LayerDrop leaves out. `attentions` has for each
-    penalty how many it acts on; `values` its sum over the attentions of this pass, detached and unweighted.
+    Only attentions of the plugin have penalties, and not those that LayerDrop leaves out.
+    `attentions` has for each penalty how many it acts on; `values` its sum over the attentions of
+    this pass, detached and unweighted.
 
     Args:
         model: any model
@@ -75,8 +82,12 @@ class RegularizedPass:
         self.query_masks: dict[MixheadAttention, Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, MixheadAttention):
-                self.query_masks[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
-        self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.query_masks)) for name in weights}
+                self.query_masks[module] = real[
+                    "decoder" if "decoder" in name.split(".") else "encoder"
+                ]
+        self.attentions = {
+            name: sum(map(PENALTIES[name].acts_on, self.query_masks)) for name in weights
+        }
         self.values: dict[str, Tensor | float] = dict.fromkeys(weights, 0.0)
 
         self.with_gradients = False
@@ -122,13 +133,16 @@ class RegularizedPass:
         return out
 
     def add_to(self, loss: Tensor, sample_size: int | Tensor) -> Tensor:
-        """Return `loss`, a sum over the batch, plus the weighted penalties times `sample_size`, in float32 or better.
+        """Return `loss`, a sum over the batch, plus the weighted penalties times `sample_size`, in
+        float32 or better.
 
-        fairseq divides the gradients of all batches and workers of one update by the sum of their sample sizes. So the
-        penalties end as their weighted mean.
+        fairseq divides the gradients of all batches and workers of one update by the sum of their
+        sample sizes. So the penalties end as their weighted mean.
         """
         self.sample_size = sample_size
-        loss = upcast(loss) + sample_size * sum(weight * self.values[name] for name, weight in self.weights.items())
+        loss = upcast(loss) + sample_size * sum(
+            weight * self.values[name] for name, weight in self.weights.items()
+        )
         if loss.requires_grad:
             loss.register_hook(self._begin_backward_pass)  # called before anything behind the loss
         return loss
@@ -143,7 +157,9 @@ class _AddAuxiliaryLoss(torch.autograd.Function):
     """The identity on `out`; its derivative treats the penalty as a part of the loss."""
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, penalty: Tensor, regularized: RegularizedPass, weight: float) -> Tensor:
+    def forward(
+        ctx: Any, out: Tensor, penalty: Tensor, regularized: RegularizedPass, weight: float
+    ) -> Tensor:
         ctx.regularized, ctx.weight, ctx.dtype = regularized, weight, penalty.dtype
         return out.view_as(out)
 
@@ -151,5 +167,7 @@ class _AddAuxiliaryLoss(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> Any:
         d_loss = ctx.regularized.d_loss
         if d_loss is None:
-            raise RuntimeError("the outputs of a regularized pass are differentiated without its loss")
+            raise RuntimeError(
+                "the outputs of a regularized pass are differentiated without its loss"
+            )
         return d_out, (d_loss * ctx.regularized.sample_size * ctx.weight).to(ctx.dtype), None, None

@@ -1,4 +1,6 @@
-"""The table of architectures, fairseq's and those of the papers; each is registered as `<family>_<name>`."""
+"""The table of architectures, fairseq's and those of the papers; each is registered as
+`<family>_<name>`.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +24,8 @@ class Architecture(NamedTuple):
     model: type[FamilyModel]
     defaults: dict[str, Any]
     source: str
-    # fairseq's function, for the values that are not in `defaults`; those that it leaves out come from the dataclass
+    # fairseq's function, for the values that are not in `defaults`; those that it leaves out come
+    # from the dataclass
     upstream: Callable[[Any], None] = lambda args: None
 
     def __call__(self, args: Any) -> None:
@@ -35,11 +38,18 @@ class Architecture(NamedTuple):
 
 def _translation(heads: int) -> Architecture:
     sides = {f"{side}_attention_heads": heads for side in ("encoder", "decoder")}
-    return Architecture(TransformerModel, sides, f"mixhead table 4, h {heads}", transformer_iwslt_de_en)
+    return Architecture(
+        TransformerModel, sides, f"mixhead table 4, h {heads}", transformer_iwslt_de_en
+    )
 
 
 def _decoder(layers: int, heads: int, embed_dim: int, inner: int) -> dict[str, Any]:
-    sizes = {"layers": layers, "attention_heads": heads, "embed_dim": embed_dim, "ffn_embed_dim": inner}
+    sizes = {
+        "layers": layers,
+        "attention_heads": heads,
+        "embed_dim": embed_dim,
+        "ffn_embed_dim": inner,
+    }
     return {f"decoder_{name}": size for name, size in sizes.items()}
 
 
@@ -47,8 +57,16 @@ def _dropouts(residual: float, attention: float, activation: float) -> dict[str,
     return {"dropout": residual, "attention_dropout": attention, "activation_dropout": activation}
 
 
-def _xl(layers: int, d_model: int, heads: int, head_dim: int, inner: int, mem_len: int) -> dict[str, Any]:
-    sizes = {"n_layer": layers, "d_model": d_model, "n_head": heads, "d_head": head_dim, "d_inner": inner}
+def _xl(
+    layers: int, d_model: int, heads: int, head_dim: int, inner: int, mem_len: int
+) -> dict[str, Any]:
+    sizes = {
+        "n_layer": layers,
+        "d_model": d_model,
+        "n_head": heads,
+        "d_head": head_dim,
+        "d_inner": inner,
+    }
     return {**sizes, "mem_len": mem_len}
 
 
@@ -69,23 +87,29 @@ ARCHITECTURES = {
         for name in ARCH_MODEL_INV_REGISTRY.get(fairseq_name, ())
     },
     "synthesizer_lm": Architecture(SynthesizerLanguageModel, {}, "fairseq's transformer_lm"),
-    # `base_lm_architecture` normalises before each block, as 16 layers need; `transformer_lm` normalises after it.
-    # The paper asks for strong regularisation but gives no numbers: we chose the three dropouts.
+    # `base_lm_architecture` normalises before each block, as 16 layers need; `transformer_lm`
+    # normalises after it. The paper asks for strong regularisation but gives no numbers: we chose
+    # the three dropouts.
     "transformer_lm_wiki2": Architecture(
         TransformerLanguageModel,
-        {**_decoder(16, 8, 512, 2048), **_dropouts(0.5, 0.2, 0.2), "share_decoder_input_output_embed": True},
+        {
+            **_decoder(16, 8, 512, 2048),
+            **_dropouts(0.5, 0.2, 0.2),
+            "share_decoder_input_output_embed": True,
+        },
         "mixhead table 2, vanilla Transformer",
         lm.base_lm_architecture,
     ),
-    # The sizes of fairseq's `transformer_lm_wiki103`, for YAML files too. The 512 in the name is --tokens-per-sample.
+    # The sizes of fairseq's `transformer_lm_wiki103`, for YAML files too. The 512 in the name is
+    # --tokens-per-sample.
     "transformer_lm_wiki103_512": Architecture(
         TransformerLanguageModel,
         _decoder(16, 8, 1024, 4096),
         "mixhead tables 1 and 7 to 10, Transformer-Baevski",
         lm.transformer_lm_baevski_wiki103,
     ),
-    # The bands are those of Baevski & Auli for this vocabulary, the dropouts those of fairseq's `transformer_lm_gbw`.
-    # With tied projections, the number of parameters is the paper's.
+    # The bands are those of Baevski & Auli for this vocabulary, the dropouts those of fairseq's
+    # `transformer_lm_gbw`. With tied projections, the number of parameters is the paper's.
     "transformer_lm_gbw_512": Architecture(
         TransformerLanguageModel,
         {
@@ -106,13 +130,15 @@ ARCHITECTURES = {
         "mixhead table 1, Synthesizer",
         lm.transformer_lm_baevski_wiki103,
     ),
-    # The sizes are those of the published code: the numbers of parameters agree. The cutoffs are fairseq's.
+    # The sizes are those of the published code: the numbers of parameters agree. The cutoffs are
+    # fairseq's.
     "transformer_xl_wiki103": Architecture(
         TransformerXLModel,
         {**_xl(16, 410, 10, 41, 2100, mem_len=150), "dropout": 0.1},
         "mixhead table 1, Transformer-XL",
     ),
-    # The inner size follows from the paper's 40M parameters. The paper gives no dropouts: we chose them.
+    # The inner size follows from the paper's 40M parameters. The paper gives no dropouts: we chose
+    # them.
     "transformer_xl_wiki2": Architecture(
         TransformerXLModel,
         {**_xl(16, 410, 10, 41, 1000, mem_len=150), "dropout": 0.5, "dropatt": 0.2},
@@ -123,7 +149,8 @@ ARCHITECTURES = {
         {**_xl(18, 1024, 8, 128, 4096, mem_len=32), "div_val": 4},
         "mixhead table 3, Transformer-XL",
     ),
-    # The head size is the same in every family and for every number of heads; the paper varies this from 4 to 70.
+    # The head size is the same in every family and for every number of heads; the paper varies this
+    # from 4 to 70.
     "transformer_lm_lm1b": Architecture(
         TransformerLanguageModel,
         {
@@ -140,8 +167,13 @@ ARCHITECTURES = {
 
 for _name, _model in MODELS.items():
     _entries = {name: entry for name, entry in ARCHITECTURES.items() if entry.model is _model}
-    # In YAML files, an architecture with `defaults` has its own dataclass; the others use that of their model.
-    _own = {name: entry for name, entry in _entries.items() if _model.by_dataclass and entry.defaults}
-    register_families(_model, _name, {name: entry for name, entry in _entries.items() if name not in _own})
+    # In YAML files, an architecture with `defaults` has its own dataclass; the others use that of
+    # their model.
+    _own = {
+        name: entry for name, entry in _entries.items() if _model.by_dataclass and entry.defaults
+    }
+    register_families(
+        _model, _name, {name: entry for name, entry in _entries.items() if name not in _own}
+    )
     for _architecture, _entry in _own.items():
         register_families(_model, _architecture, {_architecture: _entry})

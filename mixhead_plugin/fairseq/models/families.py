@@ -1,4 +1,6 @@
-"""Share flags, the loading of checkpoints, and the registration in every family among all models."""
+"""Share flags, the loading of checkpoints,
+and the registration in every family among all models.
+"""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -8,21 +10,37 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model, register_model_architecture
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    BaseFairseqModel,
+    register_model,
+    register_model_architecture,
+)
 
 from mixhead_plugin.fairseq.checkpoint import check_checkpoint
-from mixhead_plugin.fairseq.options import FAMILIES, AttentionOptions, AttentionSite, as_namespace, check, complete
+from mixhead_plugin.fairseq.options import (
+    FAMILIES,
+    AttentionOptions,
+    AttentionSite,
+    as_namespace,
+    check,
+    complete,
+)
 
 # Sets the missing values of its argument, a Namespace or DictConfig, to those of an architecture.
 Preset = Callable[[Any], None]
 
 
 class FamilyModel(BaseFairseqModel):
-    """A mixin before fairseq's model class; a model has one class for all families and architectures."""
+    """A mixin before fairseq's model class; a model has one class for all families and
+    architectures.
+    """
 
     config: ClassVar[type[AttentionOptions]]  # all flags of the model
-    presets: ClassVar[dict[str, Preset]] = {}  # of all architectures, by their names with the family
-    by_dataclass: ClassVar[bool] = False  # True if fairseq configures the model by `config`, not by a Namespace
+    # of all architectures, by their names with the family
+    presets: ClassVar[dict[str, Preset]] = {}
+    # True if fairseq configures the model by `config`, not by a Namespace
+    by_dataclass: ClassVar[bool] = False
     # The flags of the model's sizes; {side} is encoder or decoder.
     embed_flag: ClassVar[str] = "--{side}-embed-dim"
     heads_flag: ClassVar[str] = "--{side}-attention-heads"
@@ -32,9 +50,13 @@ class FamilyModel(BaseFairseqModel):
         gen_parser_from_dataclass(parser, cls.config(), delete_default=True, with_prefix="")
 
     @classmethod
-    def shape(cls, side: str, embed_dim: int, num_heads: int, layers: int | None = None) -> AttentionSite:
+    def shape(
+        cls, side: str, embed_dim: int, num_heads: int, layers: int | None = None
+    ) -> AttentionSite:
         """Return the shape of an attention of the encoder or decoder."""
-        embed_flag, heads_flag = (flag.format(side=side) for flag in (cls.embed_flag, cls.heads_flag))
+        embed_flag, heads_flag = (
+            flag.format(side=side) for flag in (cls.embed_flag, cls.heads_flag)
+        )
         return AttentionSite(embed_flag, embed_dim, heads_flag, num_heads, layers)
 
     @classmethod
@@ -56,53 +78,76 @@ class FamilyModel(BaseFairseqModel):
         return args
 
     def load_state_dict(
-        self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
+        self,
+        state_dict: dict[str, Any],
+        strict: bool = True,
+        model_cfg: Any = None,
+        args: Any = None,
     ) -> Any:
         check_checkpoint(self, state_dict)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
 
-def register_families(model: type[FamilyModel], name: str, architectures: dict[str, Preset]) -> None:
+def register_families(
+    model: type[FamilyModel], name: str, architectures: dict[str, Preset]
+) -> None:
     """Register a model and its architectures in every family, as `<family>_<name>`.
 
-    The names of `architectures` have no family. For a model that is configured by dataclass, `name` is one of them.
+    The names of `architectures` have no family. For a model that is configured by dataclass, `name`
+    is one of them.
     """
     for family in FAMILIES:
-        config = _config(model, f"{family}_{name}", family, architectures[name]) if model.by_dataclass else None
+        config = (
+            _config(model, f"{family}_{name}", family, architectures[name])
+            if model.by_dataclass
+            else None
+        )
         register_model(f"{family}_{name}", dataclass=config)(model)
         for arch, architecture in architectures.items():
             model.presets[f"{family}_{arch}"] = architecture
             function = partial(_prepare, model, family, architecture)
             if model.by_dataclass and arch == name:
-                ARCH_CONFIG_REGISTRY[f"{family}_{arch}"] = function  # fairseq has registered one that does nothing
+                # fairseq has registered one that does nothing
+                ARCH_CONFIG_REGISTRY[f"{family}_{arch}"] = function
             else:
                 register_model_architecture(f"{family}_{name}", f"{family}_{arch}")(function)
-    # fairseq takes a command's defaults from this attribute, where register_model left the config of the last family.
+    # fairseq takes a command's defaults from this attribute, where register_model left the config
+    # of the last family.
     setattr(model, "__dataclass", model.config if model.by_dataclass else None)
 
 
 def _prepare(model: type[FamilyModel], family: str, architecture: Preset, args: Any) -> None:
-    """Complete and check `args`; fairseq calls this for the flags of a command, and for YAML without a dataclass.
+    """Complete and check `args`; fairseq calls this for the flags of a command, and for YAML
+    without a dataclass.
 
-    `prepared` checks again what a file or a program gives. Only here the flags of the task stand beside the model's.
+    `prepared` checks again what a file or a program gives. Only here the flags of the task stand
+    beside the model's.
     """
     architecture(args)
     complete(args, family)
     model.check_args(args)
     if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
-        args.tpu = False  # fairseq treats --bf16 as a request for a TPU; this undoes it for the plugin's models alone
+        # fairseq treats --bf16 as a request for a TPU; this undoes it for the plugin's models alone
+        args.tpu = False
 
 
-def _config(model: type[FamilyModel], name: str, family: str, architecture: Preset) -> type[AttentionOptions]:
-    """Return the dataclass `name` for YAML files: the model's, with the defaults of an architecture in a family."""
+def _config(
+    model: type[FamilyModel], name: str, family: str, architecture: Preset
+) -> type[AttentionOptions]:
+    """Return the dataclass `name` for YAML files: the model's, with the defaults of an architecture
+    in a family.
+    """
     values = Namespace()
     architecture(values)
     defaults = {**FAMILIES[family], **vars(values)}
     changed = []
     for f in fields(model.config):
-        if f.name in defaults and not str(f.default).startswith("${"):  # the task fills these, such as --add-bos-token
+        # the task fills these, such as --add-bos-token
+        if f.name in defaults and not str(f.default).startswith("${"):
             value = defaults[f.name]
-            if value is False and type(f.default) is int:  # --base-shuffle is an int, its preset is False
+            # --base-shuffle is an int, its preset is False
+            if value is False and type(f.default) is int:
                 value = 0
             changed.append((f.name, f.type, field(default=value, metadata=f.metadata)))
-    return make_dataclass(name, changed, bases=(model.config,))  # fairseq reads the defaults of the class
+    # fairseq reads the defaults of the class
+    return make_dataclass(name, changed, bases=(model.config,))

@@ -1,4 +1,6 @@
-"""RoBERTa, masked language model and sentence classifier: architectures `<family>_roberta*` and `<family>_xlm`."""
+"""RoBERTa, masked language model and sentence classifier: architectures `<family>_roberta*` and
+`<family>_xlm`.
+"""
 
 from typing import Any, ClassVar
 
@@ -41,7 +43,9 @@ class RobertaModel(FamilyModel, upstream.RobertaModel):
 
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
-        shape = cls.shape("encoder", args.encoder_embed_dim, args.encoder_attention_heads, args.encoder_layers)
+        shape = cls.shape(
+            "encoder", args.encoder_embed_dim, args.encoder_attention_heads, args.encoder_layers
+        )
         return {"encoder-self": shape}
 
     @classmethod

@@ -1,4 +1,6 @@
-"""Transformer language model, adaptive inputs included: architectures `<family>_transformer_lm*`."""
+"""Transformer language model, adaptive inputs included:
+architectures `<family>_transformer_lm*`.
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,7 +32,9 @@ class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
         cfg = TransformerLanguageModelConfig.from_namespace(args)
-        shape = cls.shape("decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.decoder_layers)
+        shape = cls.shape(
+            "decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.decoder_layers
+        )
         return {"decoder-self": shape}
 
     @classmethod
@@ -50,8 +54,13 @@ class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
             cutoffs = args.adaptive_softmax_cutoff, args.adaptive_input_cutoff
             assert cutoffs[0] == cutoffs[1], "{} != {}".format(*cutoffs)
             assert args.decoder_input_dim == args.decoder_output_dim
-        cfg, embed_tokens = cls.decoder_config.from_namespace(args), cls.build_input(args, task.source_dictionary)
-        return cls(cls.decoder_type(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+        cfg, embed_tokens = (
+            cls.decoder_config.from_namespace(args),
+            cls.build_input(args, task.source_dictionary),
+        )
+        return cls(
+            cls.decoder_type(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True)
+        )
 
     @classmethod
     def build_input(cls, args: Any, dictionary: Any) -> nn.Module:

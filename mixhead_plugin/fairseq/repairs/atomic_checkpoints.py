@@ -1,7 +1,8 @@
 """Write each checkpoint under a temporary name, and rename it when it is on the disk.
 
-fairseq copies a checkpoint onto checkpoint_best.pt and checkpoint_last.pt: a kill leaves a partial file. It renames
-other checkpoints before they are on the disk. If writing fails, it appends the next attempt to the same file.
+fairseq copies a checkpoint onto checkpoint_best.pt and checkpoint_last.pt: a kill leaves a partial
+file. It renames other checkpoints before they are on the disk. If writing fails, it appends the
+next attempt to the same file.
 """
 
 import errno
@@ -65,7 +66,8 @@ def write_whole(path: str, write: Callable[[IO[bytes]], None]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, path)
-            with suppress(OSError):  # the folder holds the new name; some file systems cannot sync folders
+            # the folder holds the new name; some file systems cannot sync folders
+            with suppress(OSError):
                 folder = os.open(os.path.dirname(path), os.O_RDONLY)
                 os.fsync(folder)
                 os.close(folder)
@@ -77,7 +79,9 @@ def write_whole(path: str, write: Callable[[IO[bytes]], None]) -> None:
             if cause is None:
                 raise
             if cause.errno not in PASSING or attempt == ATTEMPTS:
-                raise OptionError(f"checkpoint {path}: cannot be written: {cause.strerror}") from error
+                raise OptionError(
+                    f"checkpoint {path}: cannot be written: {cause.strerror}"
+                ) from error
             logger.warning(f"checkpoint {path}: {cause.strerror}; next attempt in {PAUSE} seconds")
             time.sleep(PAUSE)
 

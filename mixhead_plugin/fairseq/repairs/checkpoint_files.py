@@ -1,7 +1,7 @@
 """Refuse a checkpoint that is hostile, damaged or does not fit, in one line that names the file.
 
-fairseq passes strings of a checkpoint's config to eval(), and loads NaN weights. Its errors rarely name a damaged file,
-and never the flag that does not fit.
+fairseq passes strings of a checkpoint's config to eval(), and loads NaN weights. Its errors rarely
+name a damaged file, and never the flag that does not fit.
 """
 
 import ast
@@ -22,25 +22,40 @@ from omegaconf.errors import OmegaConfBaseException
 from mixhead_plugin.errors import CheckpointError, OptionError
 from mixhead_plugin.fairseq.repairs.replace import replaces
 
-# The flags that fairseq passes to Python's eval() when it builds a task, model, criterion or optimizer.
+# The flags that fairseq passes to Python's eval() when it builds a task, model, criterion or
+# optimizer.
 EVALUATED = frozenset(
     """
-    adaptive_input_cutoff adaptive_softmax_cutoff character_filters pretrained project_input gated_attention downsample
-    encoder_layers encoder_attention decoder_layers decoder_attention self_attention conv_feature_layers
-    conv_aggregator_layers wer_args feature_encoder_spec left_pad_source left_pad_target decoder_zero_init
-    encoder_xformers_att_config decoder_xformers_att_config xformers_att_config
-    adam_betas adamax_betas adafactor_eps lamb_betas
-    pipeline_balance pipeline_devices pipeline_encoder_balance pipeline_encoder_devices pipeline_decoder_balance
-    pipeline_decoder_devices override_encoder_layers
+        adaptive_input_cutoff adaptive_softmax_cutoff character_filters pretrained project_input
+        gated_attention downsample encoder_layers encoder_attention decoder_layers decoder_attention
+        self_attention conv_feature_layers conv_aggregator_layers wer_args feature_encoder_spec
+        left_pad_source left_pad_target decoder_zero_init encoder_xformers_att_config
+        decoder_xformers_att_config xformers_att_config adam_betas adamax_betas adafactor_eps
+        lamb_betas pipeline_balance pipeline_devices pipeline_encoder_balance
+        pipeline_encoder_devices pipeline_decoder_balance pipeline_decoder_devices
+        override_encoder_layers
     """.split()
 )
-# ${name} only refers to another value. For ${name:...}, even ${${other}:...}, omegaconf calls a function.
+# ${name} only refers to another value. For ${name:...}, even ${${other}:...}, omegaconf calls a
+# function.
 _REFERENCE = re.compile(r"\$\{\s*[\w.\[\]]+\s*\}")
-_ARITHMETIC = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load)
+_ARITHMETIC = (
+    ast.Constant,
+    ast.List,
+    ast.Tuple,
+    ast.Dict,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.operator,
+    ast.unaryop,
+    ast.Load,
+)
 
 
 @replaces(checkpoint_utils, "load_checkpoint_to_cpu")
-def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ranks: bool = False) -> dict:
+def _load(
+    original, path: str, arg_overrides: dict | None = None, load_on_all_ranks: bool = False
+) -> dict:
     try:
         state = original(path, arg_overrides, load_on_all_ranks)
     except (OptionError, MemoryError):
@@ -48,14 +63,19 @@ def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ra
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         raise OptionError(
-            f"{path}: holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; "
+            f"{path}: holds other than tensors and plain values, or is not a checkpoint that "
+            "fairseq-train wrote; "
             f"not loaded, as weights_only forbids it{f' ({found[1]})' if found else ''}"
         ) from error
     except Exception as error:  # damaged files fail in many ways
-        by_system = getattr(error, "errno", None) not in (None, errno.EINVAL)  # EINVAL: torch seeks in a cut file
-        if by_system or (arg_overrides and isinstance(error, (OmegaConfBaseException, TypeError))):  # of the overrides
+        # EINVAL: torch seeks in a cut file
+        by_system = getattr(error, "errno", None) not in (None, errno.EINVAL)
+        # of the overrides
+        if by_system or (arg_overrides and isinstance(error, (OmegaConfBaseException, TypeError))):
             raise
-        raise OptionError(f"{path}: is damaged, or not a checkpoint that fairseq-train wrote") from error
+        raise OptionError(
+            f"{path}: is damaged, or not a checkpoint that fairseq-train wrote"
+        ) from error
     check_state(str(path), state)
     return state
 
@@ -65,7 +85,8 @@ def _load_into_trainer(original, trainer, filename: str, *args, **kwargs):
     try:
         return original(trainer, filename, *args, **kwargs)
     except Exception as error:
-        refused = error.__context__  # fairseq replaces each error of a model's `load_state_dict` by its own
+        # fairseq replaces each error of a model's `load_state_dict` by its own
+        refused = error.__context__
         if isinstance(refused, CheckpointError):
             raise OptionError(f"{filename}: {refused}") from error
         if problem := mismatch(str(refused)):
@@ -88,7 +109,8 @@ def _load_models(original, filenames: list[str], *args, **kwargs):
             raise OptionError(f"{':'.join(filenames)}: {problem}") from error
         if str(error).startswith("Neither args nor cfg"):
             raise OptionError(
-                f"{':'.join(filenames)}: has no config; must be a checkpoint that fairseq-train wrote, not its "
+                f"{':'.join(filenames)}: has no config; must be a checkpoint that fairseq-train "
+                "wrote, not its "
                 "tensors alone"
             ) from error
         raise
@@ -99,20 +121,26 @@ def _load_models(original, filenames: list[str], *args, **kwargs):
         raise FileNotFoundError(f"{found[1]}: no such file; must be a checkpoint") from error
 
 
-# In torch's list of differences: the name of a tensor, its shape in the checkpoint, and in the model.
+# In torch's list of differences: the name of a tensor, its shape in the checkpoint, and in the
+# model.
 _SHAPE = r"torch\.Size\(\[([\d, ]*)\]\)"
-_OTHER_SIZE = re.compile(rf"size mismatch for (\S+): copying a param with shape {_SHAPE} .*? is {_SHAPE}")
+_OTHER_SIZE = re.compile(
+    rf"size mismatch for (\S+): copying a param with shape {_SHAPE} .*? is {_SHAPE}"
+)
 # Tensors with a row for each symbol of a dictionary.
 _BY_SYMBOL = ("embed_tokens.weight", "output_projection.weight", "lm_head.weight", "lm_head.bias")
 
 
 def mismatch(text: str) -> str:
-    """Return in a few words which tensors do not fit the model, from torch's list; empty if `text` is none."""
+    """Return in a few words which tensors do not fit the model, from torch's list; empty if `text`
+    is none.
+    """
     for name, shape, own_shape in _OTHER_SIZE.findall(text):
         sizes, own_sizes = shape.split(", "), own_shape.split(", ")
         if name.endswith(_BY_SYMBOL) and sizes[1:] == own_sizes[1:]:
             return (
-                f"its dictionary is another one: the dictionary has {own_sizes[0]} symbols, the checkpoint's "
+                f"its dictionary is another one: the dictionary has {own_sizes[0]} symbols, the "
+                "checkpoint's "
                 f"{sizes[0]} ({name}); must be the data folder that it was trained with"
             )
     difference = re.search(r"(size mismatch for|Missing key|Unexpected key).*", text)
@@ -123,10 +151,14 @@ def mismatch(text: str) -> str:
 
 
 def check_state(path: str, state: Any) -> None:
-    """Refuse a checkpoint without tensors or config, with code in its config, or with weights that are not finite."""
+    """Refuse a checkpoint without tensors or config, with code in its config, or with weights that
+    are not finite.
+    """
     foreign = f"{path}: not a checkpoint that fairseq-train wrote"
     model = state.get("model") if isinstance(state, dict) else None
-    if not isinstance(model, dict) or not any(isinstance(value, torch.Tensor) for value in model.values()):
+    if not isinstance(model, dict) or not any(
+        isinstance(value, torch.Tensor) for value in model.values()
+    ):
         raise OptionError(f"{foreign}: no tensors of a model")
     cfg = state.get("cfg")
     if not isinstance(cfg, (dict, DictConfig, type(None))):
@@ -147,14 +179,16 @@ def check_finite(path: str, model: dict[str, Any]) -> None:
     bad = [name for name, value in model.items() if is_bad(name, value)]
     if bad:
         raise OptionError(
-            f"{path}: has NaN or infinite values in {len(bad)} of {len(model)} tensors, the first is {bad[0]}; "
+            f"{path}: has NaN or infinite values in {len(bad)} of {len(model)} tensors, the first "
+            f"is {bad[0]}; "
             "must be finite, take an earlier checkpoint"
         )
 
 
 def is_bad(name: str, value: Any) -> bool:
     """Return True if an entry of a model's state is a tensor with NaN or infinite numbers."""
-    # fairseq reads the type of the first alone; its DynamicConv never sets the second without a bias.
+    # fairseq reads the type of the first alone; its DynamicConv never sets the second without a
+    # bias.
     if not isinstance(value, torch.Tensor) or name.endswith(("_float_tensor", "conv_bias")):
         return False
     if not value.is_floating_point() and not value.is_complex():
@@ -164,22 +198,30 @@ def is_bad(name: str, value: Any) -> bool:
 
 
 def is_arithmetic(text: str | bytes) -> bool:
-    """Return True if `text` is a Python expression of numbers and strings alone, such as '[(1, 64)] * 2'."""
+    """Return True if `text` is a Python expression of numbers and strings alone, such as '[(1, 64)]
+    * 2'.
+    """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
     # 9 ** 9 ** 9 never ends
-    return all(isinstance(node, _ARITHMETIC) and not isinstance(node, ast.Pow) for node in ast.walk(tree))
+    return all(
+        isinstance(node, _ARITHMETIC) and not isinstance(node, ast.Pow) for node in ast.walk(tree)
+    )
 
 
 def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of a config at any depth; the items of a list have the list's name."""
+    """Yield the names and values of a config at any depth; the items of a list have the list's
+    name.
+    """
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=False)
     value = vars(value) if isinstance(value, Namespace) else value
     if isinstance(value, (dict, list, tuple)):
-        for key, item in value.items() if isinstance(value, dict) else ((name, item) for item in value):
+        for key, item in (
+            value.items() if isinstance(value, dict) else ((name, item) for item in value)
+        ):
             yield from _values(key, item)
     else:
         yield name, value

@@ -1,7 +1,9 @@
-"""Refuse a dictionary without symbols, or with a line that is none, in one line that names the file.
+"""Refuse a dictionary without symbols, or with a line that is none, in one line that names the
+file.
 
-fairseq trains and decodes with an empty dictionary, as a failed copy may leave it. About a line without a count, or a
-symbol that occurs twice, it does not say in which file. It takes counts below 0, with which it cannot draw tokens.
+fairseq trains and decodes with an empty dictionary, as a failed copy may leave it. About a line
+without a count, or a symbol that occurs twice, it does not say in which file. It takes counts below
+0, with which it cannot draw tokens.
 """
 
 import os
@@ -15,7 +17,8 @@ from mixhead_plugin.fairseq.repairs.replace import replaces
 
 @replaces(Dictionary, "add_from_file")
 def _add_from_file(original, dictionary: Dictionary, file: Any) -> None:
-    if not isinstance(file, str) or not os.path.isfile(file):  # for a path, fairseq calls this again with a file
+    # for a path, fairseq calls this again with a file
+    if not isinstance(file, str) or not os.path.isfile(file):
         original(dictionary, file)
         return
     before = len(dictionary)
@@ -29,7 +32,9 @@ def _add_from_file(original, dictionary: Dictionary, file: Any) -> None:
 
 
 def _problem(error: Exception, number: int) -> str:
-    """Return what fairseq says about line `number` of a dictionary, or about its encoding, in a few words."""
+    """Return what fairseq says about line `number` of a dictionary, or about its encoding, in a few
+    words.
+    """
     text = " ".join(str(error).split())
     if text.startswith("Incorrect encoding"):
         return "is not in UTF-8; must be the file that fairseq-preprocess wrote"
@@ -38,15 +43,21 @@ def _problem(error: Exception, number: int) -> str:
         return f"line {number} is {line!r}; must be '<symbol> <count>'"
     if text.startswith("Duplicate word"):
         symbol = text.partition(": ")[2].partition(". Duplicate")[0]
-        return f"line {number} has the symbol {symbol} again; must be left out, or end with #fairseq:overwrite"
+        return (
+            f"line {number} has the symbol {symbol} again; must be left out, or end with "
+            "#fairseq:overwrite"
+        )
     return f"line {number}: {text}"
 
 
 @replaces(MaskTokensDataset, "__init__")
-def _draw_by_count(original, masked: Any, dataset: Any, vocab: Dictionary, *args: Any, **kwargs: Any) -> None:
+def _draw_by_count(
+    original, masked: Any, dataset: Any, vocab: Dictionary, *args: Any, **kwargs: Any
+) -> None:
     if kwargs.get("freq_weighted_replacement") and min(vocab.count) < 0:
         raise OptionError(
-            "--freq-weighted-replacement: draws tokens by their counts, but the dictionary has a count below 0; "
+            "--freq-weighted-replacement: draws tokens by their counts, but the dictionary has a "
+            "count below 0; "
             "must be left out"
         )
     original(masked, dataset, vocab, *args, **kwargs)

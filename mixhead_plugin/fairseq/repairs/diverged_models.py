@@ -1,7 +1,8 @@
-"""Refuse to save a model with NaN parameters, and ignore a NaN validation loss (not with --ddp-backend fully_sharded).
+"""Refuse to save a model with NaN parameters, and ignore a NaN validation loss (not with
+--ddp-backend fully_sharded).
 
-fairseq looks for NaN only in gradients. If an update makes the parameters NaN, it overwrites a good checkpoint with
-them. After a NaN validation loss, it counts any next loss as the best.
+fairseq looks for NaN only in gradients. If an update makes the parameters NaN, it overwrites a good
+checkpoint with them. After a NaN validation loss, it counts any next loss as the best.
 """
 
 import logging
@@ -18,16 +19,23 @@ logger = logging.getLogger(__name__)
 
 @replaces(checkpoint_utils, "save_checkpoint")
 def _save(original, cfg, trainer, epochs, loss: float | None):
-    # A worker sees only its part of a sharded model. If one worker stopped here, the others would wait for ever.
+    # A worker sees only its part of a sharded model. If one worker stopped here, the others would
+    # wait for ever.
     if cfg.no_save or trainer.is_fsdp:
         return original(cfg, trainer, epochs, loss)
-    bad = next((name for name, value in trainer.model.state_dict().items() if is_bad(name, value)), None)
+    bad = next(
+        (name for name, value in trainer.model.state_dict().items() if is_bad(name, value)), None
+    )
     if bad is not None:
         raise OptionError(
-            f"the model has NaN or infinite parameters after update {trainer.get_num_updates()}, the first is {bad}, "
+            f"the model has NaN or infinite parameters after update {trainer.get_num_updates()}, "
+            f"the first is {bad}, "
             "and is not saved; a smaller --lr or --clip-norm may help"
         )
     if loss is not None and math.isnan(loss):
-        logger.warning(f"--best-checkpoint-metric {cfg.best_checkpoint_metric}: is NaN, not counted as the best")
+        logger.warning(
+            f"--best-checkpoint-metric {cfg.best_checkpoint_metric}: is NaN, not counted as the "
+            "best"
+        )
         loss = None
     return original(cfg, trainer, epochs, loss)

@@ -1,7 +1,7 @@
 """Refuse to train a language model with --scale-attn, --scale-fc, --scale-heads or --scale-resids.
 
-fairseq's transformer_lm has these flags and drops them: it trains the model without. The plugin's computes with them,
-so the two would differ in more than the heads.
+fairseq's transformer_lm has these flags and drops them: it trains the model without. The plugin's
+computes with them, so the two would differ in more than the heads.
 """
 
 from typing import Any
@@ -21,7 +21,8 @@ def _init(original, trainer: Trainer, cfg: Any, task: Any, model: Any, *args: An
         for option in SCALES:
             if getattr(cfg.model, option, False):
                 raise OptionError(
-                    f"{option_name(option)}: must be left out, fairseq's transformer_lm drops it without a word, and "
+                    f"{option_name(option)}: must be left out, fairseq's transformer_lm drops it "
+                    "without a word, and "
                     "the plugin's computes with it"
                 )
     original(trainer, cfg, task, model, *args, **kwargs)

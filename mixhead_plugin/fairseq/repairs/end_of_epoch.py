@@ -1,8 +1,8 @@
 """Resume at the end of an epoch, or of the training, as if nothing had been interrupted.
 
-fairseq saves the checkpoint before the learning-rate schedule gets the validation loss. It does not save the bad epochs
-of reduce_lr_on_plateau and --patience, nor the mean losses since the last --log-interval. A finished training that is
-started again makes one more update or epoch.
+fairseq saves the checkpoint before the learning-rate schedule gets the validation loss. It does not
+save the bad epochs of reduce_lr_on_plateau and --patience, nor the mean losses since the last
+--log-interval. A finished training that is started again makes one more update or epoch.
 """
 
 import logging
@@ -24,13 +24,20 @@ logger = logging.getLogger(__name__)
 @replaces(Trainer, "save_checkpoint")
 def _save(original, trainer, filename: str, extra_state: dict):
     counted = {k: v for k, v in vars(_should_stop_early()).items() if k in ("best", "num_runs")}
-    return original(trainer, filename, {**extra_state, "early_stop": counted} if counted else extra_state)
+    return original(
+        trainer, filename, {**extra_state, "early_stop": counted} if counted else extra_state
+    )
 
 
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
     state, epochs = original(cfg, trainer, **kwargs)
-    if not isinstance(trainer, Trainer) or state is None or trainer.get_num_updates() == 0 or cfg.reset_dataloader:
+    if (
+        not isinstance(trainer, Trainer)
+        or state is None
+        or trainer.get_num_updates() == 0
+        or cfg.reset_dataloader
+    ):
         return state, epochs  # of a program with a trainer of its own, or of a new training
     epoch_ended = state["train_iterator"]["iterations_in_epoch"] == 0
     epoch = state["train_iterator"]["epoch"] - 1  # the one that ended
@@ -44,7 +51,8 @@ def _load(original, cfg, trainer, **kwargs):
     reason = reason_to_end(cfg, trainer)
     if reason is not None:
         logger.info(f"nothing to train: {reason}")
-        trainer.cfg.optimization.max_epoch = -1  # fairseq reads it after it has loaded the checkpoint
+        # fairseq reads it after it has loaded the checkpoint
+        trainer.cfg.optimization.max_epoch = -1
     return state, epochs
 
 
@@ -61,14 +69,20 @@ def reason_to_end(cfg, trainer: Trainer) -> str | None:
 
 
 def _should_stop_early():
-    """Return the function of fairseq-train that counts bad epochs for --patience in its attributes."""
+    """Return the function of fairseq-train
+    that counts bad epochs for --patience in its attributes.
+    """
     return getattr(train_command(), "should_stop_early", SimpleNamespace())
 
 
 @replaces(ReduceLROnPlateauLRSchedule, "state_dict")
 def _plateau_state(original, schedule) -> dict:
     counted = schedule.lr_scheduler
-    return {**original(schedule), "bad": counted.num_bad_epochs, "cooldown": counted.cooldown_counter}
+    return {
+        **original(schedule),
+        "bad": counted.num_bad_epochs,
+        "cooldown": counted.cooldown_counter,
+    }
 
 
 @replaces(ReduceLROnPlateauLRSchedule, "load_state_dict")

@@ -1,7 +1,7 @@
 """Search for NaN gradients without hooks on the backward pass.
 
-fairseq hooks the backward pass of each module, which torch refuses for those that return a dict. The search ends with
-StopIteration, and nobody learns that gradients were NaN.
+fairseq hooks the backward pass of each module, which torch refuses for those that return a dict.
+The search ends with StopIteration, and nobody learns that gradients were NaN.
 """
 
 from fairseq.nan_detector import NanDetector

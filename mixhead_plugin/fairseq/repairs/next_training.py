@@ -1,7 +1,8 @@
 """Forget the best validation loss and the bad epochs of --patience when another training begins.
 
-Hydra's multirun trains one job after the other in a process, where fairseq keeps the best loss of all jobs. A job whose
-losses are worse gets no checkpoint_best.pt, and ends with status 0. --patience counts on from the job before.
+Hydra's multirun trains one job after the other in a process, where fairseq keeps the best loss of
+all jobs. A job whose losses are worse gets no checkpoint_best.pt, and ends with status 0.
+--patience counts on from the job before.
 """
 
 from typing import Any
@@ -19,7 +20,9 @@ def _load(original, cfg, trainer, **kwargs):
 
 
 def _forget(function: Any) -> None:
-    """Remove what fairseq keeps of earlier validations in the attributes of one of its functions."""
+    """Remove what fairseq keeps of earlier validations in the attributes of one
+    of its functions.
+    """
     for name in ("best", "num_runs"):
         if hasattr(function, name):
             delattr(function, name)

@@ -1,6 +1,8 @@
-"""Refuse several workers without a GPU, or with flags for GPUs; take their number and rank from torchrun.
+"""Refuse several workers without a GPU, or with flags for GPUs; take their number and rank from
+torchrun.
 
-fairseq starts one worker per GPU. Without GPUs it starts none and ends with status 0. Under torchrun it divides by 0.
+fairseq starts one worker per GPU. Without GPUs it starts none and ends with status 0. Under
+torchrun it divides by 0.
 """
 
 import os
@@ -24,10 +26,13 @@ def _call_main(original, cfg, main, **kwargs) -> None:
             workers.distributed_rank = int(os.environ["RANK"])
         if workers.distributed_init_method is None or not workers.distributed_no_spawn:
             raise OptionError(
-                f"--distributed-world-size {workers.distributed_world_size}: no GPU to start a worker for; without "
+                f"--distributed-world-size {workers.distributed_world_size}: no GPU to start a "
+                "worker for; without "
                 "GPUs start each by torchrun, or by --distributed-no-spawn --distributed-rank "
                 "--distributed-init-method tcp://HOST:PORT (with --distributed-backend gloo)"
             )
         if workers.ddp_backend == "pytorch_ddp" and cfg.common_eval.path is None:
-            raise OptionError("--ddp-backend pytorch_ddp: needs GPUs in fairseq; without them must be legacy_ddp")
+            raise OptionError(
+                "--ddp-backend pytorch_ddp: needs GPUs in fairseq; without them must be legacy_ddp"
+            )
     original(cfg, main, **kwargs)

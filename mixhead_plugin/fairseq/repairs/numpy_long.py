@@ -1,6 +1,7 @@
 """Define np.compat.long as `int`.
 
-fairseq uses np.compat.long, which NumPy 2 lacks, for --sample-break-mode eos and to filter sentences by length.
+fairseq uses np.compat.long, which NumPy 2 lacks, for --sample-break-mode eos and to filter
+sentences by length.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,8 @@
-"""Lock --save-dir as long as a training runs, and refuse a second one in one line that names the first.
+"""Lock --save-dir as long as a training runs, and refuse a second one in one line that names the
+first.
 
-Two trainings in one --save-dir, such as a requeued one and the orphan of the first, overwrite each other's checkpoints:
-the better model is lost.
+Two trainings in one --save-dir, such as a requeued one and the orphan of the first, overwrite each
+other's checkpoints: the better model is lost.
 """
 
 import errno
@@ -23,20 +24,29 @@ from mixhead_plugin.fairseq.repairs.replace import replaces
 logger = logging.getLogger(__name__)
 
 NAME = ".mixhead.lock"  # this file stays: removing it could let two trainings in
-# Seconds: the workers of a killed training may take some to end, and NFS frees the locks of a dead machine late.
+# Seconds: the workers of a killed training may take some to end, and NFS frees the locks of a dead
+# machine late.
 WAIT = 120.0 if os.environ.get("SLURM_RESTART_COUNT") else 10.0
-_held: dict[str, IO[str]] = {}  # by path; the system drops a lock when its process ends, however it ends
+# by path; the system drops a lock when its process ends, however it ends
+_held: dict[str, IO[str]] = {}
 
 
-@replaces(checkpoint_utils, "load_checkpoint")  # only a training calls this, before it reads and writes checkpoints
+# only a training calls this, before it reads and writes checkpoints
+@replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
-    if isinstance(trainer, Trainer) and not cfg.no_save and utils.is_master(trainer.cfg.distributed_training):
+    if (
+        isinstance(trainer, Trainer)
+        and not cfg.no_save
+        and utils.is_master(trainer.cfg.distributed_training)
+    ):
         lock(cfg.save_dir)
     return original(cfg, trainer, **kwargs)
 
 
 def lock(folder: str) -> None:
-    """Lock a folder for this process, or refuse it if another process keeps it locked for WAIT seconds."""
+    """Lock a folder for this process, or refuse it if another process keeps it locked for WAIT
+    seconds.
+    """
     path, deadline = os.path.join(os.path.realpath(folder), NAME), time.monotonic() + WAIT
     if path in _held:
         return
@@ -47,19 +57,24 @@ def lock(folder: str) -> None:
         while not _is_free(file):
             if time.monotonic() > deadline:
                 file.seek(0)
-                raise OptionError(f"--save-dir {folder}: {file.read()} trains in it; must be another folder")
+                raise OptionError(
+                    f"--save-dir {folder}: {file.read()} trains in it; must be another folder"
+                )
             time.sleep(0.2)
         _held[path] = file
         file.truncate(0)
         print(f"process {os.getpid()} on {socket.gethostname()}", end="", file=file, flush=True)
     except OSError as error:  # a file of another user, or a file system without locks
-        logger.warning(f"--save-dir {folder}: cannot be locked ({error.strerror}); train only once in it")
+        logger.warning(
+            f"--save-dir {folder}: cannot be locked ({error.strerror}); train only once in it"
+        )
 
 
 def _is_free(file: IO[str]) -> bool:
     """Return True if this process has locked a file now, and False if another process has."""
     try:
-        # Not flock: children would keep that lock, and not every NFS passes it on to other machines.
+        # Not flock: children would keep that lock, and not every NFS passes it on to other
+        # machines.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EAGAIN):

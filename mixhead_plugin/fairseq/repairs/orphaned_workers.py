@@ -1,7 +1,7 @@
 """Let SIGINT end a worker, so that no worker outlives the process that started it.
 
-When a training dies, torch sends SIGINT to its workers. In the background of a shell (`&`) they ignore SIGINT: they go
-on, write checkpoints and keep the GPUs.
+When a training dies, torch sends SIGINT to its workers. In the background of a shell (`&`) they
+ignore SIGINT: they go on, write checkpoints and keep the GPUs.
 """
 
 import multiprocessing

@@ -1,7 +1,8 @@
 """Refuse a name in --model-overrides, --optimizer-overrides or --eval-bleu-args that nothing reads.
 
-fairseq drops such a name without a word, so a misspelt one changes nothing, and the command ends with status 0. The
-keywords of its hub are dropped alike. A text that is no dict ends in a traceback.
+fairseq drops such a name without a word, so a misspelt one changes nothing, and the command ends
+with status 0. The keywords of its hub are dropped alike. A text that is no dict ends in a
+traceback.
 """
 
 import ast
@@ -34,9 +35,10 @@ PARTS = frozenset(each.name for each in fields(FairseqConfig))
 # What fairseq reads, although no part declares it.
 UNDECLARED = frozenset(
     """
-    _name arch task generation_args is_vocoder vocoder duration_temperature exclude_self_target ngram_predictor
-    no_share_last_layer persistent_workers remove_head reuse_dataloader teacher_forcing
-    adapter_layer_norm adapter_modules adapter_reuse_layer_norm bottleneck ffn_modules languages ln_before_adapter
+        _name arch task generation_args is_vocoder vocoder duration_temperature exclude_self_target
+        ngram_predictor no_share_last_layer persistent_workers remove_head reuse_dataloader
+        teacher_forcing adapter_layer_norm adapter_modules adapter_reuse_layer_norm bottleneck
+        ffn_modules languages ln_before_adapter
     """.split()
 )
 
@@ -53,7 +55,9 @@ DICTS = {
 @replaces(options, "parse_args_and_arch")
 def _parse(original, *args: Any, **kwargs: Any) -> Any:
     parsed = original(*args, **kwargs)
-    flags = parsed[0] if isinstance(parsed, tuple) else parsed  # with parse_known, unknown words come second
+    flags = (
+        parsed[0] if isinstance(parsed, tuple) else parsed
+    )  # with parse_known, unknown words come second
     for option, (read, example) in DICTS.items():
         text = getattr(flags, option, None)
         if text is not None and not is_dict(text, read):
@@ -69,8 +73,12 @@ def is_dict(text: str, read: Callable[[str], Any]) -> bool:
         return False
 
 
-@replaces(checkpoint_utils, "load_checkpoint_to_cpu")  # commands, the hub and programs all come by here
-def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ranks: bool = False) -> dict:
+@replaces(
+    checkpoint_utils, "load_checkpoint_to_cpu"
+)  # commands, the hub and programs all come by here
+def _load(
+    original, path: str, arg_overrides: dict | None = None, load_on_all_ranks: bool = False
+) -> dict:
     refuse_unknown(arg_overrides or {})
     return original(path, arg_overrides, load_on_all_ranks)
 
@@ -78,14 +86,17 @@ def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ra
 @replaces(checkpoint_utils, "overwrite_args_by_name")
 def _overwrite(original, cfg: DictConfig, overrides: dict[str, Any]) -> None:
     original(cfg, overrides)
-    # Only a warning: an ensemble, or a language model beside the translation model, gets the overrides of all.
+    # Only a warning: an ensemble, or a language model beside the translation model, gets the
+    # overrides of all.
     for name, value in overrides.items():
         if reason := why_unread(OmegaConf.to_container(cfg), name, value):
             logger.warning(f"{_flag(name)} changes nothing, because {reason}")
 
 
 @replaces(FairseqOptimizer, "load_state_dict")
-def _load_optimizer(original, optimizer: FairseqOptimizer, state: dict, optimizer_overrides: dict | None = None):
+def _load_optimizer(
+    original, optimizer: FairseqOptimizer, state: dict, optimizer_overrides: dict | None = None
+):
     known = {name for group in optimizer.param_groups for name in group}
     for name in optimizer_overrides or {}:
         if name not in known:
@@ -93,8 +104,12 @@ def _load_optimizer(original, optimizer: FairseqOptimizer, state: dict, optimize
     return original(optimizer, state, optimizer_overrides)
 
 
-@replaces(FairseqTask, "build_generator")  # for --eval-bleu-args, and for the keywords of the hub's `translate`
-def _build_generator(original, task: FairseqTask, models: Any, args: Any, *others: Any, **kwargs: Any) -> Any:
+@replaces(
+    FairseqTask, "build_generator"
+)  # for --eval-bleu-args, and for the keywords of the hub's `translate`
+def _build_generator(
+    original, task: FairseqTask, models: Any, args: Any, *others: Any, **kwargs: Any
+) -> Any:
     known = {field.name for field in fields(GenerationConfig)}
     names = vars(args) if isinstance(args, Namespace) else args
     for name in names:
@@ -108,7 +123,11 @@ def _build_generator(original, task: FairseqTask, models: Any, args: Any, *other
 
 def _remedy(name: Any, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), known, 2)
-    return f"did you mean {' or '.join(near)}?" if near else f"must be one of {', '.join(sorted(known))}"
+    return (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"must be one of {', '.join(sorted(known))}"
+    )
 
 
 def refuse_unknown(overrides: dict[str, Any], part: str = "") -> None:
@@ -117,14 +136,20 @@ def refuse_unknown(overrides: dict[str, Any], part: str = "") -> None:
     for name, value in overrides.items():
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 2)
-            remedy = f"did you mean {' or '.join(near)}?" if near else "must be a flag of the model or the task"
+            remedy = (
+                f"did you mean {' or '.join(near)}?"
+                if near
+                else "must be a flag of the model or the task"
+            )
             raise OptionError(f"{_flag(part + str(name))} unknown; {remedy}")
         if name in PARTS and isinstance(value, dict):
             refuse_unknown(value, f"{name}.")
 
 
 def known_names() -> set[str]:
-    """Return the names of all that fairseq and each --user-dir can read from the config of a checkpoint."""
+    """Return the names of all that fairseq and each --user-dir can read from the config of a
+    checkpoint.
+    """
     names = set(PARTS | UNDECLARED)
     for each in fields(FairseqConfig):
         if is_dataclass(each.type):
@@ -150,12 +175,18 @@ def declared(kind: Any) -> Iterator[str]:
 
 
 def why_unread(cfg: dict[str, Any], name: str, value: Any) -> str:
-    """Return why an override has no effect in the config of a checkpoint, which has it by now; empty if it has one."""
+    """Return why an override has no effect in the config of a checkpoint, which has it by now;
+    empty if it has one.
+    """
     part = {"arch": "model"}.get(name, name)
     if part not in PARTS:
         return "" if _has_field(cfg, name) else "no part of the checkpoint reads this field"
     if isinstance(value, dict):  # the fields of one part, as in {'task': {'data': 'x'}}
-        return f"the {part} of this checkpoint takes fields without its name" if _is_flags(cfg.get(part)) else ""
+        return (
+            f"the {part} of this checkpoint takes fields without its name"
+            if _is_flags(cfg.get(part))
+            else ""
+        )
     own = cfg.get(part)
     own = own.get("_name") if isinstance(own, dict) else getattr(own, "_name", own)
     return "" if own == value else f"the checkpoint keeps its {part} {own}"
@@ -176,12 +207,16 @@ def _has_field(cfg: dict[str, Any], name: str) -> bool:
 
 
 def _is_flags(part: Any) -> bool:
-    """Return whether a part of a config is a Namespace: all flags of its training, where it has no dataclass."""
+    """Return whether a part of a config is a Namespace: all flags of its training, where it has no
+    dataclass.
+    """
     return isinstance(part, Namespace)
 
 
 def _flag(name: str) -> str:
-    """Return an override as the user has written it: a flag of its own, one of a dict, or of a program's keywords."""
+    """Return an override as the user has written it: a flag of its own, one of a dict, or of a
+    program's keywords.
+    """
     flags = {word.partition("=")[0] for word in sys.argv}
     if option_name(name) in flags:  # fairseq-validate takes all its flags for overrides
         return f"{option_name(name)}:"

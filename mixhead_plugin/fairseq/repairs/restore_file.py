@@ -1,7 +1,8 @@
-"""Refuse to train if the file of --restore-file, --finetune-from-model or --continue-once does not exist.
+"""Refuse to train if the file of --restore-file, --finetune-from-model or --continue-once does not
+exist.
 
-fairseq trains from random weights if the file of --restore-file or --continue-once does not exist, or if
---finetune-from-model is a folder.
+fairseq trains from random weights if the file of --restore-file or --continue-once does not exist,
+or if --finetune-from-model is a folder.
 """
 
 import os
@@ -17,18 +18,22 @@ def _load(original, cfg, trainer, **kwargs):
     suffix = getattr(trainer, "checkpoint_suffix", None) or ""
     last = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
     _refuse_if_missing("restore_file", cfg.restore_file, last, suffix)
-    if not os.path.isfile(last):  # fairseq ignores the other flags where it can continue from this file
+    # fairseq ignores the other flags where it can continue from this file
+    if not os.path.isfile(last):
         for option in ("finetune_from_model", "continue_once"):
             _refuse_if_missing(option, getattr(cfg, option, None), last, suffix)
         if os.path.lexists(last):
-            raise OptionError(f"{last}: is a folder or a link to nothing; must be a checkpoint, or must not exist")
+            raise OptionError(
+                f"{last}: is a folder or a link to nothing; must be a checkpoint, or must not exist"
+            )
     return original(cfg, trainer, **kwargs)
 
 
 def _refuse_if_missing(option: str, path: str | None, last: str, suffix: str) -> None:
     if path is None or path == "checkpoint_last.pt" or "://" in path or not is_command():
         return
-    if os.path.abspath(path) == os.path.abspath(last):  # a job that restarts itself has none at its first start
+    # a job that restarts itself has none at its first start
+    if os.path.abspath(path) == os.path.abspath(last):
         return
     if not any(map(os.path.isfile, (path, path.replace(".pt", f"{suffix}.pt")))):
         raise OptionError(f"{option_name(option)} {path}: no such file; must be a checkpoint")

@@ -1,7 +1,8 @@
-"""Allow the plain classes of fairseq's checkpoints in torch's safe loader; anything else is still refused.
+"""Allow the plain classes of fairseq's checkpoints in torch's safe loader; anything else is still
+refused.
 
-Since version 2.6, torch loads only tensors and plain containers. Checkpoints of translation, of RoBERTa, of --eval-bleu
-and of fairseq 0.9 hold other classes: fairseq cannot load them.
+Since version 2.6, torch loads only tensors and plain containers. Checkpoints of translation, of
+RoBERTa, of --eval-bleu and of fairseq 0.9 hold other classes: fairseq cannot load them.
 """
 
 from argparse import Namespace
@@ -22,11 +23,17 @@ VERSIONS = "fairseq 0.12.2 and its main branch, with torch >= 2.6"
 _ARRAYS = (np._core if hasattr(np, "_core") else np.core).multiarray
 CLASSES = [Namespace, defaultdict, Any, dict, list, int, float]
 CLASSES += [DictConfig, ListConfig, ContainerMetadata, Metadata, AnyNode]
-CLASSES += [_ARRAYS.scalar, _ARRAYS._reconstruct, np.ndarray, np.dtype]  # the BLEU of --eval-bleu is NumPy's number
+# the BLEU of --eval-bleu is NumPy's number
+CLASSES += [_ARRAYS.scalar, _ARRAYS._reconstruct, np.ndarray, np.dtype]
 CLASSES += [type(np.dtype(np.float64)), type(np.dtype(np.int64))]
-CLASSES += [_TensorPlaceholder]  # takes a tensor's place while the first worker sends a checkpoint to the others
-# fairseq 0.9 and older pickled its meters, plain numbers, under the module's former name. Newer ones ignore them.
-FORMER = [(meter, f"fairseq.meters.{meter.__name__}") for meter in (AverageMeter, StopwatchMeter, TimeMeter)]
+# takes a tensor's place while the first worker sends a checkpoint to the others
+CLASSES += [_TensorPlaceholder]
+# fairseq 0.9 and older pickled its meters, plain numbers, under the module's former name. Newer
+# ones ignore them.
+FORMER = [
+    (meter, f"fairseq.meters.{meter.__name__}")
+    for meter in (AverageMeter, StopwatchMeter, TimeMeter)
+]
 
 
 def apply() -> None:

@@ -1,7 +1,7 @@
 """Test --save-dir by a temporary file with an unused name.
 
-fairseq tests --save-dir by writing and removing a file `dummy`, so it destroys a user's file of that name. Its file is
-empty, and even a full disk has room for that.
+fairseq tests --save-dir by writing and removing a file `dummy`, so it destroys a user's file of
+that name. Its file is empty, and even a full disk has room for that.
 """
 
 import os
@@ -20,4 +20,6 @@ def _verify(original, save_dir: str) -> None:
         with tempfile.NamedTemporaryFile(dir=save_dir) as file:
             file.write(b"A full disk has room for empty files.")
     except OSError as error:
-        raise OptionError(f"--save-dir {save_dir}: cannot be written to: {error.strerror}") from error
+        raise OptionError(
+            f"--save-dir {save_dir}: cannot be written to: {error.strerror}"
+        ) from error

@@ -1,7 +1,7 @@
 """Refuse workers of torchrun or srun that would each train alone.
 
-fairseq ignores torchrun and srun if --distributed-world-size is 1, the default with one GPU or none. Every worker
-trains alone, and all write into the same --save-dir.
+fairseq ignores torchrun and srun if --distributed-world-size is 1, the default with one GPU or
+none. Every worker trains alone, and all write into the same --save-dir.
 """
 
 import os
@@ -18,11 +18,16 @@ def _call_main(original, cfg, main, **kwargs) -> None:
     workers = cfg.distributed_training
     is_alone = workers.distributed_world_size == 1 and workers.distributed_init_method is None
     is_training = cfg.common_eval.path is None  # several processes may evaluate one model
-    variable = "WORLD_SIZE" if all(name in os.environ for name in TORCHRUN) else "SLURM_STEP_NUM_TASKS"  # of srun
+    # of srun
+    variable = (
+        "WORLD_SIZE" if all(name in os.environ for name in TORCHRUN) else "SLURM_STEP_NUM_TASKS"
+    )
     number = os.environ.get(variable, "1")
     if is_alone and is_training and number != "1":
         raise OptionError(
-            f"--distributed-world-size 1: {variable} says that {number} workers were started, each of which would "
-            f"train alone into --save-dir {cfg.checkpoint.save_dir}; must be {number}, or {variable} must be unset"
+            f"--distributed-world-size 1: {variable} says that {number} workers were started, each "
+            "of which would "
+            f"train alone into --save-dir {cfg.checkpoint.save_dir}; must be {number}, or "
+            f"{variable} must be unset"
         )
     original(cfg, main, **kwargs)

@@ -1,7 +1,9 @@
-"""Tell a Transformer-XL of the plugin which window it gets; set up the task; refuse a text that fills no batch.
+"""Tell a Transformer-XL of the plugin which window it gets; set up the task; refuse a text that
+fills no batch.
 
-With --task truncated_bptt_lm fairseq does not tell a model which window of a text it gets. fairseq-validate cannot set
-up the task. If a text has fewer windows than --batch-size, fairseq-eval-lm prints a perplexity of 1.
+With --task truncated_bptt_lm fairseq does not tell a model which window of a text it gets.
+fairseq-validate cannot set up the task. If a text has fewer windows than --batch-size,
+fairseq-eval-lm prints a perplexity of 1.
 """
 
 import logging
@@ -22,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 def _setup_task(original, cls, cfg: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
     if from_checkpoint:  # only fairseq-validate says so
-        cfg.data_parallel_rank = cfg.data_parallel_size = None  # the checkpoint has those of its training
+        # the checkpoint has those of its training
+        cfg.data_parallel_rank = cfg.data_parallel_size = None
     return original(cls, cfg, **kwargs)
 
 
@@ -31,7 +34,9 @@ def _collate(original, task: Any, items: list[tuple[int, list[torch.Tensor]]]) -
     if getattr(task, "numbers_windows", False):  # set by a model with a memory
         ((number, rows),) = items
         # fairseq-interactive asks for the lengths.
-        sample["net_input"].update(window=int(number), src_lengths=torch.tensor([len(row) for row in rows]))
+        sample["net_input"].update(
+            window=int(number), src_lengths=torch.tensor([len(row) for row in rows])
+        )
     return sample
 
 
@@ -39,11 +44,15 @@ def _eval_lm_dataloader(original, task: Any, dataset: Any, *args: Any, **kwargs:
     windows, rows = len(dataset.data), task.cfg.batch_size
     if len(dataset) == 0:
         raise OptionError(
-            f"--batch-size {rows}: must be at most {windows}, the number of windows of --tokens-per-sample "
+            f"--batch-size {rows}: must be at most {windows}, the number of windows of "
+            "--tokens-per-sample "
             f"{task.cfg.tokens_per_sample} in the text"
         )
     if windows % rows:
-        logger.warning(f"the last {windows % rows} windows fill no row and are left out; --batch-size 1 takes all")
+        logger.warning(
+            f"the last {windows % rows} windows fill no row and are left out; --batch-size 1 takes "
+            "all"
+        )
     return original(task, dataset, *args, **kwargs)
 
 

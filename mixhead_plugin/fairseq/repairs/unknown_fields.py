@@ -1,8 +1,9 @@
-"""Refuse to train with a field of `model` in a YAML file that nothing reads, for Transformers and RoBERTa.
+"""Refuse to train with a field of `model` in a YAML file that nothing reads, for Transformers and
+RoBERTa.
 
-fairseq checks the fields where the name is that of a model with a dataclass. For other models, and for architectures
-such as transformer_lm_gpt, it takes a misspelt field, or the plugin's field of a model without the plugin, and trains
-the defaults.
+fairseq checks the fields where the name is that of a model with a dataclass. For other models, and
+for architectures such as transformer_lm_gpt, it takes a misspelt field, or the plugin's field of a
+model without the plugin, and trains the defaults.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -24,7 +25,9 @@ BESIDE_FLAGS = {"_name", "arch", "tokens_per_sample", "tpu"}
 
 
 @replaces(Trainer, "__init__")  # not where a model is built: older checkpoints may have such fields
-def _init(original, trainer: Trainer, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+def _init(
+    original, trainer: Trainer, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any
+) -> None:
     kind = type(getattr(model, "module", model))  # behind FSDP
     # Without a name, the fields are one level deeper, below that of a model with a dataclass.
     if OmegaConf.is_config(cfg.model) and "_name" in cfg.model and is_checked(kind):
@@ -36,12 +39,20 @@ def _init(original, trainer: Trainer, cfg: Any, task: Any, model: Any, *args: An
 
 
 def is_checked(kind: type) -> bool:
-    """Return whether all fields that a model reads are known: other models of fairseq read more than they declare."""
-    return hasattr(kind, "presets") or kind in (TransformerModel, TransformerLanguageModel, RobertaModel)
+    """Return whether all fields that a model reads are known: other models of fairseq read more
+    than they declare.
+    """
+    return hasattr(kind, "presets") or kind in (
+        TransformerModel,
+        TransformerLanguageModel,
+        RobertaModel,
+    )
 
 
 def known_fields(kind: Any, name: str) -> set[str]:
-    """Return the fields of an architecture: its flags, what it presets, and those of the config that it is built by."""
+    """Return the fields of an architecture: its flags, what it presets, and those of the config
+    that it is built by.
+    """
     preset = Namespace()
     # The plugin's function also checks the flags, which are not there.
     presets = getattr(kind, "presets", ARCH_CONFIG_REGISTRY)

@@ -1,7 +1,7 @@
 """Read the data of a validation without a thread if --max-valid-steps may cut it short.
 
-If --max-valid-steps cuts a validation short, fairseq leaves a thread, its data workers and about 40 open files behind,
-until no more files can be opened.
+If --max-valid-steps cuts a validation short, fairseq leaves a thread, its data workers and about 40
+open files behind, until no more files can be opened.
 """
 
 from fairseq.trainer import Trainer

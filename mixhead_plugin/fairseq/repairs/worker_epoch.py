@@ -1,7 +1,7 @@
 """Start new data workers (--num-workers) for each epoch.
 
-fairseq keeps the data workers of the first epoch, and they never learn that another epoch began. So masked_lm masks the
-same words in every epoch, and a resumed training masks others.
+fairseq keeps the data workers of the first epoch, and they never learn that another epoch began. So
+masked_lm masks the same words in every epoch, and a resumed training masks others.
 """
 
 from fairseq.data.iterators import EpochBatchIterator

@@ -1,9 +1,11 @@
-"""Answer an unknown name of an architecture, task, criterion, ... or field in one line, with names that are near.
+"""Answer an unknown name of an architecture, task, criterion, ... or field in one line, with names
+that are near.
 
-fairseq answers an unknown --arch with all names that it knows, in 23,000 characters, and so it does in a YAML file and
-for a checkpoint of another --user-dir. A field of a YAML file that its part does not have ends in a traceback. This
-repair acts once the --user-dir is imported. Before that, fairseq-hydra-train checks the parts that are fairseq's own,
-such as `task: {_name: translation}`: a wrong field of those still ends in fairseq's traceback.
+fairseq answers an unknown --arch with all names that it knows, in 23,000 characters, and so it does
+in a YAML file and for a checkpoint of another --user-dir. A field of a YAML file that its part does
+not have ends in a traceback. This repair acts once the --user-dir is imported. Before that,
+fairseq-hydra-train checks the parts that are fairseq's own, such as `task: {_name: translation}`: a
+wrong field of those still ends in fairseq's traceback.
 """
 
 import difflib
@@ -53,11 +55,15 @@ def _refuse_unknown(option: str, name: Any) -> None:
     if isinstance(name, str) and name not in known:
         near = difflib.get_close_matches(name, known, 2)
         question = f"did you mean {' or '.join(near)}, or " if near else "must be a known name; "
-        raise OptionError(f"{option_name(option)} {name}: unknown; {question}does it need another --user-dir?")
+        raise OptionError(
+            f"{option_name(option)} {name}: unknown; {question}does it need another --user-dir?"
+        )
 
 
 def _name(cfg: Any, option: str) -> Any:
-    """Return the name in a part of the config: `_name` in YAML, the flag's value in the flags of a command."""
+    """Return the name in a part of the config: `_name` in YAML, the flag's value in the flags of a
+    command.
+    """
     if isinstance(cfg, str):
         return cfg
     return getattr(cfg, "_name", None) or getattr(cfg, option, None)
@@ -93,7 +99,8 @@ def _build_lr_scheduler(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
     return original(cfg, *args, **kwargs)
 
 
-@replaces(checkpoint_utils, "convert_namespace_to_omegaconf")  # of checkpoints that have flags instead of a config
+# of checkpoints that have flags instead of a config
+@replaces(checkpoint_utils, "convert_namespace_to_omegaconf")
 def _convert(original, flags: Any) -> Any:
     for option in REGISTERED:
         _refuse_unknown(option, getattr(flags, option, None))

@@ -1,7 +1,9 @@
-"""Exact attention with mixed heads in linear memory, one block of queries after the other; see blockwise.md.
+"""Exact attention with mixed heads in linear memory, one block of queries after the other; see
+blockwise.md.
 
-A block holds all heads, because mixing needs them together. It holds all keys that its queries may see, because
-normalizing needs the whole row. The backward pass computes the weights again, and dropout's zeros from the same seed.
+A block holds all heads, because mixing needs them together. It holds all keys that its queries may
+see, because normalizing needs the whole row. The backward pass computes the weights again, and
+dropout's zeros from the same seed.
 """
 
 from mixhead_plugin.ops.blockwise.operator import blockwise_attention

@@ -13,12 +13,14 @@ from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.blockwise.threads import parallel_for
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 
-# Blocks add to these gradients, which start at 0. They write all others, completely if `plan.complete`.
+# Blocks add to these gradients, which start at 0. They write all others, completely if
+# `plan.complete`.
 ADDED = {"attn_mask", *(name for name, (dims, *_) in DIMENSIONS.items() if {"Nk", "P"} & {*dims})}
 
 
 def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the gradients of the named inputs in the dtype of the computation, from d_output [B, H', Nq, Dv].
+    """Return the gradients of the named inputs in the dtype of the computation, from d_output [B,
+    H', Nq, Dv].
 
     The gradient of attn_mask has four dimensions; that of relative_key has a row for each distance.
     """
@@ -36,7 +38,9 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> dict[str, Te
     items = []
     for block in plan.blocks:
         views = {name: block.part(name, total) for name, total in totals.items()}
-        items.append((block, inputs_of(plan, block), block.part("output", d_output).flatten(0, 1), views))
+        items.append(
+            (block, inputs_of(plan, block), block.part("output", d_output).flatten(0, 1), views)
+        )
     turns = _Turns(plan.blocks)
 
     def work(items: Iterator[tuple[Block, AttentionInputs, Tensor, dict[str, Tensor]]]) -> None:
@@ -55,9 +59,11 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> dict[str, Te
 
 
 class _Turns:
-    """Let blocks add to the same memory in the order of their numbers: sums of floats depend on the order.
+    """Let blocks add to the same memory in the order of their numbers: sums of floats depend on the
+    order.
 
-    A block waits only for blocks of a lower number. A thread has already taken those, so no two wait for one another.
+    A block waits only for blocks of a lower number. A thread has already taken those, so no two
+    wait for one another.
     """
 
     def __init__(self, blocks: Sequence[Block]):
@@ -80,9 +86,16 @@ class _Turns:
 
 
 def _add_gradients(
-    steps: Steps, turns: _Turns, block: Block, part: AttentionInputs, d_output: Tensor, grads: dict[str, Tensor]
+    steps: Steps,
+    turns: _Turns,
+    block: Block,
+    part: AttentionInputs,
+    d_output: Tensor,
+    grads: dict[str, Tensor],
 ) -> None:
-    """Add the block's terms to the gradients by the equations of blockwise.md; d_output [b * h', n, Dv]."""
+    """Add the block's terms to the gradients by the equations of blockwise.md; d_output [b * h', n,
+    Dv].
+    """
     scores, with_sink = steps.weights(block, part)  # [b * h, n, k] or [b * h, n, k + 1]
     weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
     with_gain = steps.apply_gain(weights, block, part.gain)
@@ -115,7 +128,8 @@ def _add_gradients(
     if part.sink is not None:
         d_of_keys, d_weights = d_weights, steps.buffer("d_with sink", with_sink.shape)
         d_weights[..., :-1], d_weights[..., -1] = d_of_keys, 0.0
-    d_scores = steps.normalizer.grad(scores, with_sink, d_weights, out)  # [b * h, n, k] or [b * h, n, k + 1]
+    # [b * h, n, k] or [b * h, n, k + 1]
+    d_scores = steps.normalizer.grad(scores, with_sink, d_weights, out)
     if part.sink is not None:
         grads["sink"].copy_(d_scores[..., -1].view(block.shape[:3]).sum((0, 2)))
         d_scores = steps.without_sink(d_scores, part)
@@ -128,10 +142,14 @@ def _add_gradients(
         with turns.turn("relative_key", block):
             grads["relative_key"].add_(d_relative_key)
     if part.score_mixing is not None:
-        arranged = steps.arranged(steps.buffer("products", d_scores.shape), part.score_mixing, "by query")
+        arranged = steps.arranged(
+            steps.buffer("products", d_scores.shape), part.score_mixing, "by query"
+        )
         d_arranged = steps.arranged(d_scores, part.score_mixing.transpose(-2, -1), "d by query")
         _mixing_grad(arranged, d_arranged, grads["score_mixing"])
-        d_scores = steps.mix_arranged(d_arranged, part.score_mixing.transpose(-2, -1), n, "mixed products")
+        d_scores = steps.mix_arranged(
+            d_arranged, part.score_mixing.transpose(-2, -1), n, "mixed products"
+        )
     d_query = product(d_scores, part.key, steps.scale)  # [b * h, n, D]
     grads["query"].copy_(d_query.view(grads["query"].shape))
     with turns.turn("key", block):
@@ -139,9 +157,12 @@ def _add_gradients(
 
 
 def _mixing_grad(weights: Tensor, d_mixed: Tensor, out: Tensor) -> None:
-    """Write dM[j, i] = sum_k P_j dPbar_i of arranged matrices to `out` [b, n, H, H'], or summed further [H, H']."""
+    """Write dM[j, i] = sum_k P_j dPbar_i of arranged matrices to `out` [b, n, H, H'], or summed
+    further [H, H'].
+    """
     in_place = out.flatten(0, 1) if out.dim() == 4 and out.is_contiguous() else None
-    found = torch.bmm(weights, d_mixed.transpose(1, 2), out=in_place)  # [b, H, H'] or [b * n, H, H']
+    # [b, H, H'] or [b * n, H, H']
+    found = torch.bmm(weights, d_mixed.transpose(1, 2), out=in_place)
     if in_place is None:
         out.copy_(found.sum(0) if out.dim() == 2 else found.view(out.shape))
 
@@ -150,12 +171,18 @@ def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor)
     """Return the gain's gradient [h, n + k - 1]."""
     distances, shifted = steps.distances(block, 1)
     distances.zero_()
-    torch.sum(weights.view(block.shape) * d_with_gain.view(block.shape), 0, keepdim=True, out=shifted)
+    torch.sum(
+        weights.view(block.shape) * d_with_gain.view(block.shape), 0, keepdim=True, out=shifted
+    )
     return distances.sum(1)
 
 
-def _relative_grads(steps: Steps, block: Block, part: AttentionInputs, d_scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the relative query, [b, h, n, R], and of the relative key, [h, n + k - 1, R]."""
+def _relative_grads(
+    steps: Steps, block: Block, part: AttentionInputs, d_scores: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the relative query, [b, h, n, R], and of the relative key, [h, n + k
+    - 1, R].
+    """
     b, _, n, _ = block.shape
     d_distances, shifted = steps.distances(block, b)
     d_distances.zero_()

@@ -10,14 +10,16 @@ from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 
 INF = float("inf")
 _WHOLE = slice(None)
-NARROW = 16  # columns; with fewer, MKL's products take up to four times as long, and torch's softmax six times
+# columns; with fewer, MKL's products take up to four times as long, and torch's softmax six times
+NARROW = 16
 
 
 class Block(NamedTuple):
     """Some queries of some heads of a part of the batch, with the keys that any of them may see."""
 
     number: int
-    previous: int  # number of the last block before it with the same part of the batch and heads, -1 for none
+    # number of the last block before it with the same part of the batch and heads, -1 for none
+    previous: int
     batch: slice
     heads: slice
     mixed_heads: slice  # of values and outputs
@@ -30,12 +32,16 @@ class Block(NamedTuple):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """The block's b, h, n and k."""
-        return tuple(part.stop - part.start for part in (self.batch, self.heads, self.queries, self.keys))
+        return tuple(
+            part.stop - part.start for part in (self.batch, self.heads, self.queries, self.keys)
+        )
 
     def part(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a view of what belongs to the block, for an input, its gradient or the output; attn_mask stays whole.
+        """Return a view of what belongs to the block, for an input, its gradient or the output;
+        attn_mask stays whole.
 
-        A gradient with one dimension more than its input has one term for each block, in the order of their numbers.
+        A gradient with one dimension more than its input has one term for each block, in the order
+        of their numbers.
         """
         if name == "attn_mask":
             return tensor
@@ -59,8 +65,13 @@ class BlockMasks:
         self.n_keys = inputs.key.shape[2]
         self.past = self.n_keys - inputs.query.shape[2]  # keys before the first query
         mask, padding = inputs.attn_mask, inputs.key_padding_mask
-        self.attn_mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]  # four dimensions
-        self.padding = padding if padding is None else self.like.new_zeros(padding.shape).masked_fill_(padding, -INF)
+        # four dimensions
+        self.attn_mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]
+        self.padding = (
+            padding
+            if padding is None
+            else self.like.new_zeros(padding.shape).masked_fill_(padding, -INF)
+        )
         self.futures: dict[tuple[int, int, int], Tensor] = {}
         # whether every query is known to see a key, the first one
         self.seen = self.n_keys > 0 and not (self.causal and self.past < 0)
@@ -69,7 +80,9 @@ class BlockMasks:
                 self.seen = not bool((mask[..., 0].to(self.like.dtype) == -INF).any())
 
     def unpadded(self, batches: Sequence[slice]) -> tuple[list[slice], list[bool]]:
-        """Return for each slice of the batch the span of keys that any of them has, and whether any lacks one there."""
+        """Return for each slice of the batch the span of keys that any of them has, and whether any
+        lacks one there.
+        """
         if self.padding is None:
             return [slice(0, self.n_keys)] * len(batches), [False] * len(batches)
         spans = _spans(torch.stack([self.padding[some].amax(0) for some in batches]) != -INF)
@@ -85,13 +98,16 @@ class BlockMasks:
         return slice(start, max(span.stop, start + NARROW))
 
     def visible_and_biased(self, queries: Sequence[slice]) -> tuple[list[slice], list[slice]]:
-        """Return for each slice of queries the keys that attn_mask shows, and those whose scores it changes."""
+        """Return for each slice of queries the keys that attn_mask shows, and those whose scores it
+        changes.
+        """
         everything = [slice(0, self.n_keys)] * len(queries)
         mask = self.attn_mask
         if mask is None:
             return everything, [slice(0, 0)] * len(queries)
         if mask.shape[2] == 1 or mask.shape[3] == 1 or mask[:, :, :1, :1].numel() > 1:
-            return everything, everything  # the search is only for a plain mask [Nq, Nk], like a causal one
+            # the search is only for a plain mask [Nq, Nk], like a causal one
+            return everything, everything
         rows = [mask[0, 0, some] for some in queries]
         largest = torch.stack([r.amax(0) for r in rows]).to(self.like.dtype)  # [blocks, Nk]
         visible = _spans(largest != -INF)
@@ -105,7 +121,8 @@ class BlockMasks:
         if self.attn_mask is not None:
             _biased(scores, block).add_(_part(self.attn_mask, block))
         if self.causal:
-            first = block.queries.start + self.past + 1  # the first key that the first query does not see
+            # the first key that the first query does not see
+            first = block.queries.start + self.past + 1
             start = max(first, block.keys.start)
             if start < block.keys.stop:
                 future = self._future(scores.shape[2], block.keys.stop - start, first - start)
@@ -114,7 +131,9 @@ class BlockMasks:
             scores.add_(self.padding[block.batch, None, None, block.keys])
 
     def _future(self, rows: int, columns: int, diagonal: int) -> Tensor:
-        """Return -inf on and above a diagonal, [rows, columns]; nearly all blocks share one tensor."""
+        """Return -inf on and above a diagonal, [rows, columns];
+        nearly all blocks share one tensor.
+        """
         key = (rows, columns, diagonal)
         if key not in self.futures:
             self.futures[key] = self.like.new_full((rows, columns), -INF).triu(diagonal)
@@ -122,7 +141,9 @@ class BlockMasks:
 
 
 def add_mask_grad(d_attn_mask: Tensor, d_scores: Tensor, block: Block) -> None:
-    """Add the block's d_scores [b, h, n, k] to the gradient of attn_mask, which has four dimensions."""
+    """Add the block's d_scores [b, h, n, k] to the gradient of attn_mask, which has four
+    dimensions.
+    """
     part = _part(d_attn_mask, block)
     part.add_(_biased(d_scores, block).sum_to_size(part.shape))
 
@@ -141,7 +162,9 @@ def _biased(scores: Tensor, block: Block) -> Tensor:
 
 
 def _spans(true: Tensor) -> list[slice]:
-    """Return for each row of a bool [rows, n] the slice from its first True to its last; an empty one without True."""
+    """Return for each row of a bool [rows, n] the slice from its first True to its last; an empty
+    one without True.
+    """
     n = true.shape[1]
     number = true.to(torch.int8)
     first, after, found = number.argmax(1), n - number.flip(1).argmax(1), true.any(1)

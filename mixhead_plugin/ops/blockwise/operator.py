@@ -27,7 +27,8 @@ from mixhead_plugin.ops.reference import upcast
 def blockwise_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` by blocks: the same values in memory linear in Nq + Nk."""
     if inputs.dropout_p > 0:
-        # torch's own generator on the CPU repeats with torch.manual_seed and under activation checkpointing.
+        # torch's own generator on the CPU repeats with torch.manual_seed and under activation
+        # checkpointing.
         inputs = inputs._replace(seed=torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
     announce_flops()
     return torch.ops.mixhead_plugin.blockwise(*inputs)
@@ -54,20 +55,27 @@ def _backward(d_output: Tensor, learned_mask: bool, *fields: Any) -> tuple[Tenso
     grads = backward(Plan(inputs, learned_mask), d_output, _learned(inputs, learned_mask))
     if inputs.relative_key is not None:
         d_key = grads["relative_key"][:, : inputs.relative_key.shape[1]]
-        grads["relative_key"] = torch.empty_like(inputs.relative_key, dtype=d_key.dtype).copy_(d_key)
+        grads["relative_key"] = torch.empty_like(inputs.relative_key, dtype=d_key.dtype).copy_(
+            d_key
+        )
     grads = {name: grad.to(getattr(inputs, name).dtype) for name, grad in grads.items()}
     return all_gradients(grads, d_output)
 
 
 def _backward_fake(d_output: Tensor, learned_mask: bool, *fields: Any) -> tuple[Tensor, ...]:
     inputs = AttentionInputs(*fields)
-    grads = {name: torch.empty_like(getattr(inputs, name)) for name in _learned(inputs, learned_mask)}
+    grads = {
+        name: torch.empty_like(getattr(inputs, name)) for name in _learned(inputs, learned_mask)
+    }
     return all_gradients(grads, d_output)
 
 
 def _differentiate(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
     (inputs,) = saved_inputs(ctx)
-    learned_mask = inputs.attn_mask is not None and ctx.needs_input_grad[AttentionInputs._fields.index("attn_mask")]
+    learned_mask = (
+        inputs.attn_mask is not None
+        and ctx.needs_input_grad[AttentionInputs._fields.index("attn_mask")]
+    )
     grads = torch.ops.mixhead_plugin.blockwise_backward(d_output, learned_mask, *inputs)
     return by_field(grads, _learned(inputs, learned_mask))
 

@@ -11,8 +11,9 @@ from mixhead_plugin.ops.reference import upcast
 BLOCK_SIZE = {"cpu": 2**18}
 BLOCK_SIZE_ELSEWHERE = 2**24
 MIN_QUERIES = 20  # fewer make slow matrix products
-# On a CPU fewer make slow products too: to avoid them a block is up to LARGER times as large, if 16 blocks remain for
-# the cores. The number of threads must not decide, because dropout is drawn block by block.
+# On a CPU fewer make slow products too: to avoid them a block is up to LARGER times as large, if 16
+# blocks remain for the cores. The number of threads must not decide, because dropout is drawn block
+# by block.
 MANY_QUERIES = 64
 LARGER = 4
 
@@ -23,10 +24,12 @@ def block_size(device: torch.device) -> int:
 
 
 class Plan:
-    """The blocks of one call that see a key, the last queries first: causal blocks of later queries are larger.
+    """The blocks of one call that see a key, the last queries first: causal blocks of later queries
+    are larger.
 
-    `largest` is the size of the largest block of scores or of mixed weights, `most_distances` the most pairs of a query
-    and a distance in any block. The plan is `complete` if every query is in a block.
+    `largest` is the size of the largest block of scores or of mixed weights, `most_distances` the
+    most pairs of a query and a distance in any block. The plan is `complete` if every query is in a
+    block.
     """
 
     def __init__(self, inputs: AttentionInputs, learned_mask: bool = False):
@@ -38,7 +41,9 @@ class Plan:
             b, h, n, k = block.shape
             queries += b * h * n
             mixed_heads = block.mixed_heads.stop - block.mixed_heads.start
-            self.largest = max(self.largest, b * max(h, mixed_heads) * n * (k + (inputs.sink is not None)))
+            self.largest = max(
+                self.largest, b * max(h, mixed_heads) * n * (k + (inputs.sink is not None))
+            )
             self.most_distances = max(self.most_distances, b * h * n * (n + k - 1))
         self.complete = bool(self.blocks) and queries == inputs.query.shape[:3].numel()
 
@@ -61,7 +66,8 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
     visible, biased = masks.visible_and_biased(queries)
     unpadded, padded = masks.unpadded(batches)
     blocks: list[Block] = []
-    latest: dict[tuple[int, int], int] = {}  # the number of the last block, by site: its batch elements and heads
+    # the number of the last block, by site: its batch elements and heads
+    latest: dict[tuple[int, int], int] = {}
     for t in reversed(range(len(queries))):
         rows = queries[t]
         for s, some in enumerate(batches):
@@ -70,18 +76,32 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
                 keys = _common(keys, slice(0, max(0, rows.stop + masks.past)))
             if keys.start == keys.stop:
                 continue
-            distances = slice(keys.start - rows.stop + n_queries, keys.stop - rows.start + n_queries - 1)
+            distances = slice(
+                keys.start - rows.stop + n_queries, keys.stop - rows.start + n_queries - 1
+            )
             for some_heads in heads:
                 site, number = (s, some_heads.start), len(blocks)
-                mixed_heads = some_heads if inputs.mixing is None else slice(0, inputs.value.shape[1])
-                parts = some, some_heads, mixed_heads, rows, keys, distances, _common(keys, biased[t])
+                mixed_heads = (
+                    some_heads if inputs.mixing is None else slice(0, inputs.value.shape[1])
+                )
+                parts = (
+                    some,
+                    some_heads,
+                    mixed_heads,
+                    rows,
+                    keys,
+                    distances,
+                    _common(keys, biased[t]),
+                )
                 blocks.append(Block(number, latest.get(site, -1), *parts, padded[s]))
                 latest[site] = number
     return blocks
 
 
 def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]]:
-    """Return slices of the batches, the heads and the queries for blocks of the size that suits the device."""
+    """Return slices of the batches, the heads and the queries for blocks of the size that suits the
+    device.
+    """
     batch, heads, n_queries, _ = inputs.query.shape
     room = block_size(inputs.query.device) // max(1, inputs.key.shape[2])
     mixes = inputs.mixing is not None or inputs.score_mixing is not None
@@ -92,7 +112,8 @@ def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]
     rows = max(1, min(n_queries, rows))
     some = max(1, min(batch, room // (together * rows))) if together == heads else 1
     by_query = any(m is not None and m.dim() == 4 for m in (inputs.mixing, inputs.score_mixing))
-    if by_query and some < 4:  # mixing several batches copies them, which costs more than further blocks
+    # mixing several batches copies them, which costs more than further blocks
+    if by_query and some < 4:
         some = 1
     return _slices(batch, some), _slices(heads, together), _slices(n_queries, rows)
 

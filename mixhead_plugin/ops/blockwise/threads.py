@@ -1,7 +1,8 @@
 """Threads that share the work of one call on the CPU, each with torch's operations on one core.
 
-torch splits every operation over the cores and waits for all of them at its end. Blockwise attention is many
-operations, so a busy machine would delay each by its slowest core. Here each core takes whole blocks and waits once.
+torch splits every operation over the cores and waits for all of them at its end. Blockwise
+attention is many operations, so a busy machine would delay each by its slowest core. Here each core
+takes whole blocks and waits once.
 """
 
 import os
@@ -21,12 +22,15 @@ _pools: dict[int, ThreadPoolExecutor] = {}  # by number of threads
 _lock = Lock()
 
 
-def parallel_for(work: Callable[[Iterator[Item]], None], items: Sequence[Item], device: torch.device) -> None:
+def parallel_for(
+    work: Callable[[Iterator[Item]], None], items: Sequence[Item], device: torch.device
+) -> None:
     """Let `work` go through `items`, without gradients and autocast.
 
-    On the CPU every thread of torch calls `work` once. The threads take their items, in order, from one iterator.
-    Where no thread can be had, as after the end of the main thread, the caller goes through all items itself.
-    After an error no thread takes another item; the error is raised once all threads are back.
+    On the CPU every thread of torch calls `work` once. The threads take their items, in order, from
+    one iterator. Where no thread can be had, as after the end of the main thread, the caller goes
+    through all items itself. After an error no thread takes another item; the error is raised once
+    all threads are back.
     """
     threads = min(torch.get_num_threads(), len(items)) if device.type == "cpu" else 1
     if threads < 2:
@@ -58,7 +62,9 @@ def parallel_for(work: Callable[[Iterator[Item]], None], items: Sequence[Item], 
         try:
             pool = _pool()
             results.extend(pool.submit(run) for _ in range(threads))
-        except RuntimeError:  # Python starts no thread and takes no work once the main thread has ended
+        except (
+            RuntimeError
+        ):  # Python starts no thread and takes no work once the main thread has ended
             run()
         for result in results:
             result.result()
@@ -81,13 +87,15 @@ def _pool() -> ThreadPoolExecutor:
                 ready.abort()  # the threads that have started would wait for the others
                 raise
             finally:
-                torch.set_num_threads(size)  # set_num_threads(1) in a thread also applies to every later thread
+                # set_num_threads(1) in a thread also applies to every later thread
+                torch.set_num_threads(size)
             _pools[size] = pool
         return _pools[size]
 
 
 def _use_one_core(ready: Barrier) -> None:
-    torch.get_num_threads()  # the first call in a thread adopts the common number, so it must come first
+    # the first call in a thread adopts the common number, so it must come first
+    torch.get_num_threads()
     torch.set_num_threads(1)
     ready.wait()
 

@@ -13,9 +13,11 @@ from mixhead_plugin.ops.operators import announce_flops
 from mixhead_plugin.ops.transforms import while_traced
 
 NORMALIZERS = ("softmax", "sigsoftmax", "l2", "sigmoid")
-READ = ("query", "key", "value", "mixing", "sink")  # the tensors that the kernels read, beside masks and seed
+# the tensors that the kernels read, beside masks and seed
+READ = ("query", "key", "value", "mixing", "sink")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-INTERPRETED_DTYPES = (torch.float16, torch.float32)  # triton's interpreter multiplies bfloat16 as integers
+# triton's interpreter multiplies bfloat16 as integers
+INTERPRETED_DTYPES = (torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
 MAX_HEADS = 64
 MIN_CAPABILITY = 8
@@ -42,7 +44,9 @@ _PACKAGE_PROBLEM = _package_problem()  # at import, because torch.compile cannot
 
 
 def machine_problem() -> str:
-    """Return why no kernel can run on the current device, or an empty string. This initialises CUDA."""
+    """Return why no kernel can run on the current device, or an empty string. This initialises
+    CUDA.
+    """
     if _interpreted():
         return _PACKAGE_PROBLEM
     if not torch.cuda.is_available():
@@ -56,16 +60,25 @@ def _interpreted() -> bool:
 
 
 def _device_problem(type_: str, index: int | None) -> str:
-    """Return why no kernel can run on a device, or an empty string; an index of None is the current device."""
+    """Return why no kernel can run on a device, or an empty string; an index of None is the current
+    device.
+    """
     if type_ != "cuda":
-        return "" if type_ == "cpu" and _interpreted() else f"needs tensors on a CUDA device, not on {type_}"
+        return (
+            ""
+            if type_ == "cpu" and _interpreted()
+            else f"needs tensors on a CUDA device, not on {type_}"
+        )
     device = torch.cuda.get_device_properties(index)
     which = "the current one" if index is None else f"cuda:{index}"
     if torch.version.hip is not None:
         name = device.gcnArchName.partition(":")[0]
         return "" if name in AMD else f"needs one of AMD's {', '.join(AMD)}, {which} is {name}"
     if device.major < MIN_CAPABILITY:
-        return f"needs a GPU of compute capability {MIN_CAPABILITY}.0, {which} has {device.major}.{device.minor}"
+        return (
+            f"needs a GPU of compute capability {MIN_CAPABILITY}.0, {which} has "
+            f"{device.major}.{device.minor}"
+        )
     return ""
 
 
@@ -82,7 +95,9 @@ def kernel_problem(inputs: AttentionInputs) -> str:
     query, value = inputs.query, inputs.value
     heads, head_dim = query.shape[1], max(query.shape[3], value.shape[3])
     if inputs.normalizer not in NORMALIZERS:
-        return f"has no kernel for normalizer {inputs.normalizer!r}, only for {', '.join(NORMALIZERS)}"
+        return (
+            f"has no kernel for normalizer {inputs.normalizer!r}, only for {', '.join(NORMALIZERS)}"
+        )
     if head_dim > MAX_HEAD_DIM:
         return f"has no kernel for head size {head_dim}, only up to {MAX_HEAD_DIM}"
     if inputs.mixing is not None and heads > MAX_HEADS:
@@ -102,23 +117,30 @@ def kernel_problem(inputs: AttentionInputs) -> str:
 def allows_tf32() -> bool:
     """Return whether torch lets products of float32 use tf32."""
     matmul = torch.backends.cuda.matmul
-    # Newer versions of torch have another switch, and raise when the old one is read after the new one was set.
-    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    # Newer versions of torch have another switch, and raise when the old one is read after the new
+    # one was set.
+    return (
+        matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    )
 
 
 def slower_than_blocks(inputs: AttentionInputs) -> bool:
     """Return whether `blockwise` is faster than the kernels, at the price of more memory.
 
-    Without tf32 the kernels multiply float32 on CUDA cores: five times as long on an H200 (triton.md, Limits).
+    Without tf32 the kernels multiply float32 on CUDA cores: five times as long on an H200
+    (triton.md, Limits).
     """
     return inputs.query.dtype == torch.float32 and not allows_tf32()
 
 
 def fault(inputs: AttentionInputs) -> str:
-    """Return what the kernels do wrong on this device for such a call, or an empty string (see `verify`)."""
+    """Return what the kernels do wrong on this device for such a call, or an empty string (see
+    `verify`).
+    """
     from mixhead_plugin.ops.triton import verify
 
-    return "" if _interpreted() else verify.fault(inputs)  # there a trial takes far longer than a call
+    # there a trial takes far longer than a call
+    return "" if _interpreted() else verify.fault(inputs)
 
 
 def triton_attention(inputs: AttentionInputs) -> Tensor:
@@ -126,8 +148,11 @@ def triton_attention(inputs: AttentionInputs) -> Tensor:
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
     if inputs.dropout_p > 0:
-        # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing. From the
-        # device's, as in F.dropout, because a CUDA graph replays draws there but would freeze a number of the host.
-        inputs = inputs._replace(seed=torch.randint(2**62, (), dtype=torch.int64, device=inputs.query.device))
+        # From torch's generator, so that it repeats with torch.manual_seed and under activation
+        # checkpointing. From the device's, as in F.dropout, because a CUDA graph replays draws
+        # there but would freeze a number of the host.
+        inputs = inputs._replace(
+            seed=torch.randint(2**62, (), dtype=torch.int64, device=inputs.query.device)
+        )
     announce_flops()
     return torch.ops.mixhead_plugin.triton(*inputs)[0]

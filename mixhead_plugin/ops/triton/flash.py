@@ -1,6 +1,8 @@
-"""Kernels for heads that do not mix: FlashAttention-2 (Dao 2023) for each normalizer, one head a program.
+"""Kernels for heads that do not mix: FlashAttention-2 (Dao 2023) for each normalizer, one head a
+program.
 
-Without values, `flash_fwd_kernel` is also the first pass of mixed heads and writes only the statistic of each row.
+Without values, `flash_fwd_kernel` is also the first pass of mixed heads and writes only the
+statistic of each row.
 """
 
 import triton
@@ -11,14 +13,18 @@ from mixhead_plugin.ops.triton import rows
 
 @triton.jit
 def program_of(n, BLOCK: tl.constexpr, H: tl.constexpr):
-    """Return the tile, the number of tiles, the index in B * H, the sentence and the head of this program."""
+    """Return the tile, the number of tiles, the index in B * H, the sentence and the head of this
+    program.
+    """
     n_tiles = (n + BLOCK - 1) // BLOCK
     i_t, i_bh = tl.program_id(0) % n_tiles, tl.program_id(0) // n_tiles
     return i_t, n_tiles, i_bh, (i_bh // H).to(tl.int64), (i_bh % H).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
-def flash_fwd_kernel(q, k, v, o, sink, peak, factor, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr):
+def flash_fwd_kernel(
+    q, k, v, o, sink, peak, factor, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr
+):
     """Write O and the statistic of each row; only the statistic where v is None."""
     i_t, n_tiles, i_bh, i_b, i_h = program_of(n_queries, C.BM, C.H)
     first = (n_tiles - 1 - i_t) * C.BM  # the longest rows of a causal mask first
@@ -49,14 +55,17 @@ def flash_fwd_kernel(q, k, v, o, sink, peak, factor, masks, dropout, scale, n_qu
             b_k = rows.load_rows(k, o_n, o_d, n_keys, C.D)  # [BN, DP]
             b_s = rows.product(b_q, tl.trans(b_k), C) * scale  # [BM, BN]
             if EDGE:
-                b_s += rows.bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C)
+                b_s += rows.bias_of(
+                    i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C
+                )
             if C.NORMALIZER == "sigmoid":
                 b_shrink = tl.full([C.BM], 1.0, tl.float32)  # [BM]
                 b_w = rows.weights_of(b_s, b_max[:, None], 1.0, C)  # [BM, BN]
             else:
                 b_y = rows.exponent(b_s, C)  # [BM, BN]
                 b_new = tl.maximum(b_max, tl.max(b_y, 1))  # [BM]
-                b_pivot = tl.where(b_new == float("-inf"), 0.0, b_new)  # [BM], finite where all is hidden
+                # [BM], finite where all is hidden
+                b_pivot = tl.where(b_new == float("-inf"), 0.0, b_new)
                 b_shrink = tl.exp2(b_max - b_pivot)  # [BM]
                 b_w = tl.exp2(b_y - b_pivot[:, None])  # [BM, BN]
                 if C.NORMALIZER == "sigsoftmax":
@@ -99,7 +108,21 @@ def flash_bwd_delta_kernel(o, d_o, delta, n_queries, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
 def flash_bwd_dq_kernel(
-    q, k, v, d_o, peak, factor, delta, d_q, d_scale, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr
+    q,
+    k,
+    v,
+    d_o,
+    peak,
+    factor,
+    delta,
+    d_q,
+    d_scale,
+    masks,
+    dropout,
+    scale,
+    n_queries,
+    n_keys,
+    C: tl.constexpr,
 ):
     """Write dQ of a tile of queries."""
     i_t, n_tiles, i_bh, i_b, i_h = program_of(n_queries, C.BM, C.H)
@@ -123,10 +146,14 @@ def flash_bwd_dq_kernel(
             b_v = rows.load_rows(v, o_n, o_v, n_keys, C.DV)  # [BN, DVP]
             b_s = rows.product(b_q, tl.trans(b_k), C) * scale  # [BM, BN]
             if EDGE:
-                b_s += rows.bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C)
+                b_s += rows.bias_of(
+                    i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C
+                )
             b_dp = rows.product(b_do, tl.trans(b_v), C)  # [BM, BN]
             if dropout is not None:
-                b_dp = tl.where(rows.kept(seed, dropout, i_bh, first, i_n, 2, C), b_dp * dropout.gain, 0.0)
+                b_dp = tl.where(
+                    rows.kept(seed, dropout, i_bh, first, i_n, 2, C), b_dp * dropout.gain, 0.0
+                )
             b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [BM, BN]
             b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [BM, BN]
             b_dq = rows.add_product(b_ds.to(b_k.dtype), b_k, b_dq, C)
@@ -135,7 +162,22 @@ def flash_bwd_dq_kernel(
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
 def flash_bwd_dkv_kernel(
-    q, k, v, d_o, peak, factor, delta, d_k, d_v, d_scale, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr
+    q,
+    k,
+    v,
+    d_o,
+    peak,
+    factor,
+    delta,
+    d_k,
+    d_v,
+    d_scale,
+    masks,
+    dropout,
+    scale,
+    n_queries,
+    n_keys,
+    C: tl.constexpr,
 ):
     """Write dK and dV of a tile of keys; scores and weights are transposed, [BN, BM]."""
     i_t, _, i_bh, i_b, i_h = program_of(n_keys, C.BN, C.H)
@@ -155,12 +197,15 @@ def flash_bwd_dkv_kernel(
             b_q = rows.load_rows(q, o_m, o_d, n_queries, C.D)  # [BM, DP]
             b_do = rows.load_rows(d_o, o_m, o_v, n_queries, C.DV)  # [BM, DVP]
             p_row = i_bh.to(tl.int64) * n_queries + o_m
-            b_peak = tl.load(peak + p_row, mask=o_m < n_queries, other=float("inf"))[None, :]  # [1, BM]
+            # [1, BM]
+            b_peak = tl.load(peak + p_row, mask=o_m < n_queries, other=float("inf"))[None, :]
             b_factor = tl.load(factor + p_row, mask=o_m < n_queries, other=0.0)[None, :]  # [1, BM]
             b_delta = tl.load(delta + p_row, mask=o_m < n_queries, other=0.0)[None, :]  # [1, BM]
             b_s = rows.product(b_k, tl.trans(b_q), C) * scale  # [BN, BM]
             if EDGE:
-                b_s += rows.bias_of(i_b, i_h, o_m[None, :], o_n[:, None], masks, n_queries, n_keys, C)
+                b_s += rows.bias_of(
+                    i_b, i_h, o_m[None, :], o_n[:, None], masks, n_queries, n_keys, C
+                )
             b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [BN, BM]
             b_dp = rows.product(b_v, tl.trans(b_do), C)  # [BN, BM]
             b_w = b_p  # [BN, BM], the weights after dropout

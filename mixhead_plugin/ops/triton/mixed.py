@@ -1,8 +1,10 @@
-"""Kernels for heads that mix: a program computes the weights of all heads for its tile, because mixing needs them.
+"""Kernels for heads that mix: a program computes the weights of all heads for its tile, because
+mixing needs them.
 
-A tile is [heads, BM, BN]; a program computes HC heads at a time and adds to HG of them. A mixing product takes the 16
-heads that tensor cores need, or fewer heads of several parts of the keys (triton.md). The mixing matrix M is a
-`Strided` [B, H, Nq, H]: sentence, source head, query, mixed head.
+A tile is [heads, BM, BN]; a program computes HC heads at a time and adds to HG of them. A mixing
+product takes the 16 heads that tensor cores need, or fewer heads of several parts of the keys
+(triton.md). The mixing matrix M is a `Strided` [B, H, Nq, H]: sentence, source head, query, mixed
+head.
 """
 
 import triton
@@ -14,7 +16,9 @@ from mixhead_plugin.ops.triton.records import Strided
 
 @triton.jit
 def program_of(n, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """Return the part of the heads, the tile, the number of tiles and the sentence of this program."""
+    """Return the part of the heads, the tile,
+    the number of tiles and the sentence of this program.
+    """
     n_tiles = (n + BLOCK - 1) // BLOCK
     i_p, i_bt = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
     return i_p, i_bt % n_tiles, n_tiles, (i_bt // n_tiles).to(tl.int64)
@@ -28,9 +32,22 @@ def transposed(b_x):
 
 @triton.jit
 def scores_of(
-    b_x, b_y, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C: tl.constexpr, KEYS_FIRST: tl.constexpr = False
+    b_x,
+    b_y,
+    i_b,
+    o_h,
+    o_m,
+    o_n,
+    masks,
+    scale,
+    n_queries,
+    n_keys,
+    C: tl.constexpr,
+    KEYS_FIRST: tl.constexpr = False,
 ):
-    """Return the biased scores of heads o_h, the product of b_x and b_y: [heads, BM, BN] or, KEYS_FIRST, transposed."""
+    """Return the biased scores of heads o_h, the product of b_x and b_y: [heads, BM, BN] or,
+    KEYS_FIRST, transposed.
+    """
     if KEYS_FIRST:
         o_m, o_n = o_m[None, None, :], o_n[None, :, None]
     else:
@@ -43,7 +60,9 @@ def scores_of(
 
 @triton.jit
 def load_mixing(m, o_m, o_from, o_to, n_queries, C: tl.constexpr):
-    """Load the matrices of `mix`, [PARTS, HC * PACK, HG * PACK], with M at each place of the diagonal."""
+    """Load the matrices of `mix`, [PARTS, HC * PACK, HG * PACK], with M at each place of the
+    diagonal.
+    """
     o_q = o_m if C.PER_QUERY else tl.arange(0, C.PARTS) * 0
     b_m = rows.load_heads_upright(m, o_from, o_q, o_to, n_queries, C.H, C.H)  # [HC, PARTS, HG]
     b_m = tl.permute(b_m, (1, 0, 2))[:, :, None, :, None]  # [PARTS, HC, 1, HG, 1]
@@ -61,13 +80,15 @@ def laid_out(b_x, b_y):
 
 
 @triton.jit
-def mix(b_x, b_m, b_sum, b_last, ROUND: tl.constexpr, C: tl.constexpr, KEYS_FIRST: tl.constexpr = False):
+def mix(
+    b_x, b_m, b_sum, b_last, ROUND: tl.constexpr, C: tl.constexpr, KEYS_FIRST: tl.constexpr = False
+):
     """Return b_sum [HG, BM, BN] + M^T x, and the product, which the next call takes as b_last.
 
-    x is [HC, BM, BN] and takes the dtype of M, which `load_mixing` returned. With KEYS_FIRST x and the sum are
-    [heads, BN, BM]. HC heads of PACK keys are the numbers of a product. Its matrix has M at each place of the
-    diagonal, so the keys do not mix, and NaN stays with its query. Only the layout of b_last counts. ROUND rounds the
-    sum to the dtype of M.
+    x is [HC, BM, BN] and takes the dtype of M, which `load_mixing` returned. With KEYS_FIRST x and
+    the sum are [heads, BN, BM]. HC heads of PACK keys are the numbers of a product. Its matrix has
+    M at each place of the diagonal, so the keys do not mix, and NaN stays with its query. Only the
+    layout of b_last counts. ROUND rounds the sum to the dtype of M.
     """
     HG: tl.constexpr = b_sum.shape[0]
     b_h = b_x.to(b_m.dtype)
@@ -80,14 +101,18 @@ def mix(b_x, b_m, b_sum, b_last, ROUND: tl.constexpr, C: tl.constexpr, KEYS_FIRS
         b_h = laid_out(b_h, b_last)
     b_last = rows.product(b_h, b_m, C)  # [PARTS, .., HG * PACK]
     b_y = tl.reshape(b_last, [C.BM, C.BN // C.PACK, HG, C.PACK])
-    b_y = b_sum + tl.reshape(tl.permute(b_y, (2, 1, 3, 0) if KEYS_FIRST else (2, 0, 1, 3)), b_sum.shape)
+    b_y = b_sum + tl.reshape(
+        tl.permute(b_y, (2, 1, 3, 0) if KEYS_FIRST else (2, 0, 1, 3)), b_sum.shape
+    )
     if HG == C.HC:
         b_y = laid_out(b_y.to(b_m.dtype) if ROUND else b_y, b_x).to(tl.float32)
     return b_y, b_last
 
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
-def mixed_fwd_kernel(q, k, v, m, o, peak, factor, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr):
+def mixed_fwd_kernel(
+    q, k, v, m, o, peak, factor, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr
+):
     """Write O of a tile of queries and a group of mixed heads."""
     i_g, i_t, n_tiles, i_b = program_of(n_queries, C.BM, C.GROUPS)
     first = (n_tiles - 1 - i_t) * C.BM  # the longest rows of a causal mask first
@@ -96,9 +121,11 @@ def mixed_fwd_kernel(q, k, v, m, o, peak, factor, masks, dropout, scale, n_queri
     q, k, v, m = rows.at(q, i_b, 0), rows.at(k, i_b, 0), rows.at(v, i_b, 0), rows.at(m, i_b, 0)
     b_o = tl.full([C.HG, C.DVP, C.BM], 0.0, tl.float32)  # [HG, DVP, BM]
     seed = tl.load(dropout.seed) if dropout is not None else 0
-    b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)  # see `mix`
+    # see `mix`
+    b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
-    b_v = rows.load_heads_upright(v, o_g, start + tl.arange(0, C.BN), o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
+    # [HG, BN, DVP]
+    b_v = rows.load_heads_upright(v, o_g, start + tl.arange(0, C.BN), o_v, n_keys, C.H, C.DV)
     for i_n in range(start, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
         b_mixed = tl.full([C.HG, C.BM, C.BN], 0.0, tl.float32)  # [HG, BM, BN]
@@ -106,17 +133,25 @@ def mixed_fwd_kernel(q, k, v, m, o, peak, factor, masks, dropout, scale, n_queri
             o_h = i_h + tl.arange(0, C.HC)
             b_q = rows.load_heads_upright(q, o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
             b_kt = transposed(rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D))  # [HC, DP, BN]
-            b_peak = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))[:, :, None]  # [HC, BM, 1]
-            b_factor = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HC, BM, 1]
-            b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_q.dtype)  # [PARTS, HC * PACK, HG * PACK]
-            b_s = scores_of(b_q, b_kt, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HC, BM, BN]
+            # [HC, BM, 1]
+            b_peak = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))[
+                :, :, None
+            ]
+            # [HC, BM, 1]
+            b_factor = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, :, None]
+            # [PARTS, HC * PACK, HG * PACK]
+            b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_q.dtype)
+            # [HC, BM, BN]
+            b_s = scores_of(b_q, b_kt, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C)
             b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HC, BM, BN]
             b_mixed, b_last = mix(b_p, b_m, b_mixed, b_last, C.CHUNKS == 1, C)
         if dropout is not None:
-            keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)  # [HG, BM, BN]
+            # [HG, BM, BN]
+            keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)
             b_mixed = tl.where(keep, b_mixed, 0.0)
         b_o = rows.add_product(transposed(b_v), transposed(b_mixed.to(b_v.dtype)), b_o, C)
-        b_v = rows.load_heads_upright(v, o_g, o_n + C.BN, o_v, n_keys, C.H, C.DV)  # of the next tile
+        # of the next tile
+        b_v = rows.load_heads_upright(v, o_g, o_n + C.BN, o_v, n_keys, C.H, C.DV)
     if dropout is not None:
         b_o *= dropout.gain
     rows.store_heads(rows.at(o, i_b, 0), transposed(b_o), o_g, o_m, o_v, n_queries, C.H, C.DV)
@@ -124,23 +159,45 @@ def mixed_fwd_kernel(q, k, v, m, o, peak, factor, masks, dropout, scale, n_queri
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
 def mixed_bwd_dm_kernel(
-    q, k, v, m, d_o, peak, factor, delta, d_m, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr
+    q,
+    k,
+    v,
+    m,
+    d_o,
+    peak,
+    factor,
+    delta,
+    d_m,
+    masks,
+    dropout,
+    scale,
+    n_queries,
+    n_keys,
+    C: tl.constexpr,
 ):
     """Write G[j, i] = sum over the keys of P_j dPbar_i for HC source heads j and HG mixed heads i.
 
-    d_m takes G of each query, which is dM; where M is shared it takes the sum over the tile of queries.
-    delta [B, GROUPS, H, Nq] takes the group's part of delta_j = sum_i M_ji G_ji.
+    d_m takes G of each query, which is dM; where M is shared it takes the sum over the tile of
+    queries. delta [B, GROUPS, H, Nq] takes the group's part of delta_j = sum_i M_ji G_ji.
     """
     i_p, i_t, n_tiles, i_b = program_of(n_queries, C.BM, C.GROUPS * C.CHUNKS)
     i_g, i_h, i_t = i_p % C.GROUPS, i_p // C.GROUPS * C.HC, n_tiles - 1 - i_t
     first = i_t * C.BM
-    o_m, o_h, o_g = first + tl.arange(0, C.BM), i_h + tl.arange(0, C.HC), i_g * C.HG + tl.arange(0, C.HG)
+    o_m, o_h, o_g = (
+        first + tl.arange(0, C.BM),
+        i_h + tl.arange(0, C.HC),
+        i_g * C.HG + tl.arange(0, C.HG),
+    )
     o_d, o_v = tl.arange(0, C.DP), tl.arange(0, C.DVP)
     k, v = rows.at(k, i_b, 0), rows.at(v, i_b, 0)
-    b_q = rows.load_heads_upright(rows.at(q, i_b, 0), o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
-    b_do = rows.load_heads_upright(rows.at(d_o, i_b, 0), o_g, o_m, o_v, n_queries, C.H, C.DV)  # [HG, BM, DVP]
-    b_peak = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))[:, :, None]  # [HC, BM, 1]
-    b_factor = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HC, BM, 1]
+    # [HC, BM, DP]
+    b_q = rows.load_heads_upright(rows.at(q, i_b, 0), o_h, o_m, o_d, n_queries, C.H, C.D)
+    # [HG, BM, DVP]
+    b_do = rows.load_heads_upright(rows.at(d_o, i_b, 0), o_g, o_m, o_v, n_queries, C.H, C.DV)
+    # [HC, BM, 1]
+    b_peak = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))[:, :, None]
+    # [HC, BM, 1]
+    b_factor = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, :, None]
     b_g = tl.full([C.BM, C.HC, C.HG], 0.0, tl.float32)  # [BM, HC, HG]
     seed = tl.load(dropout.seed) if dropout is not None else 0
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
@@ -148,11 +205,13 @@ def mixed_bwd_dm_kernel(
         o_n = i_n + tl.arange(0, C.BN)
         b_kt = transposed(rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D))  # [HC, DP, BN]
         b_vt = transposed(rows.load_heads(v, o_g, o_n, o_v, n_keys, C.H, C.DV))  # [HG, DVP, BN]
-        b_s = scores_of(b_q, b_kt, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HC, BM, BN]
+        # [HC, BM, BN]
+        b_s = scores_of(b_q, b_kt, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C)
         b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HC, BM, BN]
         b_dw = rows.product(b_do, b_vt, C)  # [HG, BM, BN]
         if dropout is not None:
-            keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)  # [HG, BM, BN]
+            # [HG, BM, BN]
+            keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)
             b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
         b_p = tl.permute(b_p.to(b_kt.dtype), (1, 0, 2))  # [BM, HC, BN]
         b_dw = tl.permute(b_dw.to(b_kt.dtype), (1, 0, 2))  # [BM, HG, BN]
@@ -164,8 +223,11 @@ def mixed_bwd_dm_kernel(
     if C.PER_QUERY:
         rows.store_heads(d_m, tl.permute(b_g, (1, 0, 2)), o_h, o_m, o_g, n_queries, C.H, C.H)
     else:
-        rows.store_heads(d_m, tl.sum(b_g, 0)[:, None, :], o_h, i_t + tl.arange(0, 1), o_g, n_tiles, C.H, C.H)
-    b_m = tl.permute(rows.load_heads_upright(m, o_h, o_m, o_g, n_queries, C.H, C.H), (1, 0, 2))  # [BM, HC, HG]
+        rows.store_heads(
+            d_m, tl.sum(b_g, 0)[:, None, :], o_h, i_t + tl.arange(0, 1), o_g, n_tiles, C.H, C.H
+        )
+    # [BM, HC, HG]
+    b_m = tl.permute(rows.load_heads_upright(m, o_h, o_m, o_g, n_queries, C.H, C.H), (1, 0, 2))
     b_delta = tl.sum(b_m.to(q.p.dtype.element_ty).to(tl.float32) * b_g, 2)  # [BM, HC]
     p_delta = delta + (i_b * C.GROUPS + i_g) * C.H * n_queries
     p_delta = p_delta + o_h.to(tl.int64)[None, :] * n_queries + o_m[:, None]  # [BM, HC]
@@ -174,7 +236,22 @@ def mixed_bwd_dm_kernel(
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
 def mixed_bwd_dq_kernel(
-    q, k, v, m, d_o, peak, factor, delta, d_q, d_scale, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr
+    q,
+    k,
+    v,
+    m,
+    d_o,
+    peak,
+    factor,
+    delta,
+    d_q,
+    d_scale,
+    masks,
+    dropout,
+    scale,
+    n_queries,
+    n_keys,
+    C: tl.constexpr,
 ):
     """Write dQ of a tile of queries and a group of source heads."""
     i_g, i_t, n_tiles, i_b = program_of(n_queries, C.BM, C.GROUPS)
@@ -183,40 +260,69 @@ def mixed_bwd_dq_kernel(
     o_d, o_v = tl.arange(0, C.DP), tl.arange(0, C.DVP)
     k, v, d_o, m = rows.at(k, i_b, 0), rows.at(v, i_b, 0), rows.at(d_o, i_b, 0), rows.at(m, i_b, 0)
     m_t = Strided(m.p, m.s_b, m.s_d, m.s_n, m.s_h)  # from mixed heads to source heads
-    b_q = rows.load_heads_upright(rows.at(q, i_b, 0), o_g, o_m, o_d, n_queries, C.H, C.D)  # [HG, BM, DP]
-    b_peak = rows.load_statistic(peak, i_b, o_g, o_m, n_queries, C.H, float("inf"))[:, :, None]  # [HG, BM, 1]
-    b_factor = rows.load_statistic(factor, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HG, BM, 1]
-    b_delta = rows.load_statistic(delta, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HG, BM, 1]
+    # [HG, BM, DP]
+    b_q = rows.load_heads_upright(rows.at(q, i_b, 0), o_g, o_m, o_d, n_queries, C.H, C.D)
+    # [HG, BM, 1]
+    b_peak = rows.load_statistic(peak, i_b, o_g, o_m, n_queries, C.H, float("inf"))[:, :, None]
+    # [HG, BM, 1]
+    b_factor = rows.load_statistic(factor, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, :, None]
+    # [HG, BM, 1]
+    b_delta = rows.load_statistic(delta, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, :, None]
     b_dq = tl.full([C.HG, C.DP, C.BM], 0.0, tl.float32)  # [HG, DP, BM]
     seed = tl.load(dropout.seed) if dropout is not None else 0
-    b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)  # see `mix`
+    # see `mix`
+    b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
     for i_n in range(start, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
         b_dp = tl.full([C.HG, C.BM, C.BN], 0.0, tl.float32)  # [HG, BM, BN]
         for i_h in range(0, C.H, C.HC):
             o_h = i_h + tl.arange(0, C.HC)
-            b_do = rows.load_heads_upright(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]
+            # [HC, BM, DVP]
+            b_do = rows.load_heads_upright(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)
             b_v = rows.load_heads(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
-            b_m = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_v.dtype)  # [PARTS, HC * PACK, HG * PACK]
+            # [PARTS, HC * PACK, HG * PACK]
+            b_m = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_v.dtype)
             b_dw = rows.product(b_do, transposed(b_v), C)  # [HC, BM, BN]
             if dropout is not None:
-                keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, first, i_n, 3, C)  # [HC, BM, BN]
+                # [HC, BM, BN]
+                keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, first, i_n, 3, C)
                 b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
             b_dp, b_last = mix(b_dw, b_m, b_dp, b_last, False, C)
         b_kt = transposed(rows.load_heads(k, o_g, o_n, o_d, n_keys, C.H, C.D))  # [HG, DP, BN]
-        b_s = scores_of(b_q, b_kt, i_b, o_g, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HG, BM, BN]
+        # [HG, BM, BN]
+        b_s = scores_of(b_q, b_kt, i_b, o_g, o_m, o_n, masks, scale, n_queries, n_keys, C)
         b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HG, BM, BN]
         b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [HG, BM, BN]
         b_dq = rows.add_product(b_kt, transposed(b_ds.to(b_kt.dtype)), b_dq, C)
-    rows.store_heads(rows.at(d_q, i_b, 0), transposed(b_dq * d_scale), o_g, o_m, o_d, n_queries, C.H, C.D)
+    rows.store_heads(
+        rows.at(d_q, i_b, 0), transposed(b_dq * d_scale), o_g, o_m, o_d, n_queries, C.H, C.D
+    )
 
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
 def mixed_bwd_dkv_kernel(
-    q, k, v, m, d_o, peak, factor, delta, d_k, d_v, d_scale, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr
+    q,
+    k,
+    v,
+    m,
+    d_o,
+    peak,
+    factor,
+    delta,
+    d_k,
+    d_v,
+    d_scale,
+    masks,
+    dropout,
+    scale,
+    n_queries,
+    n_keys,
+    C: tl.constexpr,
 ):
-    """Write dK and dV of a tile of keys and a group of heads; scores and weights are transposed, [heads, BN, BM]."""
+    """Write dK and dV of a tile of keys and a group of heads; scores and weights are transposed,
+    [heads, BN, BM].
+    """
     i_g, i_t, _, i_b = program_of(n_keys, C.BN, C.GROUPS)
     first = i_t * C.BN
     o_n, o_g = first + tl.arange(0, C.BN), i_g * C.HG + tl.arange(0, C.HG)
@@ -231,23 +337,33 @@ def mixed_bwd_dkv_kernel(
     if ALL_HEADS:
         b_vg = rows.load_heads_upright(v, o_g, o_n, o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
     seed = tl.load(dropout.seed) if dropout is not None else 0
-    b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)  # see `mix`
+    # see `mix`
+    b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)
     start, _, stop = rows.query_span(first, n_queries, n_keys, masks, C)
     for i_m in range(start, stop, C.BM):
         o_m = i_m + tl.arange(0, C.BM)
         b_qt = transposed(rows.load_heads(q, o_g, o_m, o_d, n_queries, C.H, C.D))  # [HG, DP, BM]
-        b_dot = transposed(rows.load_heads(d_o, o_g, o_m, o_v, n_queries, C.H, C.DV))  # [HG, DVP, BM]
-        b_peak = rows.load_statistic(peak, i_b, o_g, o_m, n_queries, C.H, float("inf"))[:, None, :]  # [HG, 1, BM]
-        b_factor = rows.load_statistic(factor, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, None, :]  # [HG, 1, BM]
-        b_delta = rows.load_statistic(delta, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, None, :]  # [HG, 1, BM]
-        b_s = scores_of(b_kg, b_qt, i_b, o_g, o_m, o_n, masks, scale, n_queries, n_keys, C, True)  # [HG, BN, BM]
+        # [HG, DVP, BM]
+        b_dot = transposed(rows.load_heads(d_o, o_g, o_m, o_v, n_queries, C.H, C.DV))
+        # [HG, 1, BM]
+        b_peak = rows.load_statistic(peak, i_b, o_g, o_m, n_queries, C.H, float("inf"))[:, None, :]
+        # [HG, 1, BM]
+        b_factor = rows.load_statistic(factor, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, None, :]
+        # [HG, 1, BM]
+        b_delta = rows.load_statistic(delta, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, None, :]
+        # [HG, BN, BM]
+        b_s = scores_of(b_kg, b_qt, i_b, o_g, o_m, o_n, masks, scale, n_queries, n_keys, C, True)
         b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HG, BN, BM]
         if dropout is not None:
-            keep = transposed(rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, i_m, first, 3, C))  # [HG, BN, BM]
+            # [HG, BN, BM]
+            keep = transposed(
+                rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, i_m, first, 3, C)
+            )
         b_mixed = tl.full([C.HG, C.BN, C.BM], 0.0, tl.float32)  # [HG, BN, BM]
         b_dp = tl.full([C.HG, C.BN, C.BM], 0.0, tl.float32)  # [HG, BN, BM]
         if ALL_HEADS:
-            b_m = load_mixing(m, o_m, o_g, o_g, n_queries, C).to(b_qt.dtype)  # [PARTS, HG * PACK, HG * PACK]
+            # [PARTS, HG * PACK, HG * PACK]
+            b_m = load_mixing(m, o_m, o_g, o_g, n_queries, C).to(b_qt.dtype)
             b_mixed, b_last = mix(b_p, b_m, b_mixed, b_last, C.CHUNKS == 1, C, True)
             b_dw = rows.product(b_vg, b_dot, C)  # [HG, BN, BM]
             if dropout is not None:
@@ -257,19 +373,28 @@ def mixed_bwd_dkv_kernel(
             for i_h in range(0, C.H, C.HC):
                 o_h = i_h + tl.arange(0, C.HC)
                 b_k = rows.load_heads_upright(k, o_h, o_n, o_d, n_keys, C.H, C.D)  # [HC, BN, DP]
-                b_qht = transposed(rows.load_heads(q, o_h, o_m, o_d, n_queries, C.H, C.D))  # [HC, DP, BM]
-                b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)  # [PARTS, HC * PACK, HG * PACK]
-                b_sh = scores_of(b_k, b_qht, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C, True)
-                b_peakh = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))  # [HC, BM]
-                b_factorh = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)  # [HC, BM]
-                b_ph = rows.weights_of(b_sh, b_peakh[:, None, :], b_factorh[:, None, :], C)  # [HC, BN, BM]
+                # [HC, DP, BM]
+                b_qht = transposed(rows.load_heads(q, o_h, o_m, o_d, n_queries, C.H, C.D))
+                # [PARTS, HC * PACK, HG * PACK]
+                b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)
+                b_sh = scores_of(
+                    b_k, b_qht, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C, True
+                )
+                # [HC, BM]
+                b_peakh = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))
+                # [HC, BM]
+                b_factorh = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)
+                # [HC, BN, BM]
+                b_ph = rows.weights_of(b_sh, b_peakh[:, None, :], b_factorh[:, None, :], C)
                 b_mixed, b_last = mix(b_ph, b_m, b_mixed, b_last, C.CHUNKS == 1, C, True)
                 b_v = rows.load_heads_upright(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
                 b_do = rows.load_heads(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]
-                b_mt = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)  # [PARTS, HC * PACK, HG * PACK]
+                # [PARTS, HC * PACK, HG * PACK]
+                b_mt = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)
                 b_dw = rows.product(b_v, transposed(b_do), C)  # [HC, BN, BM]
                 if dropout is not None:
-                    keeph = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, i_m, first, 3, C)  # [HC, BM, BN]
+                    # [HC, BM, BN]
+                    keeph = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, i_m, first, 3, C)
                     b_dw = tl.where(transposed(keeph), b_dw * dropout.gain, 0.0)
                 b_dp, b_last = mix(b_dw, b_mt, b_dp, b_last, False, C, True)
         if dropout is not None:
@@ -279,5 +404,7 @@ def mixed_bwd_dkv_kernel(
         b_dk = rows.add_product(b_qt, transposed(b_ds.to(b_qt.dtype)), b_dk, C)
     if dropout is not None:
         b_dv *= dropout.gain
-    rows.store_heads(rows.at(d_k, i_b, 0), transposed(b_dk * d_scale), o_g, o_n, o_d, n_keys, C.H, C.D)
+    rows.store_heads(
+        rows.at(d_k, i_b, 0), transposed(b_dk * d_scale), o_g, o_n, o_d, n_keys, C.H, C.D
+    )
     rows.store_heads(rows.at(d_v, i_b, 0), transposed(b_dv), o_g, o_n, o_v, n_keys, C.H, C.DV)

@@ -1,4 +1,6 @@
-"""Records that the host fills and the kernels read, so that neither repeats strides, masks and sizes one by one."""
+"""Records that the host fills and the kernels read, so that neither repeats strides, masks and
+sizes one by one.
+"""
 
 from typing import Any, NamedTuple
 
@@ -16,8 +18,8 @@ class Strided(NamedTuple):
 class Masks(NamedTuple):
     """Hold what hides keys or adds to scores; a field is None where there is nothing.
 
-    The strides of the mask stand here, because a record must not hold another one: triton 3.6 loses the constants of
-    an inner record, as a stride of 1, where a loop begins.
+    The strides of the mask stand here, because a record must not hold another one: triton 3.6 loses
+    the constants of an inner record, as a stride of 1, where a loop begins.
     """
 
     mask: Any  # pointer, [B, H, Nq, Nk]
@@ -38,7 +40,8 @@ class Dropout(NamedTuple):
 class Constants(NamedTuple):
     """Hold what a kernel is compiled for.
 
-    All are fields and none a property, because triton finds a compiled kernel again by the fields alone.
+    All are fields and none a property, because triton finds a compiled kernel again by the fields
+    alone.
     """
 
     H: int  # heads

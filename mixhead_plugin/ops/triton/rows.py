@@ -1,7 +1,8 @@
-"""Device functions of all kernels: loads and stores, masks, weights and their gradients, dropout (triton.md).
+"""Device functions of all kernels: loads and stores, masks, weights and their gradients, dropout
+(triton.md).
 
-Tiles are named b_x, pointers p_x, offsets o_x, strides s_x, indices i_x. Scores are multiplied by log2(e), because the
-hardware computes exp2.
+Tiles are named b_x, pointers p_x, offsets o_x, strides s_x, indices i_x. Scores are multiplied by
+log2(e), because the hardware computes exp2.
 """
 
 import triton
@@ -11,8 +12,8 @@ from mixhead_plugin.ops.triton.records import Strided
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e38)  # the lowest score that is not hidden; twice of it is still finite
-# A kernel is compiled once for all numbers of queries. It is compiled twice for n_keys: rows of a mask are read in wide
-# loads only where their length is a multiple of 16.
+# A kernel is compiled once for all numbers of queries. It is compiled twice for n_keys: rows of a
+# mask are read in wide loads only where their length is a multiple of 16.
 UNSPECIALIZED = ("n_queries",)
 
 
@@ -61,8 +62,8 @@ def load_heads(x, o_h, o_n, o_d, n, H, D):
 def load_heads_upright(x, o_h, o_n, o_d, n, H, D):
     """Load as `load_heads` for a product that takes [heads, N, D] as it stands, not transposed.
 
-    triton swizzles shared memory by what follows D in the registers of a thread. Here that is N. After `load_heads` it
-    is the head, and eight rows of one head would lie in the same banks.
+    triton swizzles shared memory by what follows D in the registers of a thread. Here that is N.
+    After `load_heads` it is the head, and eight rows of one head would lie in the same banks.
     """
     by_rows = Strided(x.p, x.s_b, x.s_n, x.s_h, x.s_d)
     p_x, inside = heads_at(by_rows, o_n, o_h, o_d, H, n, D)  # [N, heads, D]
@@ -77,7 +78,9 @@ def store_heads(x, b_x, o_h, o_n, o_d, n, H, D):
 
 @triton.jit
 def rounded(b_x, C: tl.constexpr):
-    """Round float32 to the 10 bits of tf32, which tensor cores only cut off; then errors are three times as large."""
+    """Round float32 to the 10 bits of tf32, which tensor cores only cut off; then errors are three
+    times as large.
+    """
     if C.PRECISION == "tf32":
         b_bits = b_x.to(tl.int32, bitcast=True)
         b_nan = (b_bits & 0x7FFFFFFF) > 0x7F800000  # which could become a number
@@ -108,7 +111,8 @@ def load_statistic(x, i_b, o_h, o_n, n, H: tl.constexpr, other: tl.constexpr):
 def key_span(first, n_queries, n_keys, masks, C: tl.constexpr):
     """Return start, whole and stop of the keys that some query of the tile sees.
 
-    From `start`, a multiple of BN, to `whole` the tiles need no `bias_of`: every query sees every key, without a bias.
+    From `start`, a multiple of BN, to `whole` the tiles need no `bias_of`: every query sees every
+    key, without a bias.
     """
     start, stop = 0, n_keys
     if C.CAUSAL:
@@ -133,7 +137,8 @@ def key_span(first, n_queries, n_keys, masks, C: tl.constexpr):
 def query_span(first, n_queries, n_keys, masks, C: tl.constexpr):
     """Return start, whole and stop of the queries that see some key of the tile.
 
-    From `whole` on the tiles need no `bias_of`. `start` is a multiple of BM, and so is `whole` if it is not `stop`.
+    From `whole` on the tiles need no `bias_of`. `start` is a multiple of BM, and so is `whole` if
+    it is not `stop`.
     """
     start, stop = 0, n_queries
     if C.CAUSAL:
@@ -141,13 +146,16 @@ def query_span(first, n_queries, n_keys, masks, C: tl.constexpr):
     if masks.spans is not None:
         o_n = first + tl.arange(0, C.BN)
         p_span, inside = masks.spans + 4 * o_n, o_n < n_keys  # [BN]
-        start = tl.maximum(start, tl.min(tl.load(p_span, mask=inside, other=n_queries)) // C.BM * C.BM)
+        start = tl.maximum(
+            start, tl.min(tl.load(p_span, mask=inside, other=n_queries)) // C.BM * C.BM
+        )
         stop = tl.max(tl.load(p_span + 1, mask=inside, other=0))
     whole = stop
     if masks.padding is None and (masks.mask is None or masks.spans is not None):
         whole = start
         if C.CAUSAL:
-            last = first + C.BN - 1 - (n_keys - n_queries)  # the first query that sees the last key of the tile
+            # the first query that sees the last key of the tile
+            last = first + C.BN - 1 - (n_keys - n_queries)
             whole = tl.maximum(whole, tl.maximum(last + C.BM - 1, 0) // C.BM * C.BM)
         if masks.spans is not None:
             biased = tl.max(tl.load(p_span + 3, mask=inside, other=0))
@@ -158,7 +166,9 @@ def query_span(first, n_queries, n_keys, masks, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def spans_kernel(mask, spans, rows, n, BM: tl.constexpr, BN: tl.constexpr):
-    """Write, for each row of a mask [rows, n], start and stop of what is not -inf, then of what is not 0."""
+    """Write, for each row of a mask [rows, n], start and stop of what is not -inf, then of what is
+    not 0.
+    """
     o_m = tl.program_id(0) * BM + tl.arange(0, BM)
     b_seen, b_biased = tl.zeros([BM], tl.int32) + n, tl.zeros([BM], tl.int32) + n  # starts, [BM]
     b_unseen, b_plain = tl.zeros([BM], tl.int32), tl.zeros([BM], tl.int32)  # stops, [BM]
@@ -182,16 +192,21 @@ def spans_kernel(mask, spans, rows, n, BM: tl.constexpr, BN: tl.constexpr):
 def load_wide(p, mask, other: tl.constexpr):
     """Load numbers of two bytes or more; refuse narrower ones when the kernel is compiled.
 
-    From the narrowest load that a product depends on, halved by `join`, triton chooses how many neighbours of a row a
-    thread multiplies. For one byte it is 8 in each of 4 threads, and triton before 3.9 then skips half of 16 numbers.
+    From the narrowest load that a product depends on, halved by `join`, triton chooses how many
+    neighbours of a row a thread multiplies. For one byte it is 8 in each of 4 threads, and triton
+    before 3.9 then skips half of 16 numbers.
     """
-    tl.static_assert(p.dtype.element_ty.primitive_bitwidth >= 16, "the kernels read no numbers of one byte")
+    tl.static_assert(
+        p.dtype.element_ty.primitive_bitwidth >= 16, "the kernels read no numbers of one byte"
+    )
     return tl.load(p, mask=mask, other=other)
 
 
 @triton.jit
 def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, C: tl.constexpr):
-    """Return what is added to the scores, -inf where a key is hidden; the shapes of the offsets broadcast."""
+    """Return what is added to the scores, -inf where a key is hidden; the shapes of the offsets
+    broadcast.
+    """
     seen = (o_m < n_queries) & (o_n < n_keys)
     if C.CAUSAL:
         seen &= o_n <= o_m + (n_keys - n_queries)
@@ -211,7 +226,9 @@ def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, C: tl.constexpr):
 
 @triton.jit
 def visible_keys(i_b, i_h, o_m, start, whole, stop, masks, n_queries, n_keys, C: tl.constexpr):
-    """Return log2 of the number of keys that each query sees, inf for none, [BM]; the span is that of `key_span`."""
+    """Return log2 of the number of keys that each query sees, inf for none, [BM]; the span is that
+    of `key_span`.
+    """
     b_n = tl.full([C.BM], 0.0, tl.float32) + (whole - start)  # [BM]
     for i_n in range(whole, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
@@ -234,11 +251,13 @@ def exponent(b_s, C: tl.constexpr):
 
 @triton.jit
 def weights_of(b_s, b_peak, b_factor, C: tl.constexpr):
-    """Return the weights P from the scores and the statistics of their rows; 0 where the peak is inf.
+    """Return the weights P from the scores and the statistics of their rows; 0 where the peak is
+    inf.
 
     The peak of sigmoid is log2(n), n the number of visible keys.
 
-    The peak and the factor stay separate. Beside a peak of -1e8, their combination would lose differences below 8.
+    The peak and the factor stay separate. Beside a peak of -1e8, their combination would lose
+    differences below 8.
     """
     if C.NORMALIZER == "sigmoid":
         return b_factor / (1.0 + tl.exp2(b_peak - b_s))
@@ -268,9 +287,11 @@ def score_gradient(b_s, b_p, b_dp, b_delta, C: tl.constexpr):
 
 @triton.jit
 def kept(seed, dropout, rows, o_m, o_n, RANK: tl.constexpr, C: tl.constexpr):
-    """Return which weights dropout keeps, [BM, BN] or [heads, BM, BN]; o_m and o_n are the first positions.
+    """Return which weights dropout keeps, [BM, BN] or [heads, BM, BN]; o_m and o_n are the first
+    positions.
 
-    A weight has the same draw in every tile. The counter is (key / 4, query, sentence * H + head), four draws each.
+    A weight has the same draw in every tile. The counter is (key / 4, query, sentence * H + head),
+    four draws each.
     """
     c_n = o_n // 4 + tl.arange(0, C.BN // 4)
     c_m = o_m + tl.arange(0, C.BM)

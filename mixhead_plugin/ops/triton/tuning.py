@@ -1,7 +1,7 @@
 """Choose the tile of each kernel: everything that depends on the size of the device.
 
-The tables give a few candidates for each kernel, head size and dtype, the likeliest first. Where there are several, the
-first call on a GPU times them and keeps the fastest for the process.
+The tables give a few candidates for each kernel, head size and dtype, the likeliest first. Where
+there are several, the first call on a GPU times them and keeps the fastest for the process.
 """
 
 import statistics
@@ -53,14 +53,23 @@ _FLASH = {
         4: {64: [(32, 16, 8, 1)], 128: [(32, 16, 8, 1)], 256: [(16, 16, 8, 1)]},
     },
     "flash_bwd_dkv_kernel": {
-        2: {64: [(64, 128, 8, 2), (64, 64, 4, 3)], 128: [(32, 128, 8, 2)], 256: [(64, 32, 8, 1), (32, 32, 8, 1)]},
+        2: {
+            64: [(64, 128, 8, 2), (64, 64, 4, 3)],
+            128: [(32, 128, 8, 2)],
+            256: [(64, 32, 8, 1), (32, 32, 8, 1)],
+        },
         4: {64: [(16, 32, 8, 1)], 128: [(16, 32, 8, 1)], 256: [(16, 16, 8, 1)]},
     },
 }
 
 
-# (BM, BN, warps, stages, HC, HG) by the bytes of a number, the most heads and the largest padded head size: first fit.
-_BWD_4_BYTES = {(64, 32): [(16, 16, 8, 1, 8, 8)], (64, 128): [(16, 16, 8, 1, 4, 4)], (64, 256): [(16, 16, 8, 1, 2, 2)]}
+# (BM, BN, warps, stages, HC, HG) by the bytes of a number, the most heads and the largest padded
+# head size: first fit.
+_BWD_4_BYTES = {
+    (64, 32): [(16, 16, 8, 1, 8, 8)],
+    (64, 128): [(16, 16, 8, 1, 4, 4)],
+    (64, 256): [(16, 16, 8, 1, 2, 2)],
+}
 _MIXED = {
     "mixed_fwd_kernel": {
         2: {
@@ -123,10 +132,14 @@ _MIXED = {
 
 
 def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Tile]:
-    """Return the candidates of a kernel for a number of heads and a padded head size, the likeliest first."""
+    """Return the candidates of a kernel for a number of heads and a padded head size, the likeliest
+    first.
+    """
     if kernel in _FLASH:
         by_size = _FLASH[kernel][itemsize]
-        return [Tile(*sizes) for sizes in by_size[min(size for size in by_size if size >= head_dim)]]
+        return [
+            Tile(*sizes) for sizes in by_size[min(size for size in by_size if size >= head_dim)]
+        ]
     table = _MIXED[kernel][itemsize]
     fitting = next((most, size) for most, size in table if heads <= most and head_dim <= size)
     # triton 3.7.1 makes a wrong product of single rows and columns, so one head has zeros beside it
@@ -138,18 +151,23 @@ _chosen: dict[Hashable, Tile] = {}
 _QUEUEING = 5_000_000  # clocks of the device, some 3 ms; the host launches a kernel in much less
 
 
-def run(key: Hashable, tiles: list[Tile], launch: Callable[[Tile], Any], device: torch.device) -> Any:
+def run(
+    key: Hashable, tiles: list[Tile], launch: Callable[[Tile], Any], device: torch.device
+) -> Any:
     """Return what `launch` returns for the fastest of the tiles, chosen once for each `key`.
 
-    Off the GPU and while a CUDA graph is captured nothing can be timed. Under `torch.use_deterministic_algorithms`
-    every process must choose alike. In these cases the first tile that fits is taken.
+    Off the GPU and while a CUDA graph is captured nothing can be timed. Under
+    `torch.use_deterministic_algorithms` every process must choose alike. In these cases the first
+    tile that fits is taken.
     """
     first = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
     key = (key, device, first)
     if key in _chosen:
         try:
             return launch(_chosen[key])
-        except OutOfResources:  # nothing was launched; the call that chose this tile needed less memory
+        except (
+            OutOfResources
+        ):  # nothing was launched; the call that chose this tile needed less memory
             pass
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return first_fitting(tiles, launch)[1]
@@ -172,7 +190,9 @@ def first_fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> tuple[Til
 
 
 def _fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> Iterator[tuple[Tile, Any]]:
-    """Yield the tiles that fit the device, with what `launch` returned; if none fits, shrink the last until it does."""
+    """Yield the tiles that fit the device, with what `launch` returned; if none fits, shrink the
+    last until it does.
+    """
     left, found = list(tiles), False
     while left:
         tile = left.pop(0)
@@ -208,7 +228,9 @@ def _smaller(tile: Tile) -> Tile | None:
 
 
 def _milliseconds(function: Callable[[], Any], repeats: int = 3, launches: int = 5) -> float:
-    """Return the median time of one launch on the device; the launches wait in its queue while the host makes them."""
+    """Return the median time of one launch on the device; the launches wait in its queue while the
+    host makes them.
+    """
     found = []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

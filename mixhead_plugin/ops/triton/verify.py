@@ -1,7 +1,8 @@
 """Try each kind of the kernels on the device before its first use.
 
-Small problems go forward and backward through every candidate of the tiles; `accuracy.shares` judges their results.
-Compiling the kernels takes longer than the problem; triton keeps them on disk. torch's random generators are not used.
+Small problems go forward and backward through every candidate of the tiles; `accuracy.shares`
+judges their results. Compiling the kernels takes longer than the problem; triton keeps them on
+disk. torch's random generators are not used.
 """
 
 import itertools
@@ -30,15 +31,21 @@ from mixhead_plugin.ops.triton import allows_tf32, tuning
 from mixhead_plugin.ops.triton.operators import Call
 
 logger = logging.getLogger(__name__)
-INTERPRETED = ((19, 18, 0.1, 1),)  # sizes in triton's interpreter, which takes a second for one such problem
-CAPTURED = "was not tried on this GPU yet, and cannot be while a CUDA graph is captured; run one step before"
+# sizes in triton's interpreter, which takes a second for one such problem
+INTERPRETED = ((19, 18, 0.1, 1),)
+CAPTURED = (
+    "was not tried on this GPU yet, and cannot be while a CUDA graph is captured; run one step "
+    "before"
+)
 _faults: dict[CallKind, str] = {}
 _said: set[CallKind] = set()
 _lock = threading.Lock()
 
 
 def fault(inputs: AttentionInputs) -> str:
-    """Return why the kernels must not serve such a call, or an empty string; the first call of a kind tries it."""
+    """Return why the kernels must not serve such a call, or an empty string; the first call of a
+    kind tries it.
+    """
     return _fault_of(*call_kind(inputs))
 
 
@@ -66,7 +73,8 @@ def _fault_of(*fields: Any) -> str:
 
 def try_on_device(kind: CallKind) -> str:
     """Return what the kernels of a kind do wrong on its device, or an empty string."""
-    # A new thread has no inference mode, autocast, saved-tensor hooks, fake tensors or default device of the caller.
+    # A new thread has no inference mode, autocast, saved-tensor hooks, fake tensors or default
+    # device of the caller.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_try, kind).result()
 
@@ -75,7 +83,9 @@ def _try(kind: CallKind) -> str:
     head_dim, on_gpu = max(kind.head_dim, kind.value_dim), kind.device.type == "cuda"
     with torch.cuda.device(kind.device if on_gpu else -1):
         try:
-            most = tuning.most_candidates(kind.heads, head_dim, kind.dtype.itemsize, kind.mixing is not None)
+            most = tuning.most_candidates(
+                kind.heads, head_dim, kind.dtype.itemsize, kind.mixing is not None
+            )
             for place, sizes in itertools.product(range(most), SIZES if on_gpu else INTERPRETED):
                 if found := _fault_with(kind, sizes, place):
                     return found
@@ -87,7 +97,9 @@ def _try(kind: CallKind) -> str:
 
 
 def _fault_with(kind: CallKind, sizes: Sequence[Any], candidate: int) -> str:
-    """Return what the tiles at a place of their lists do wrong with problems of some sizes, or an empty string."""
+    """Return what the tiles at a place of their lists do wrong with problems of some sizes, or an
+    empty string.
+    """
     kept = torch.ones(1, device=kind.device)
     inputs, _ = sample_call(kind, *sizes)
     if inputs.dropout_p > 0:  # all draws drop the same
@@ -107,13 +119,21 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], candidate: int) -> str:
 
 
 def _kept(inputs: AttentionInputs, candidate: int) -> Tensor:
-    """Return 1 for each weight that dropout keeps, else 0. The draw depends on the seed and the place alone."""
+    """Return 1 for each weight that dropout keeps, else 0. The draw depends on the seed and the
+    place alone.
+    """
     n_keys, width = inputs.value.shape[2:]
-    identity = torch.eye(n_keys, n_keys + width, dtype=inputs.value.dtype, device=inputs.value.device)
-    equal = inputs._replace(query=torch.zeros_like(inputs.query), key=torch.zeros_like(inputs.key), mixing=None)
+    identity = torch.eye(
+        n_keys, n_keys + width, dtype=inputs.value.dtype, device=inputs.value.device
+    )
+    equal = inputs._replace(
+        query=torch.zeros_like(inputs.query), key=torch.zeros_like(inputs.key), mixing=None
+    )
     equal = equal._replace(causal=False, attn_mask=None, key_padding_mask=None)
     parts = []
     for first in range(0, n_keys, width):
-        columns = identity[:, first : first + width].expand(*inputs.value.shape[:2], -1, -1).contiguous()
+        columns = (
+            identity[:, first : first + width].expand(*inputs.value.shape[:2], -1, -1).contiguous()
+        )
         parts.append(Call(equal._replace(value=columns), candidate).forward()[0] != 0)
     return torch.cat(parts, 3)[..., :n_keys].float()

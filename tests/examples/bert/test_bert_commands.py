@@ -10,12 +10,23 @@ from bert.answers import predictions, read_spans
 from bert.squad_data import read_squad, score
 
 from tests import squad
-from tests.commands import ROBERTA_SIZES, WHOLE_SETS, as_flags, logged, preprocess, run, several, two_workers
+from tests.commands import (
+    ROBERTA_SIZES,
+    WHOLE_SETS,
+    as_flags,
+    logged,
+    preprocess,
+    run,
+    several,
+    two_workers,
+)
 from tests.helpers import run_here
 
 BERT = Path(__file__).resolve().parents[3] / "examples" / "bert"
 COMMON = ["--user-dir", BERT, *ROBERTA_SIZES, *WHOLE_SETS, "--seed", "1", "--log-format", "json"]
-COMMON += "--log-interval 1 --no-epoch-checkpoints --ddp-backend legacy_ddp --optimizer adam --lr 0.003".split()
+COMMON += (
+    "--log-interval 1 --no-epoch-checkpoints --ddp-backend legacy_ddp --optimizer adam --lr 0.003"
+).split()
 ALONE = ["--cpu", "--num-workers=0", "--disable-validation", "--save-interval=100"]
 NO_DROPOUT = as_flags(squad.DROPOUT)
 UNINSTALLED = f"""
@@ -36,14 +47,19 @@ TOPICS = {t: [f"{t}{i}" for i in range(6)] for t in ("farm", "ship", "town", "st
 
 
 def sentence(topic, rng):
-    return f"the {rng.choice(TOPICS[topic])} and the {rng.choice(TOPICS[topic])} see the {rng.choice(TOPICS[topic])}"
+    return (
+        f"the {rng.choice(TOPICS[topic])} and the {rng.choice(TOPICS[topic])} see the "
+        f"{rng.choice(TOPICS[topic])}"
+    )
 
 
 def write_documents(folder):
     """Write a folder for --task bert_pretraining and return it."""
     rng = random.Random(0)
     for split, number in (("train", 48), ("valid", 12), ("test", 4)):
-        texts = ["\n".join(sentence(t, rng) for _ in range(6)) + "\n" for t in [*TOPICS] * (number // 4)]
+        texts = [
+            "\n".join(sentence(t, rng) for _ in range(6)) + "\n" for t in [*TOPICS] * (number // 4)
+        ]
         (folder / split).write_text("\n".join(texts))
     texts = {split: folder / split for split in ("train", "valid", "test")}
     return preprocess(texts, folder / "bin", "--only-source")
@@ -70,20 +86,44 @@ TRAININGS = {
 def data(tmp_path_factory):
     """Return the data folder of each task."""
     folder = tmp_path_factory.mktemp("trainings")
-    return {"bert_pretraining": write_documents(folder), "squad": squad.write_data(folder / "questions")}
+    return {
+        "bert_pretraining": write_documents(folder),
+        "squad": squad.write_data(folder / "questions"),
+    }
 
 
 def training(data, task, save, *flags):
-    flags = ["--criterion", task, "--arch", "mixhead_bert_base", *COMMON, *TRAININGS[task].flags, *flags]
-    return ["fairseq-train", data[task], "--task", task, *flags, "--save-dir", data["squad"].parent / save]
+    flags = [
+        "--criterion",
+        task,
+        "--arch",
+        "mixhead_bert_base",
+        *COMMON,
+        *TRAININGS[task].flags,
+        *flags,
+    ]
+    return [
+        "fairseq-train",
+        data[task],
+        "--task",
+        task,
+        *flags,
+        "--save-dir",
+        data["squad"].parent / save,
+    ]
 
 
 def saved(data, name):
-    return torch.load(data["squad"].parent / name / "checkpoint_last.pt", weights_only=True)["model"]
+    return torch.load(data["squad"].parent / name / "checkpoint_last.pt", weights_only=True)[
+        "model"
+    ]
 
 
 def numbers(output, name="loss", kind="train_inner"):
-    return [float(log[name if kind == "train_inner" else f"{kind}_{name}"]) for log in logged(output, kind)]
+    return [
+        float(log[name if kind == "train_inner" else f"{kind}_{name}"])
+        for log in logged(output, kind)
+    ]
 
 
 def test_the_user_dir_works_from_any_folder_where_the_plugin_is_not_installed(tmp_path):
@@ -100,7 +140,13 @@ def outputs(data):
     answers = ["fairseq-validate", data["squad"], "--task=squad", *valid, *as_flags(squad.WINDOWS)]
     commands = {
         "squad": training(data, "squad", "squad", "--cpu", "--num-workers=0", "--max-update=3"),
-        "answers": [*answers, "--path", folder / "squad" / "checkpoint_last.pt", "--nbest-file", folder / "spans"],
+        "answers": [
+            *answers,
+            "--path",
+            folder / "squad" / "checkpoint_last.pt",
+            "--nbest-file",
+            folder / "spans",
+        ],
     }
     return {name: run_here(*command) for name, command in commands.items()}
 
@@ -111,7 +157,9 @@ def test_the_metrics_of_the_task_are_those_of_the_answers_in_its_file(outputs, d
     best = {name: answers[0]["text"] for name, answers in found.items()}
     scores = [numbers(outputs["answers"], name, "valid")[0] for name in ("exact_match", "f1")]
     assert scores == pytest.approx(score(content.questions, best), abs=0.01)
-    assert scores == [numbers(outputs["squad"], name, "valid")[-1] for name in ("exact_match", "f1")]
+    assert scores == [
+        numbers(outputs["squad"], name, "valid")[-1] for name in ("exact_match", "f1")
+    ]
     for answers in found.values():
         probabilities = [answer["probability"] for answer in answers]
         assert 0 < len(answers) <= 20 and probabilities == sorted(probabilities, reverse=True)
@@ -120,7 +168,9 @@ def test_the_metrics_of_the_task_are_those_of_the_answers_in_its_file(outputs, d
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TRAININGS)
 def test_training_resumed_goes_on_where_it_stopped(task, data):
-    """Train with dropout, with the mixing at its own rate and, in the parts, with a worker that reads ahead."""
+    """Train with dropout, with the mixing at its own rate and, in the parts, with a worker that
+    reads ahead.
+    """
     flags = [*ALONE, "--dropout=0.2", "--attention-dropout=0.2", "--mixing-lr-scale=4"]
     parts = training(data, task, f"{task}.parts", *flags, "--num-workers=1")
     whole = training(data, task, f"{task}.whole", *flags, "--max-update=12")
@@ -136,7 +186,14 @@ def test_training_resumed_goes_on_where_it_stopped(task, data):
 @pytest.mark.parametrize("task", TRAININGS)
 def test_two_workers_train_as_one(task, data):
     # Adam would enlarge the rounding of gradients near 0.
-    flags = ["--cpu", "--optimizer=sgd", "--lr=0.1", "--max-update=6", "--num-workers=0", *NO_DROPOUT]
+    flags = [
+        "--cpu",
+        "--optimizer=sgd",
+        "--lr=0.1",
+        "--max-update=6",
+        "--num-workers=0",
+        *NO_DROPOUT,
+    ]
     one, two = f"{task}.one", f"{task}.two"
     (alone,) = several(training(data, task, one, *flags, "--update-freq=2"))
     both = two_workers(*training(data, task, two, *flags)[1:])

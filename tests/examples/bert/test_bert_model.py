@@ -24,7 +24,8 @@ def pairs():
     return torch.tensor(rows)
 
 
-# The parameters of each architecture, and the millions that the paper prints (tables 1, 2A, 2B, 3A).
+# The parameters of each architecture, and the millions that the paper prints (tables 1, 2A, 2B,
+# 3A).
 COUNTS = {
     "bert_base": (110_107_964, 110),  # as BERT's authors say
     "bert_large": (336_228_156, 336),
@@ -62,13 +63,23 @@ def test_there_are_as_many_parameters_as_in_the_papers(name, monkeypatch):
     attentions = [m for m in model.modules() if isinstance(m, MixheadAttention)]
     sizes = BERT_ARCHITECTURES[name]
     assert len(attentions) == sizes.encoder_layers == (12 if name == "bert_base" else 24)
-    assert {(m.num_heads, m.head_dim) for m in attentions} == {(sizes.encoder_attention_heads, sizes.head_dim or 64)}
+    assert {(m.num_heads, m.head_dim) for m in attentions} == {
+        (sizes.encoder_attention_heads, sizes.head_dim or 64)
+    }
 
 
 @pytest.mark.parametrize("name", ["bert_base", "bert_d512_h8_k32"])
 def test_the_command_line_gets_the_sizes(name):
     sizes = {k: v for k, v in BERT_ARCHITECTURES[name]._asdict().items() if isinstance(v, int)}
-    args = parse(["fairseq-train", "data", "--task=masked_lm", f"--arch=mixhead_{name}", "--tokens-per-sample=128"])
+    args = parse(
+        [
+            "fairseq-train",
+            "data",
+            "--task=masked_lm",
+            f"--arch=mixhead_{name}",
+            "--tokens-per-sample=128",
+        ]
+    )
     assert {option: getattr(args, option) for option in sizes} == sizes
     assert (args.max_positions, args.layer_norm_eps, args.activation_fn) == (512, 1e-12, "gelu")
     assert (args.dropout, args.attention_dropout, args.pooler_dropout) == (0.1, 0.1, 0.1)
@@ -97,7 +108,9 @@ def test_heads_see_the_pooled_first_token():
     pooled = torch.tanh(states[:, 0] @ model.pooler.dense.weight.T + model.pooler.dense.bias)
     head = model.classification_heads["kinds"].out_proj
     expected = pooled @ head.weight.T + head.bias
-    torch.testing.assert_close(model(pairs(), classification_head_name="kinds", features_only=True)[0], expected)
+    torch.testing.assert_close(
+        model(pairs(), classification_head_name="kinds", features_only=True)[0], expected
+    )
 
 
 def test_without_heads_every_parameter_is_trained():

@@ -1,4 +1,6 @@
-"""The published BERT is converted and converted back; `transformers` judges, without any download."""
+"""The published BERT is converted and converted back;
+`transformers` judges, without any download.
+"""
 
 import copy
 import shutil
@@ -18,7 +20,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's hydr
 
 # The special words stand where BERT has them, among words that are never used.
 WORDS = "[PAD] [unused0] [UNK] [CLS] [SEP] [MASK] [unused1] the ##s a # é 1 cat".split()
-SIZES = dict(vocab_size=len(WORDS), hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40)
+SIZES = dict(
+    vocab_size=len(WORDS),
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=40,
+)
 SIZES |= dict(max_position_embeddings=20)
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
 
@@ -53,7 +61,9 @@ def ours(folder):
 
 
 def sentences():
-    """Return two pairs of their words, the second one padded, with token types and attention mask."""
+    """Return two pairs of their words, the second one padded,
+    with token types and attention mask.
+    """
     rows = [[3, 7, 8, 13, 4, 9, 5, 11, 4], [3, 12, 4, 10, 4, 0, 0, 0, 0]]
     types = [[0, 0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0, 0]]
     ids = torch.tensor(rows)
@@ -79,17 +89,25 @@ def test_every_state_and_every_logit_is_theirs(pretrained):
     model, folder = pretrained
     converted, task = ours(folder / "ours")
     ids, types, real = sentences()
-    expected = model(input_ids=ids, token_type_ids=types, attention_mask=real, output_hidden_states=True)
+    expected = model(
+        input_ids=ids, token_type_ids=types, attention_mask=real, output_hidden_states=True
+    )
     tokens = our_indices(ids, task)
     states, extra = converted(tokens, features_only=True, return_all_hiddens=True, segments=types)
     assert len(extra["inner_states"]) == len(expected.hidden_states) == 4
     for state, hidden in zip(extra["inner_states"], expected.hidden_states):
-        torch.testing.assert_close(state.transpose(0, 1)[real.bool()], hidden[real.bool()], **TOLERANCE)
-    torch.testing.assert_close(converted.pooler(states), model.bert(ids, real, types).pooler_output, **TOLERANCE)
+        torch.testing.assert_close(
+            state.transpose(0, 1)[real.bool()], hidden[real.bool()], **TOLERANCE
+        )
+    torch.testing.assert_close(
+        converted.pooler(states), model.bert(ids, real, types).pooler_output, **TOLERANCE
+    )
     logits, extra = converted(tokens, beside=NEXT_SENTENCE)  # token types are inferred
     torch.testing.assert_close(extra["beside"], expected.seq_relationship_logits, **TOLERANCE)
     order = our_indices(torch.arange(len(WORDS)), task)
-    torch.testing.assert_close(logits[real.bool()][:, order], expected.prediction_logits[real.bool()], **TOLERANCE)
+    torch.testing.assert_close(
+        logits[real.bool()][:, order], expected.prediction_logits[real.bool()], **TOLERANCE
+    )
 
 
 def test_there_and_back_is_the_same_model(pretrained, tmp_path):
@@ -105,7 +123,9 @@ def test_there_and_back_is_the_same_model(pretrained, tmp_path):
 
 
 def test_old_names_and_files_go_in(pretrained, tmp_path):
-    """Convert pytorch_model.bin with gamma and beta, and the other name of the bias of the words."""
+    """Convert pytorch_model.bin with gamma and beta,
+    and the other name of the bias of the words.
+    """
     folder = shutil.copytree(pretrained[1] / "theirs", tmp_path / "theirs")
     (folder / "model.safetensors").unlink()
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -118,12 +138,16 @@ def test_old_names_and_files_go_in(pretrained, tmp_path):
     assert sum(name.endswith(".gamma") for name in state) == 2 + 3 * 2
     torch.save(state, folder / "pytorch_model.bin")
     assert convert("to-fairseq", folder, tmp_path / "ours") == 0
-    found, expected = (torch.load(at / "ours" / "model.pt")["model"] for at in (tmp_path, pretrained[1]))
+    found, expected = (
+        torch.load(at / "ours" / "model.pt")["model"] for at in (tmp_path, pretrained[1])
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_a_classifier_goes_there_and_back(tmp_path):
-    model = theirs("BertForSequenceClassification", num_labels=3, hidden_act="relu", classifier_dropout=0.3)
+    model = theirs(
+        "BertForSequenceClassification", num_labels=3, hidden_act="relu", classifier_dropout=0.3
+    )
     folder = write(model, tmp_path / "theirs")
     assert convert("to-fairseq", folder, tmp_path / "ours") == 0
     state = torch.load(tmp_path / "ours" / "model.pt", weights_only=True)
@@ -132,25 +156,43 @@ def test_a_classifier_goes_there_and_back(tmp_path):
     assert convert("to-huggingface", tmp_path / "ours" / "model.pt", tmp_path / "back") == 0
     back = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "back")
     torch.testing.assert_close(back.state_dict(), model.state_dict(), rtol=0, atol=0)
-    assert (back.config.hidden_act, back.config.classifier_dropout, back.config.num_labels) == ("relu", 0.3, 3)
+    assert (back.config.hidden_act, back.config.classifier_dropout, back.config.num_labels) == (
+        "relu",
+        0.3,
+        3,
+    )
 
 
 @torch.no_grad()
-def test_one_conversion_goes_into_every_mixing_starts_as_bert_and_goes_on_as_in_transformers(pretrained, tmp_path):
+def test_one_conversion_goes_into_every_mixing_starts_as_bert_and_goes_on_as_in_transformers(
+    pretrained, tmp_path
+):
     model, folder = pretrained
-    flags = ["--arch", "l2_bert_base", "--attention-normalizer", "softmax", "--head-mixing", "position-independent"]
+    flags = [
+        "--arch",
+        "l2_bert_base",
+        "--attention-normalizer",
+        "softmax",
+        "--head-mixing",
+        "position-independent",
+    ]
     assert convert("to-fairseq", folder / "theirs", tmp_path, *flags) == 0
     ids, types, real = sentences()
     expected = model.bert(ids, real, types)[0][real.bool()]
     for mixing in ("none", "position-independent", "position-wise"):
         overrides = {"head_mixing": mixing}
-        (converted,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "model.pt")], overrides)
+        (converted,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+            [str(tmp_path / "model.pt")], overrides
+        )
         attentions = [m for m in converted.modules() if isinstance(m, MixheadAttention)]
         assert {attention.kinds["head_mixing"] for attention in attentions} == {mixing}
         found = converted.eval()(our_indices(ids, task), features_only=True)[0]
         torch.testing.assert_close(found[real.bool()], expected, **TOLERANCE)
         mixed = hf.mix(copy.deepcopy(model), mixing)
-        own, theirs = ([p for name, p in m.named_parameters() if "mixing." in name] for m in (shake(converted), mixed))
+        own, theirs = (
+            [p for name, p in m.named_parameters() if "mixing." in name]
+            for m in (shake(converted), mixed)
+        )
         for parameter, value in zip(theirs, own, strict=True):
             parameter.copy_(value)
         found = converted(our_indices(ids, task), features_only=True)[0][real.bool()]
@@ -166,9 +208,14 @@ def test_code_or_a_changed_byte_in_a_file_of_tensors_is_refused(pretrained, tmp_
     folder = shutil.copytree(pretrained[1] / "theirs", tmp_path / "theirs")
     (folder / "model.safetensors").unlink()
     path = folder / "pytorch_model.bin"
-    for content, reason in (({"weight": Code()}, "only tensors"), ({"weight": torch.full((2,), 10.0)}, "has changed")):
+    for content, reason in (
+        ({"weight": Code()}, "only tensors"),
+        ({"weight": torch.full((2,), 10.0)}, "has changed"),
+    ):
         torch.save(content, path)
-        path.write_bytes(path.read_bytes().replace(b"\x00\x00\x20\x41" * 2, b"\x00\x00\x20\x42" * 2))
+        path.write_bytes(
+            path.read_bytes().replace(b"\x00\x00\x20\x41" * 2, b"\x00\x00\x20\x42" * 2)
+        )
         assert convert("to-fairseq", folder, tmp_path / "ours") == 1
         said = capsys.readouterr()
         assert said.err.count("\n") == 1 and reason in said.err and "run" not in said.out.split()
@@ -180,6 +227,15 @@ def test_a_trained_mixing_does_not_go_to_transformers(pretrained, tmp_path, caps
     state = torch.load(source / "model.pt", weights_only=True)
     state["model"][f"{convert_bert.ENCODER}layers.0.self_attn.head_mixing.bias"] = torch.ones(4, 4)
     torch.save(state, tmp_path / "model.pt")
-    assert convert("to-huggingface", tmp_path / "model.pt", tmp_path / "back", "--dict", source / "dict.txt") == 1
+    assert (
+        convert(
+            "to-huggingface",
+            tmp_path / "model.pt",
+            tmp_path / "back",
+            "--dict",
+            source / "dict.txt",
+        )
+        == 1
+    )
     assert "--head-mixing position-wise" in capsys.readouterr().err
     assert not (tmp_path / "back").exists()

@@ -27,14 +27,25 @@ from recipes import dry_run, parse, script
 
 WORDS = "the cat dog sat ran on under mat tree . , good bad yes no".split()
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "##t", "c", "##a"]
-SPLITS = {"train": 40, "dev": 9, "test": 7, "dev_matched": 9, "dev_mismatched": 8, "test_matched": 7}
+SPLITS = {
+    "train": 40,
+    "dev": 9,
+    "test": 7,
+    "dev_matched": 9,
+    "dev_mismatched": 8,
+    "test_matched": 7,
+}
 SPLITS |= {"test_mismatched": 6, "AX": 5}
-COLUMNS = {  # the columns of the labelled files and of the others, some that no task reads among them
+# the columns of the labelled files and of the others, some that no task reads among them
+COLUMNS = {
     "CoLA": ("", "index sentence"),
     "SST-2": ("sentence label", "index sentence"),
     "QQP": ("id qid1 qid2 question1 question2 is_duplicate", "id question1 question2"),
     "STS-B": ("index genre sentence1 sentence2 score", "index genre sentence1 sentence2"),
-    "MNLI": ("index promptID sentence1 sentence2 label1 gold_label", "index promptID sentence1 sentence2"),
+    "MNLI": (
+        "index promptID sentence1 sentence2 label1 gold_label",
+        "index promptID sentence1 sentence2",
+    ),
     "QNLI": ("index question sentence label", "index question sentence"),
     "RTE": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
     "WNLI": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
@@ -47,7 +58,9 @@ def sentence(dice):
 
 
 def table(name, split, number):
-    """Return a file of a task: texts that end in 'good' have the last label or a large similarity."""
+    """Return a file of a task: texts that end
+    in 'good' have the last label or a large similarity.
+    """
     task, dice = TASKS[name], random.Random(f"{name} {split}")
     labelled = split.startswith(("train", "dev"))
     columns = COLUMNS[name][not labelled].split()
@@ -59,9 +72,18 @@ def table(name, split, number):
         end = "good" if good else "bad"
         texts = [sentence(dice) for _ in task.texts]
         texts[-1] += f" {end} {end}"
-        values = {**dict.fromkeys(columns, "x"), "index": str(i), "id": str(i), **dict(zip(task.texts, texts))}
+        values = {
+            **dict.fromkeys(columns, "x"),
+            "index": str(i),
+            "id": str(i),
+            **dict(zip(task.texts, texts)),
+        }
         values |= {task.label: label} if labelled else {}
-        lines.append("\t".join(values[column] for column in columns) if columns else f"gj04\t{label}\t*\t{texts[0]}")
+        lines.append(
+            "\t".join(values[column] for column in columns)
+            if columns
+            else f"gj04\t{label}\t*\t{texts[0]}"
+        )
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -70,33 +92,46 @@ def mrpc(number, first):
     lines = ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
     for i in range(number):
         end = ("bad", "good")[i % 2]
-        lines.append(f"{i % 2}\t{first + i}\t{first + i + 1}\t{sentence(dice)}\t{sentence(dice)} {end} {end}")
+        lines.append(
+            f"{i % 2}\t{first + i}\t{first + i + 1}\t{sentence(dice)}\t{sentence(dice)} {end} {end}"
+        )
     return "".join(f"{line}\r\n" for line in lines)
 
 
 def pack(folder, **changes):
-    """Write all archives; `changes` are other contents of files, by name with _ in place of other signs."""
+    """Write all archives; `changes` are other contents of files, by name with _ in place of other
+    signs.
+    """
     folder.mkdir(exist_ok=True)
     for name, task in TASKS.items():
         if name == "MRPC":
             continue
         splits = {"train", "dev", "test"}
         if name == "MNLI":
-            splits = {file.split("/")[-1].removesuffix(".tsv") for file in task.files.values()} - {"AX"}
+            splits = {file.split("/")[-1].removesuffix(".tsv") for file in task.files.values()} - {
+                "AX"
+            }
         with zipfile.ZipFile(folder / task.archives[0].file, "w") as archive:
             top = task.files["train"].split("/")[0]
             archive.writestr(f"{top}/original/readme.txt", "not wanted")
             for split in sorted(splits):
                 key = re.sub(r"\W", "_", f"{name}_{split}")
-                archive.writestr(f"{top}/{split}.tsv", changes.get(key) or table(name, split, SPLITS[split]))
+                archive.writestr(
+                    f"{top}/{split}.tsv", changes.get(key) or table(name, split, SPLITS[split])
+                )
     (folder / "AX.tsv").write_text(table("WNLI", "test", SPLITS["AX"]))
     (folder / "msr_paraphrase_train.txt").write_bytes(mrpc(20, 100).encode())
     (folder / "msr_paraphrase_test.txt").write_bytes(mrpc(7, 500).encode())
-    (folder / "mrpc_dev_ids.tsv").write_text("".join(f"{100 + i}\t{101 + i}\n" for i in (3, 4, 11, 12)))
+    (folder / "mrpc_dev_ids.tsv").write_text(
+        "".join(f"{100 + i}\t{101 + i}\n" for i in (3, 4, 11, 12))
+    )
     return folder
 
 
-TINY = "--encoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2"
+TINY = (
+    "--encoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 "
+    "--encoder-attention-heads 2"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -143,8 +178,13 @@ def read_by_fairseq(name, subset, model="bert"):
     """Return the examples (tokens, label) of fairseq's task with the flags of train.sh."""
     (command,) = dry_run("examples/bert/glue/train.sh", VARIANT=name, MODEL=model)
     args = parse(command)
-    fields = {key: getattr(args, key) for key in ("data", "num_classes", "init_token", "separator_token", "seed")}
-    cfg = SentencePredictionConfig(**fields, no_shuffle=True, regression_target=args.regression_target)
+    fields = {
+        key: getattr(args, key)
+        for key in ("data", "num_classes", "init_token", "separator_token", "seed")
+    }
+    cfg = SentencePredictionConfig(
+        **fields, no_shuffle=True, regression_target=args.regression_target
+    )
     task = SentencePredictionTask.setup_task(cfg)
     found = task.load_dataset(subset)
     examples = []
@@ -167,7 +207,9 @@ def test_the_nine_tasks_and_what_train_sh_says_of_them():
         assert args.save_dir.endswith(f"checkpoints/bert/glue/{name}/mixhead_bert_base")
         assert (args.num_classes, args.regression_target) == (task.classes, not task.labels)
         assert args.maximize_best_checkpoint_metric == bool(task.labels)
-        valid = [subset for subset in task.files if subset != "train" and subset not in task.predictions]
+        valid = [
+            subset for subset in task.files if subset != "train" and subset not in task.predictions
+        ]
         assert args.valid_subset.split(",") == valid
         assert int(args.warmup_updates) < int(args.total_num_update) == args.max_update
         assert (args.init_token, args.separator_token) == (0, None)
@@ -177,7 +219,9 @@ def test_the_nine_tasks_and_what_train_sh_says_of_them():
 def test_fairseq_reads_every_task(bert, capsys):
     run("--from", bert)
     for name, task in TASKS.items():
-        assert {path.name for path in (data() / "text" / name).glob("*")} >= {task.files["train"].split("/")[0]}
+        assert {path.name for path in (data() / "text" / name).glob("*")} >= {
+            task.files["train"].split("/")[0]
+        }
         for subset in task.files:
             examples = read_by_fairseq(name, subset)
             assert examples
@@ -190,14 +234,30 @@ def test_fairseq_reads_every_task(bert, capsys):
             if subset in task.predictions:
                 index = (data() / "bert" / name / f"{subset}.index").read_text().split()
                 assert index == [str(i) for i in range(len(examples))]
-    assert [label for _, (label,) in read_by_fairseq("STS-B", "valid")[:4]] == pytest.approx([0, 0.5, 0.64, 1])
+    assert [label for _, (label,) in read_by_fairseq("STS-B", "valid")[:4]] == pytest.approx(
+        [0, 0.5, 0.64, 1]
+    )
     # MRPC's validation set is a part of its training file.
-    assert [len(read_by_fairseq("MRPC", subset)) for subset in ("train", "valid", "test")] == [16, 4, 7]
-    assert [len(read_by_fairseq("MNLI", subset)) for subset in TASKS["MNLI"].files] == [40, 9, 8, 7, 6, 5]
+    assert [len(read_by_fairseq("MRPC", subset)) for subset in ("train", "valid", "test")] == [
+        16,
+        4,
+        7,
+    ]
+    assert [len(read_by_fairseq("MNLI", subset)) for subset in TASKS["MNLI"].files] == [
+        40,
+        9,
+        8,
+        7,
+        6,
+        5,
+    ]
 
 
 def test_the_pieces_are_berts_and_the_classes_are_in_the_order_of_the_table(bert):
-    text = "index\tsentence1\tsentence2\tlabel\n0\tCáts, CATS\tThe zebra!\tnot_entailment\n1\tA\tcat\tentailment\n"
+    text = (
+        "index\tsentence1\tsentence2\tlabel\n0\tCáts, CATS\tThe "
+        "zebra!\tnot_entailment\n1\tA\tcat\tentailment\n"
+    )
     pack(data().parent / "own", RTE_train=text)
     os.environ["ARCHIVES"] = str(data().parent / "own")
     run("--from", bert, "--tasks", "RTE")
@@ -216,11 +276,20 @@ def test_the_pieces_of_roberta_are_fairseqs(tmp_path):
     vocabulary |= {merge.replace(" ", ""): len(vocabulary) + i for i, merge in enumerate(merges)}
     (folder / "encoder.json").write_text(json.dumps(vocabulary))
     (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *merges, ""]))
-    (folder / "dict.txt").write_text("".join(f"{number} 1\n" for number in reversed(range(len(vocabulary)))))
-    encode, fairseqs = Encoder("roberta", folder, True), get_encoder(*(str(folder / name) for name in FILES["roberta"]))
-    words = "the| cat|  the!!!|Caf\u00e9|\n\n| \u6771\u4eac|it's| 3.14|\u00a0|they'LL|\t |\U0001f5fb".split("|")
+    (folder / "dict.txt").write_text(
+        "".join(f"{number} 1\n" for number in reversed(range(len(vocabulary))))
+    )
+    encode, fairseqs = (
+        Encoder("roberta", folder, True),
+        get_encoder(*(str(folder / name) for name in FILES["roberta"])),
+    )
+    words = (
+        "the| cat|  the!!!|Caf\u00e9|\n\n| \u6771\u4eac|it's| 3.14|\u00a0|they'LL|\t |\U0001f5fb"
+    ).split("|")
     texts = ["".join(dice.choices(words, k=dice.randrange(12))) for _ in range(300)]
-    expected = [[encode.dictionary.index(str(piece)) for piece in fairseqs.encode(text)] for text in texts]
+    expected = [
+        [encode.dictionary.index(str(piece)) for piece in fairseqs.encode(text)] for text in texts
+    ]
     assert encode(texts) == expected
 
 
@@ -231,9 +300,18 @@ def test_numbers_of_examples_are_checked(bert, capsys):
 
 
 def test_broken_rows_of_a_labelled_set_are_listed(tmp_path):
-    rows = ["good\tgood\t1", "cut off", "good\tgood\t0", "too\tmany\tcolumns\t1", "no\tlabel\t", "no\tsuch label\t2"]
+    rows = [
+        "good\tgood\t1",
+        "cut off",
+        "good\tgood\t0",
+        "too\tmany\tcolumns\t1",
+        "no\tlabel\t",
+        "no\tsuch label\t2",
+    ]
     head = COLUMNS["QQP"][0].replace(" ", "\t")
-    (tmp_path / "table.tsv").write_text("".join(f"{line}\n" for line in [head, *(f"1\ta\tb\t{row}" for row in rows)]))
+    (tmp_path / "table.tsv").write_text(
+        "".join(f"{line}\n" for line in [head, *(f"1\ta\tb\t{row}" for row in rows)])
+    )
     found = read_table(tmp_path / "table.tsv", TASKS["QQP"], labelled=True)
     assert [example.label for example in found.examples] == ["1", "0"]
     assert found.left_out == [
@@ -245,20 +323,33 @@ def test_broken_rows_of_a_labelled_set_are_listed(tmp_path):
 
 
 def test_predictions_are_as_the_server_takes_them(tmp_path):
-    evaluate.write_predictions(tmp_path / "a" / "RTE.tsv", numpy.array([1, 0]), ["7", "3"], TASKS["RTE"])
-    assert (tmp_path / "a" / "RTE.tsv").read_text() == "index\tprediction\n7\tnot_entailment\n3\tentailment\n"
-    evaluate.write_predictions(tmp_path / "STS-B.tsv", numpy.array([-0.2, 5.3, 2.0625]), range(3), TASKS["STS-B"])
-    assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t0.000\n1\t5.000\n2\t2.062\n"
+    evaluate.write_predictions(
+        tmp_path / "a" / "RTE.tsv", numpy.array([1, 0]), ["7", "3"], TASKS["RTE"]
+    )
+    assert (
+        tmp_path / "a" / "RTE.tsv"
+    ).read_text() == "index\tprediction\n7\tnot_entailment\n3\tentailment\n"
+    evaluate.write_predictions(
+        tmp_path / "STS-B.tsv", numpy.array([-0.2, 5.3, 2.0625]), range(3), TASKS["STS-B"]
+    )
+    assert (
+        tmp_path / "STS-B.tsv"
+    ).read_text() == "index\tprediction\n0\t0.000\n1\t5.000\n2\t2.062\n"
     evaluate.write_predictions(tmp_path / "AX.tsv", numpy.array([2, 0]), range(2), TASKS["MNLI"])
     assert (tmp_path / "AX.tsv").read_text().split()[3::2] == ["neutral", "contradiction"]
 
 
-FAST = f"{TINY} --lr 0.02 --warmup-updates 2 --max-update 30 --max-epoch 60 --dropout 0 --num-workers 0"
+FAST = (
+    f"{TINY} --lr 0.02 --warmup-updates 2 --max-update 30 --max-epoch 60 --dropout 0 --num-workers "
+    "0"
+)
 FAST += " --validate-interval 10 --save-interval 10 --no-last-checkpoints"
 
 
 def test_the_metrics_are_in_percent_and_nan_where_there_is_none():
-    assert measure(TASKS["MRPC"], [1, 0, 1, 1], [1, 1, 1, 0]) == pytest.approx({"accuracy": 50, "F1": 200 / 3})
+    assert measure(TASKS["MRPC"], [1, 0, 1, 1], [1, 1, 1, 0]) == pytest.approx(
+        {"accuracy": 50, "F1": 200 / 3}
+    )
     assert measure(TASKS["CoLA"], [1, 0, 1], [1, 1, 1])["Matthews correlation"] == 0
     assert numpy.isnan(measure(TASKS["STS-B"], [1.0, 2.0], [3.0, 3.0])["Pearson correlation"])
 
@@ -268,11 +359,17 @@ def test_the_three_commands(bert, tmp_path):
     """Cut the text in several processes; train a task with classes and one with similarities."""
     big = {f"RTE_{split}": table("RTE", split, 1100) for split in ("train", "dev")}
     os.environ["ARCHIVES"] = str(pack(tmp_path / "own", **big))
-    script(f"examples/bert/glue/prepare.sh --any-counts --workers 2 --from {bert} --tasks RTE STS-B")
+    script(
+        f"examples/bert/glue/prepare.sh --any-counts --workers 2 --from {bert} --tasks RTE STS-B"
+    )
     assert [tokens for tokens, _ in read_by_fairseq("RTE", "train")][:2] == [
-        "<s> {} </s> {} </s>".format(*line.split("\t")[1:3]) for line in big["RTE_train"].splitlines()[1:3]
+        "<s> {} </s> {} </s>".format(*line.split("\t")[1:3])
+        for line in big["RTE_train"].splitlines()[1:3]
     ]
-    for name, more, least in (("RTE", "--mixing-lr-scale 10", 80), ("STS-B", "--arch l2_bert_base", 40)):
+    for name, more, least in (
+        ("RTE", "--mixing-lr-scale 10", 80),
+        ("STS-B", "--arch l2_bert_base", 40),
+    ):
         own = {"VARIANT": name, "SAVE": tmp_path / name}
         script(f"examples/bert/glue/train.sh {FAST} {more}", **own)
         *_, where, last = script("examples/bert/glue/evaluate.sh", **own).stdout.splitlines()
@@ -283,6 +380,9 @@ def test_the_three_commands(bert, tmp_path):
             right = sum(row.split("\t")[1] == label for row, label in zip(rows, gold, strict=True))
             assert value == f"{100 * right / len(gold):.2f}"
         assert metric == TASKS[name].metrics[-1] and float(value) > least
-    script(f"examples/bert/glue/evaluate.sh --valid-subset test --results-path {tmp_path}/server", **own)
+    script(
+        f"examples/bert/glue/evaluate.sh --valid-subset test --results-path {tmp_path}/server",
+        **own,
+    )
     lines = (tmp_path / "server" / "STS-B.tsv").read_text().splitlines()
     assert len(lines) == 8 and all(0 <= float(line.split("\t")[1]) <= 5 for line in lines[1:])

@@ -20,8 +20,11 @@ from recipes import dry_run, parse, refusal, refused_here, script, zip_of
 
 from tests.helpers import run_here
 
-TINY = """--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --head-dim 8
-    --max-positions 48 --batch-size 8 --update-freq 1 --num-workers 0 --warmup-updates 1 --log-format json""".split()
+TINY = """
+    --encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2
+    --head-dim 8 --max-positions 48 --batch-size 8 --update-freq 1 --num-workers 0 --warmup-updates
+    1 --log-format json
+""".split()
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +34,21 @@ def environment(plain_environment, tmp_path):
     plain_environment.setenv("GPUS", "0")
 
 
-WORDS = "the a cat cats dog dogs sleeping sleeps runs running under over old older tree trees house houses".split()
+WORDS = (
+    "the a cat cats dog dogs sleeping sleeps runs running under over old older tree trees house "
+    "houses"
+).split()
 
 
 def own(path, documents=24, seed=0):
-    """Write a file in BERT's format, of made-up sentences, with several empty lines between documents."""
+    """Write a file in BERT's format, of made-up sentences, with several empty lines between
+    documents.
+    """
     dice = random.Random(seed)
     texts = [
-        "\n".join(" ".join(dice.choices(WORDS, k=dice.randint(4, 9))).capitalize() + "." for _ in range(6))
+        "\n".join(
+            " ".join(dice.choices(WORDS, k=dice.randint(4, 9))).capitalize() + "." for _ in range(6)
+        )
         for _ in range(documents)
     ]
     path.write_text("\n\n\n".join(texts) + "\n", encoding="utf-8")
@@ -46,7 +56,10 @@ def own(path, documents=24, seed=0):
 
 
 def test_a_paragraph_is_cut_into_its_sentences():
-    paragraph = ' He said " go . " She ( a nurse . ) stayed ? Yes ! 3 @.@ 5 of J. Smith , too . " And " so \n'
+    paragraph = (
+        ' He said " go . " She ( a nurse . ) stayed ? Yes ! 3 @.@ 5 of J. Smith , too . " And " so '
+        "\n"
+    )
     assert list(sentences(paragraph)) == [
         'He said " go . "',
         "She ( a nurse . )",
@@ -102,16 +115,23 @@ def test_a_learnt_vocabulary_spells_every_word_in_few_pieces(tmp_path):
 
 
 def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
-    """Read documents, sentences and pieces back from the binary set; <unk> of WikiText stays unknown."""
+    """Read documents, sentences and pieces back from the binary set; <unk> of WikiText stays
+    unknown.
+    """
     splits = ("train", "valid", "test")
-    zip_of(tmp_path / "wikitext-2-v1.zip", {f"wikitext-2/wiki.{split}.tokens": WIKITEXT for split in splits})
+    zip_of(
+        tmp_path / "wikitext-2-v1.zip",
+        {f"wikitext-2/wiki.{split}.tokens": WIKITEXT for split in splits},
+    )
     monkeypatch.setenv("ARCHIVES", str(tmp_path))
     prepare.main(["--any-counts", "--learn-vocab", "60", "--workers", "1"])
     said = capsys.readouterr().err
     assert "train: 2 documents, 4 sentences, " in said and " pieces, 0 unknown\n" in said
     folder = tmp_path / "data" / "binary"
     words = Dictionary.load(str(folder / "dict.txt"))
-    listed = [word for word in (folder / "vocab.txt").read_text().split("\n")[:-1] if word not in SPECIAL]
+    listed = [
+        word for word in (folder / "vocab.txt").read_text().split("\n")[:-1] if word not in SPECIAL
+    ]
     assert words.symbols[words.nspecial :] == listed
     for split in splits:
         binary = data_utils.load_indexed_dataset(str(folder / split), words)
@@ -120,19 +140,27 @@ def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
         assert all(line[-1] == words.eos() for line in binary)
     counts = json.loads((folder / "settings.json").read_text())["sets"]["test"]
     assert counts["pieces"] == sum(len(line) - 1 - (words.unk() in line) for line in binary)
-    log = '| INFO | {0} | {{"{0}_loss": "9", "{0}_mlm_loss": "{1}", "{0}_nsp_loss": "0.9", "{0}_nsp_accuracy": "61"}}\n'
+    log = (
+        '| INFO | {0} | {{"{0}_loss": "9", "{0}_mlm_loss": "{1}", "{0}_nsp_loss": "0.9", '
+        '"{0}_nsp_accuracy": "61"}}\n'
+    )
     monkeypatch.setattr(sys, "argv", ["evaluate", str(folder), "--valid-subset", "test"])
     monkeypatch.setattr(sys, "stdin", [log.format("valid", "8.1"), log.format("test", "7.5")])
     evaluate.main()
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "mlm_loss = 7.500"
     message = refused_here(capsys, prepare.main, ["--any-counts", "--learn-vocab", "61"])
-    assert message == f"{folder}: made with vocabulary 60, not 61; remove it, or choose another DATA"
+    assert (
+        message == f"{folder}: made with vocabulary 60, not 61; remove it, or choose another DATA"
+    )
 
 
 @pytest.mark.parametrize(
     "variant, values",
-    [("128", (128, 64, 450_000, 5_000, None)), ("512", (512, 16, 50_000, 3_000, "/save/128/checkpoint_last.pt"))],
+    [
+        ("128", (128, 64, 450_000, 5_000, None)),
+        ("512", (512, 16, 50_000, 3_000, "/save/128/checkpoint_last.pt")),
+    ],
 )
 def test_the_phases_are_the_papers(variant, values):
     for gpus in (1, 8):
@@ -144,14 +172,25 @@ def test_the_phases_are_the_papers(variant, values):
         assert args.save_dir == f"/save/{variant}" and args.max_positions == 512
         assert gpus * args.batch_size * args.update_freq[0] == 1024
         assert args.max_tokens == args.batch_size * args.tokens_per_sample
-        assert (args.lr, args.weight_decay, args.dropout, args.attention_dropout) == ([1e-4], 0.01, 0.1, 0.1)
+        assert (args.lr, args.weight_decay, args.dropout, args.attention_dropout) == (
+            [1e-4],
+            0.01,
+            0.1,
+            0.1,
+        )
         assert int(args.total_num_update) == args.max_update and args.fp16_no_flatten_grads
-        assert (args.encoder_embed_dim, args.encoder_attention_heads, args.head_dim) == (512, 8, 128)
+        assert (args.encoder_embed_dim, args.encoder_attention_heads, args.head_dim) == (
+            512,
+            8,
+            128,
+        )
 
 
 def train(variant, *flags):
     begin.main(str(Path(os.environ["DATA"]) / "binary"), os.environ["SAVE"], str(variant))
-    (command,) = dry_run(f"VARIANT={variant} examples/bert/pretraining/train.sh {' '.join([*TINY, *flags])}")
+    (command,) = dry_run(
+        f"VARIANT={variant} examples/bert/pretraining/train.sh {' '.join([*TINY, *flags])}"
+    )
     run_here(*command)
 
 
@@ -162,16 +201,30 @@ def state(path):
 @pytest.mark.slow
 def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, capsys):
     """Prepare and train twice; glue takes the model and its vocabulary."""
-    prepare.main(["--text", str(own(tmp_path / "text")), "--hold-out", "6", "--learn-vocab", "70", "--workers", "1"])
+    prepare.main(
+        [
+            "--text",
+            str(own(tmp_path / "text")),
+            "--hold-out",
+            "6",
+            "--learn-vocab",
+            "70",
+            "--workers",
+            "1",
+        ]
+    )
     train(128, "--tokens-per-sample", "16", "--max-update", "3", "--lr", "0.01")
     capsys.readouterr()
     train(512, "--tokens-per-sample", "32", "--max-update", "2", "--lr", "1e-30")
     said = f"train: begins with {tmp_path}/save/128/checkpoint_last.pt, update 3 of 3\n"
     assert capsys.readouterr().err.startswith(said)
-    first, second = (state(tmp_path / "save" / phase / "checkpoint_last.pt") for phase in ("128", "512"))
+    first, second = (
+        state(tmp_path / "save" / phase / "checkpoint_last.pt") for phase in ("128", "512")
+    )
     assert first["optimizer_history"][-1]["num_updates"] == 3
     assert second["optimizer_history"][-1]["num_updates"] == 2  # counted anew
-    for name, value in first["model"].items():  # the second has hardly trained: pooler and heads are the first's
+    # the second has hardly trained: pooler and heads are the first's
+    for name, value in first["model"].items():
         torch.testing.assert_close(second["model"][name], value, rtol=0, atol=1e-6)
     assert any(name.startswith("classification_heads.next_sentence.") for name in second["model"])
 
@@ -180,13 +233,17 @@ def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, capsys):
     script(copy, cwd=folder.parent)
     copied = prepare_model("bert", folder, tmp_path / "glue")
     words = Dictionary.load(str(copied / "dict.txt"))
-    assert words.string(Encoder("bert", copied, lowercase=True)(["Old cats!"])[0]) == "old cats <unk>"
+    assert (
+        words.string(Encoder("bert", copied, lowercase=True)(["Old cats!"])[0]) == "old cats <unk>"
+    )
 
 
 def write_pieces(folder, words):
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("dict.txt", "vocab.txt"):
-        (folder / name).write_text("".join(f"{word}{' 1' * (name == 'dict.txt')}\n" for word in words))
+        (folder / name).write_text(
+            "".join(f"{word}{' 1' * (name == 'dict.txt')}\n" for word in words)
+        )
     return folder
 
 
@@ -204,6 +261,7 @@ def test_text_in_other_pieces_is_refused_everywhere(recipe, tmp_path):
     flag = "" if asked else f"--finetune-from-model {checkpoint}"
     line = f"{asked} examples/bert/{recipe}.sh {flag}"
     assert refusal(script(line, check=False)).endswith(
-        f"{checkpoint}: has the pieces of {checkpoint.parent}/../dict.txt, not those of {place}/dict.txt; take data "
+        f"{checkpoint}: has the pieces of {checkpoint.parent}/../dict.txt, not those of "
+        f"{place}/dict.txt; take data "
         "of its pieces"
     )

@@ -33,7 +33,9 @@ def vocabulary(size=4000):
 
 
 def documents(number=40, seed=0):
-    """Return lines of words that are all different, so that a word tells its place; empty lines end documents."""
+    """Return lines of words that are all different, so that a word tells its place; empty lines end
+    documents.
+    """
     rng, lines, word = random.Random(seed), [], 4
     for _ in range(number):
         for _ in range(rng.choice([1, 2, 5, 9])):
@@ -48,7 +50,9 @@ def dataset(lines=None, length=LENGTH, seed=1, **flags):
     lines = [torch.tensor(line) for line in (documents() if lines is None else lines)]
     words = vocabulary()
     masking = flags.pop("masking", Masking(words.add_symbol("<mask>")))
-    return SentencePairs(lines, [len(line) for line in lines], words, length, masking, seed, **flags)
+    return SentencePairs(
+        lines, [len(line) for line in lines], words, length, masking, seed, **flags
+    )
 
 
 def whole(item):
@@ -88,7 +92,8 @@ def test_half_of_the_pairs_go_on_and_the_others_come_from_elsewhere():
         item = found[index]
         a, b = whole(item)
         assert a and b and len(a) + len(b) + 3 == len(item["tokens"]) <= found.sizes[index]
-        assert a == list(range(a[0], a[0] + len(a))) and b == list(range(b[0], b[0] + len(b)))  # words stand in order
+        # words stand in order
+        assert a == list(range(a[0], a[0] + len(a))) and b == list(range(b[0], b[0] + len(b)))
         assert (document[a[0]] == document[b[0]]) == (item["relation"] == FOLLOWS)
         assert item["relation"] == RANDOM or b[0] == a[-1] + 1
         assert len({document[word] for word in a}) == len({document[word] for word in b}) == 1
@@ -104,7 +109,9 @@ def test_half_of_the_pairs_go_on_and_the_others_come_from_elsewhere():
 
 @pytest.mark.parametrize("longest_document", [40, pytest.param(6, marks=pytest.mark.slow)])
 def test_neither_length_nor_ending_tells_whether_b_follows(longest_document):
-    """Use sentences with full stops, in documents of many spans and in documents of a few sentences."""
+    """Use sentences with full stops, in documents of many spans and in documents of a few
+    sentences.
+    """
     rng, lines, stop, length = random.Random(0), [], 5, 64
     for _ in range(32000 // (longest_document * 24)):
         for _ in range(rng.randint(2, longest_document)):
@@ -121,7 +128,10 @@ def test_neither_length_nor_ending_tells_whether_b_follows(longest_document):
             stops[item["relation"]].append(b[-1] == stop)
     # The best rule of one threshold is right in half of 1 + this difference.
     grid = np.arange(length)
-    shares = [np.searchsorted(np.sort(lengths[kind]), grid) / len(lengths[kind]) for kind in (FOLLOWS, RANDOM)]
+    shares = [
+        np.searchsorted(np.sort(lengths[kind]), grid) / len(lengths[kind])
+        for kind in (FOLLOWS, RANDOM)
+    ]
     assert np.abs(shares[0] - shares[1]).max() < 0.1
     assert max(np.mean(stops[kind]) for kind in stops) < 0.01
     assert min(np.mean(lengths[kind]) for kind in lengths) > length / 6
@@ -161,7 +171,9 @@ def test_pairs_depend_on_seed_epoch_and_number_alone():
     found.set_epoch(1)
     assert all(same(a, found[i]) for i, a in enumerate(forwards))
     other = dataset(seed=2)
-    assert sum(same(other[i], forwards[i]) for i in range(min(len(other), len(found)))) < 0.1 * len(found)
+    assert sum(same(other[i], forwards[i]) for i in range(min(len(other), len(found)))) < 0.1 * len(
+        found
+    )
 
 
 @in_own_process
@@ -169,10 +181,17 @@ def test_workers_hear_of_the_epoch():
     """Ask the task for batches in every epoch, as fairseq's training does."""
     lines, seen = documents(20), {}
     for workers in (0, 1):
-        task, found = BertPretrainingTask(BertPretrainingConfig(data=""), vocabulary()), dataset(lines)
+        task, found = (
+            BertPretrainingTask(BertPretrainingConfig(data=""), vocabulary()),
+            dataset(lines),
+        )
         for epoch in (1, 2):
-            batches = task.get_batch_iterator(found, max_sentences=8, seed=1, num_workers=workers, epoch=epoch)
-            seen[workers, epoch] = [batch["net_input"]["src_tokens"].tolist() for batch in batches.next_epoch_itr()]
+            batches = task.get_batch_iterator(
+                found, max_sentences=8, seed=1, num_workers=workers, epoch=epoch
+            )
+            seen[workers, epoch] = [
+                batch["net_input"]["src_tokens"].tolist() for batch in batches.next_epoch_itr()
+            ]
     assert seen[0, 1] == seen[1, 1] and seen[0, 2] == seen[1, 2]
 
 
@@ -197,7 +216,9 @@ def test_text_of_one_document_is_refused(tmp_path):
     (tmp_path / "train").write_text("the farm1 and the farm2\n" * 9)
     folder = str(preprocess({"train": tmp_path / "train"}, tmp_path / "bin", "--only-source"))
     task = BertPretrainingTask.setup_task(BertPretrainingConfig(data=folder, seed=1))
-    with pytest.raises(OptionError, match=r"has 1 documents, random segments need two; .* --lines-per-document"):
+    with pytest.raises(
+        OptionError, match=r"has 1 documents, random segments need two; .* --lines-per-document"
+    ):
         task.load_dataset("train")
     task.cfg.lines_per_document = 3
     task.load_dataset("train")

@@ -29,8 +29,12 @@ def test_the_best_spans_are_the_best_of_all(longest):
     for row in range(4):
         expected = every_span(logits[row], starts[row], ends[row], longest)[:20]
         found = list(zip(scores[row].tolist(), first[row].tolist(), last[row].tolist()))
-        assert [span[1:] for span in found if span[0] > -math.inf] == [span[1:] for span in expected]
-        torch.testing.assert_close(scores[row][: len(expected)], torch.tensor([span[0] for span in expected]))
+        assert [span[1:] for span in found if span[0] > -math.inf] == [
+            span[1:] for span in expected
+        ]
+        torch.testing.assert_close(
+            scores[row][: len(expected)], torch.tensor([span[0] for span in expected])
+        )
 
 
 def sample(starts, places):
@@ -49,20 +53,32 @@ def test_the_n_best_answers_of_all_windows():
     context = "Rome, Oslo, Rome"
     spans = [Span(6, 10, -2.0), Span(0, 4, -3.0), Span(12, 16, -1.0), Span(0, 10, -4.0)]
     assert n_best(spans, context, 2) == [
-        {"text": "Rome", "probability": math.exp(-1.0)},  # the same text counts once, with its best span
+        # the same text counts once, with its best span
+        {"text": "Rome", "probability": math.exp(-1.0)},
         {"text": "Oslo", "probability": math.exp(-2.0)},
     ]
-    assert [answer["text"] for answer in n_best(spans, context, 20)] == ["Rome", "Oslo", "Rome, Oslo"]
+    assert [answer["text"] for answer in n_best(spans, context, 20)] == [
+        "Rome",
+        "Oslo",
+        "Rome, Oslo",
+    ]
     assert n_best([], context, 20) == [{"text": "", "probability": 0.0}]
 
 
-SQUAD = Squad(["in Oslo"], [Question(name, "where?", 0, (Answer("Oslo", 3),)) for name in ("a", "b")])
+SQUAD = Squad(
+    ["in Oslo"], [Question(name, "where?", 0, (Answer("Oslo", 3),)) for name in ("a", "b")]
+)
 
 
 def batch(*names):
-    """Return a batch of windows by name: "a1" and "a2" of question "a", and "b", the only one of its question."""
+    """Return a batch of windows by name: "a1" and "a2" of question "a", and "b", the only one of
+    its question.
+    """
     windows = {"a1": (0, 2), "a2": (1, 2), "b": (0, 1)}
-    return {"question_ids": [name[0] for name in names], "windows": [windows[name] for name in names]}
+    return {
+        "question_ids": [name[0] for name in names],
+        "windows": [windows[name] for name in names],
+    }
 
 
 def test_what_is_written_is_read(tmp_path):

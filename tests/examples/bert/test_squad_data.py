@@ -31,7 +31,9 @@ def question(name, *gold):
 def test_the_score_is_the_mean_over_questions_of_the_best_over_answers():
     """A question without a prediction scores 0; a question without answers does not count."""
     asked = [question("best", "Rome", "in Oslo"), question("none", "Rome"), question("no answers")]
-    assert score(asked, {"best": "Oslo", "no answers": "Oslo"}) == pytest.approx((0, 100 * (2 / 3) / 2))
+    assert score(asked, {"best": "Oslo", "no answers": "Oslo"}) == pytest.approx(
+        (0, 100 * (2 / 3) / 2)
+    )
     assert score(asked[:1], {"best": "rome"}) == (100, 100)
 
 

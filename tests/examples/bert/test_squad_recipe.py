@@ -21,12 +21,16 @@ pytestmark = pytest.mark.usefixtures("plain_environment")
 
 @pytest.fixture
 def source(tmp_path):
-    """Write a tiny BERT as convert_bert.py does, and files in the published layout; return the model's folder."""
+    """Write a tiny BERT as convert_bert.py does, and files in the published layout; return the
+    model's folder.
+    """
     folder = tmp_path / "model"
     folder.mkdir()
     dictionary().save(str(folder / "dict.txt"))
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *vocabulary()]), encoding="utf-8")
-    task = SquadTask.setup_task(SquadTaskConfig(data=str(folder), train_subset="train", seed=1, **WINDOWS))
+    task = SquadTask.setup_task(
+        SquadTaskConfig(data=str(folder), train_subset="train", seed=1, **WINDOWS)
+    )
     torch.manual_seed(1)
     args = Namespace(arch="mixhead_bert_base", max_positions=64, **SIZES, **DROPOUT)
     cfg = OmegaConf.create({"model": vars(args)})
@@ -38,7 +42,9 @@ def source(tmp_path):
 
 @pytest.mark.slow
 def test_from_the_archives_to_the_metrics(source, tmp_path):
-    """Prepared, trained from a pre-trained model, and evaluated; the questions are learned by heart."""
+    """Prepared, trained from a pre-trained model, and evaluated; the questions are learned by
+    heart.
+    """
     places = {"DATA": tmp_path / "data", "SAVE": tmp_path / "save", "ARCHIVES": tmp_path, "GPUS": 0}
     result = script(f"examples/bert/squad/prepare.sh --any-counts --from {source}", **places)
     assert "dev-v1.1.json: 12 questions about 4 contexts" in result.stderr
@@ -49,7 +55,9 @@ def test_from_the_archives_to_the_metrics(source, tmp_path):
     assert "loading pretrained model from" in (result.stdout + result.stderr).lower()
     result = script("examples/bert/squad/evaluate.sh", **places)
     assert result.stdout.splitlines()[-2:] == ["EM = 100.00", "F1 = 100.00"]
-    answers = json.loads((tmp_path / "save" / "checkpoint_best.squad" / "predictions.json").read_text())
+    answers = json.loads(
+        (tmp_path / "save" / "checkpoint_best.squad" / "predictions.json").read_text()
+    )
     assert answers["1-1"] == "José Ibáñez" and answers["3-1"] == "🗻"
     assert refusal(script("examples/bert/squad/prepare.sh", check=False, **places)).endswith(
         "give --any-counts, or remove it"
@@ -62,7 +70,10 @@ def test_the_metric_chooses_the_number_of_the_last_line(tmp_path, monkeypatch, c
     monkeypatch.setattr(evaluate, "read_spans", lambda path, questions: [])
     monkeypatch.setattr(evaluate, "predictions", lambda *_: {})
     monkeypatch.setattr(evaluate, "score", lambda *_: Namespace(exact_match=80.6, f1=88.0))
-    for metric, last in (("F1", ["EM = 80.60", "F1 = 88.00"]), ("EM", ["F1 = 88.00", "EM = 80.60"])):
+    for metric, last in (
+        ("F1", ["EM = 80.60", "F1 = 88.00"]),
+        ("EM", ["F1 = 88.00", "EM = 80.60"]),
+    ):
         monkeypatch.setenv("METRIC", metric)
         evaluate.main([str(tmp_path), str(tmp_path / "spans.jsonl")])
         assert capsys.readouterr().out.splitlines()[-2:] == last

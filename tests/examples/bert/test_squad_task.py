@@ -23,13 +23,21 @@ def data(tmp_path_factory):
 
 
 def task(data, **settings):
-    values = {"data": str(data), **WINDOWS, "max_answer_length": 12, "train_subset": "train", **settings}
+    values = {
+        "data": str(data),
+        **WINDOWS,
+        "max_answer_length": 12,
+        "train_subset": "train",
+        **settings,
+    }
     return SquadTask.setup_task(SquadTaskConfig(**values))
 
 
 @pytest.mark.parametrize("name, value", [("max_seq_length", 65), ("doc_stride", 22)])
 def test_a_length_above_the_positions_and_a_stride_above_the_room_are_refused(name, value, data):
-    with pytest.raises(OptionError, match=f"^--{name.replace('_', '-')} {value}: must be at (least|most) .*$"):
+    with pytest.raises(
+        OptionError, match=f"^--{name.replace('_', '-')} {value}: must be at (least|most) .*$"
+    ):
         task(data, **{name: value})
 
 
@@ -84,7 +92,9 @@ def test_windows_of_unknown_answers_count_for_nothing(prepared):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_model_of_masked_words_lends_all_but_its_head_and_every_parameter_learns(arch, prepared, caplog):
+def test_a_model_of_masked_words_lends_all_but_its_head_and_every_parameter_learns(
+    arch, prepared, caplog
+):
     """Load a pre-trained checkpoint strictly, and one with a span head, which the model keeps."""
     model = model_of(prepared, arch)
     lender = model_of(prepared, arch)
@@ -106,7 +116,9 @@ def test_a_model_of_masked_words_lends_all_but_its_head_and_every_parameter_lear
     criterion = SquadCriterion(prepared).train()
     criterion(model, batch(prepared, [0, 20]))[0].backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
-    evaluated = prepared.build_model(Namespace(arch=arch, max_positions=64, **SIZES, **DROPOUT), from_checkpoint=True)
+    evaluated = prepared.build_model(
+        Namespace(arch=arch, max_positions=64, **SIZES, **DROPOUT), from_checkpoint=True
+    )
     with pytest.raises(OptionError, match="--path: the model has no head for answers"):
         evaluated.load_state_dict(lender.state_dict())
 

@@ -15,7 +15,9 @@ SIZES = Sizes(max_seq_length=40, doc_stride=12, max_query_length=16)
 
 
 def windows(squad, sizes=SIZES, **settings):
-    return SquadWindows(squad, dictionary(), wordpiece(dictionary(), lowercase=True), sizes, **settings)
+    return SquadWindows(
+        squad, dictionary(), wordpiece(dictionary(), lowercase=True), sizes, **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,9 @@ def squad(tmp_path_factory):
 
 
 def of_question(data, number):
-    return [sample for sample in map(data.__getitem__, range(len(data))) if sample["question"] == number]
+    return [
+        sample for sample in map(data.__getitem__, range(len(data))) if sample["question"] == number
+    ]
 
 
 def test_every_token_has_most_context_in_one_window():
@@ -34,7 +38,9 @@ def test_every_token_has_most_context_in_one_window():
     found = [(0, 10), (3, 10), (6, 8)]
     for token in range(14):
         scores = [
-            min(token - begin, begin + size - 1 - token) + 0.01 * size if begin <= token < begin + size else -1
+            min(token - begin, begin + size - 1 - token) + 0.01 * size
+            if begin <= token < begin + size
+            else -1
             for begin, size in found
         ]
         holders = [
@@ -56,19 +62,29 @@ def test_windows_are_those_of_the_tokeniser(squad):
         ends = [end for _, end in tokeniser.encode(question.text, add_special_tokens=False).offsets]
         ends = ends[: SIZES.max_query_length]
         room = SIZES.max_seq_length - 3 - len(ends)
-        tokeniser.enable_truncation(SIZES.max_seq_length, stride=room - SIZES.doc_stride, strategy="only_second")
+        tokeniser.enable_truncation(
+            SIZES.max_seq_length, stride=room - SIZES.doc_stride, strategy="only_second"
+        )
         first = tokeniser.encode(question.text[: ends[-1]], context)
         tokeniser.no_truncation()
         expected = [first, *first.overflowing]
-        assert [sample["tokens"].tolist() for sample in samples] == [window.ids for window in expected]
-        assert [sample["segments"].tolist() for sample in samples] == [window.type_ids for window in expected]
+        assert [sample["tokens"].tolist() for sample in samples] == [
+            window.ids for window in expected
+        ]
+        assert [sample["segments"].tolist() for sample in samples] == [
+            window.type_ids for window in expected
+        ]
         answer = question.answers[0].start, question.answers[0].start + len(question.gold[0])
         starts = []
         for sample, window in zip(samples, expected):
             inside = [i for i, part in enumerate(window.sequence_ids) if part == 1]
             assert sample["places"][inside, 0].tolist() == [window.offsets[i][0] for i in inside]
             assert sample["ends"].nonzero().flatten().tolist() == inside
-            covered = [i for i in inside if window.offsets[i][0] < answer[1] and window.offsets[i][1] > answer[0]]
+            covered = [
+                i
+                for i in inside
+                if window.offsets[i][0] < answer[1] and window.offsets[i][1] > answer[0]
+            ]
             edges = [window.offsets[i] for i in covered[:1] + covered[-1:]]
             has_all = bool(edges) and edges[0][0] <= answer[0] and edges[1][1] >= answer[1]
             assert sample["target"].tolist() == ([covered[0], covered[-1]] if has_all else [0, 0])
@@ -79,9 +95,13 @@ def test_windows_are_those_of_the_tokeniser(squad):
 
 
 def test_an_answer_that_is_not_there_is_left_out_of_the_loss_and_counted():
-    """Ask for a misplaced answer, for none, for one in an empty context, and for one within a word."""
+    """Ask for a misplaced answer, for none, for one in an empty context,
+    and for one within a word.
+    """
     asked = [(0, (Answer("Oslo", 0),)), (0, ()), (1, (Answer("x", 0),)), (0, (Answer("slo", 4),))]
-    questions = [Question(str(i), "who?", context, answers) for i, (context, answers) in enumerate(asked)]
+    questions = [
+        Question(str(i), "who?", context, answers) for i, (context, answers) in enumerate(asked)
+    ]
     data = windows(Squad(["in Oslo", " \t\n"], questions))
     assert data.unlocated == 2
     assert [sample["target"].tolist() for sample in data] == [[IGNORED] * 2] * 3 + [[6, 8]]

@@ -37,20 +37,27 @@ HARD = [
 @pytest.fixture(scope="module")
 def tokenisers(tmp_path_factory):
     """Return the dictionary, and the tokenisers by `lowercase`."""
-    dictionary = write_dictionary(VOCABULARY, tmp_path_factory.mktemp("pieces") / "dict.txt", "vocab.txt")
+    dictionary = write_dictionary(
+        VOCABULARY, tmp_path_factory.mktemp("pieces") / "dict.txt", "vocab.txt"
+    )
     return dictionary, {lowercase: wordpiece(dictionary, lowercase) for lowercase in (True, False)}
 
 
 def pieces(tokenisers, text, lowercase=True):
     dictionary, by_case = tokenisers
     encoding = by_case[lowercase].encode(text, add_special_tokens=False)
-    return [(dictionary[number], *found) for number, found in zip(encoding.ids, characters_of(text, encoding))]
+    return [
+        (dictionary[number], *found)
+        for number, found in zip(encoding.ids, characters_of(text, encoding))
+    ]
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_pieces_are_those_of_transformers(lowercase, tokenisers, tmp_path):
     transformers = pytest.importorskip("transformers")
-    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in VOCABULARY), encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text(
+        "".join(f"{piece}\n" for piece in VOCABULARY), encoding="utf-8"
+    )
     theirs = transformers.BertTokenizerFast.from_pretrained(tmp_path, do_lower_case=lowercase)
     for text in HARD:
         text = text.replace("[SEP]", "")  # a special token to `transformers`
@@ -66,7 +73,10 @@ def test_the_characters_between_pieces_are_dropped_ones_and_spaces(lowercase, to
         for _, start, stop in found:
             assert pieces(tokenisers, text[end:start], lowercase) == [], text
             assert start >= end or text[start:stop] in "ﬃ한글"  # several pieces of one character
-            assert stop > start and text[stop : stop + 1].strip() in {"", *(text[other] for _, other, _ in found)}
+            assert stop > start and text[stop : stop + 1].strip() in {
+                "",
+                *(text[other] for _, other, _ in found),
+            }
             end = stop
         assert pieces(tokenisers, text[end:], lowercase) == [], text
 

@@ -19,13 +19,17 @@ from tests.helpers import shake
 
 @pytest.fixture(scope="session")
 def write_checkpoint(tmp_path_factory):
-    """Return write(name, data, arch, *flags) -> path; parameters are random, and mixing is not the identity."""
+    """Return write(name, data, arch, *flags) -> path; parameters are random, and mixing is not the
+    identity.
+    """
 
     def write(name, data, arch, *flags):
         file = tmp_path_factory.mktemp("checkpoints") / name / "checkpoint_best.pt"
         arguments = [data, "--user-dir", PLUGIN, "--arch", arch, *TRAINING, *flags]
         parser = options.get_training_parser()
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, arguments))))
+        cfg = convert_namespace_to_omegaconf(
+            options.parse_args_and_arch(parser, list(map(str, arguments)))
+        )
         task = tasks.setup_task(cfg.task)
         torch.manual_seed(1)
         model = shake(task.build_model(cfg.model))
@@ -43,7 +47,11 @@ def write_checkpoint(tmp_path_factory):
                 }
             ],
             "task_state": {},
-            "extra_state": {"train_iterator": {"epoch": 1}, "metrics": {}, "previous_training_time": 0},
+            "extra_state": {
+                "train_iterator": {"epoch": 1},
+                "metrics": {},
+                "previous_training_time": 0,
+            },
             "last_optimizer_state": None,
         }
         file.parent.mkdir()
@@ -55,7 +63,9 @@ def write_checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def lm_checkpoint(write_checkpoint, text_data):
-    """Write a model with position-wise mixing, two layers of four heads and windows of 16 tokens."""
+    """Write a model with position-wise mixing,
+    two layers of four heads and windows of 16 tokens.
+    """
     flags = ["--task", "language_modeling", "--tokens-per-sample", 16, *LM_SIZES]
     return write_checkpoint("mixhead_lm", text_data, "mixhead_transformer_lm", *flags)
 
@@ -68,7 +78,9 @@ def fairseq_lm_checkpoint(write_checkpoint, text_data):
 
 @pytest.fixture(scope="session")
 def translation_checkpoint(write_checkpoint, translation_data):
-    """Write a model whose decoder has position-independent mixing; the encoder's attention is fairseq's own."""
+    """Write a model whose decoder has position-independent mixing; the encoder's attention is
+    fairseq's own.
+    """
     flags = ["--head-mixing", "position-independent", "--attention-scope", "decoder", *SIZES]
     return write_checkpoint("mixhead_translation", translation_data, "mixhead_transformer", *flags)
 
@@ -80,7 +92,9 @@ def fairseq_translation_checkpoint(write_checkpoint, translation_data):
 
 @pytest.fixture
 def numbers_alone(monkeypatch):
-    """Draw no figures, because they take most of a command's time; return the names of those that were left out."""
+    """Draw no figures, because they take most of a command's time; return the names of those that
+    were left out.
+    """
     names = []
 
     def save(figure, folder, name):
@@ -93,7 +107,9 @@ def numbers_alone(monkeypatch):
 
 @pytest.fixture
 def analysis(capsys):
-    """Return analysis(*arguments) -> exit status, output, errors; in this process, because a start takes seconds."""
+    """Return analysis(*arguments) -> exit status, output, errors; in this process, because a start
+    takes seconds.
+    """
 
     def run(*arguments):
         capsys.readouterr()
@@ -115,7 +131,9 @@ def analysis(capsys):
 
 @pytest.fixture
 def numbers(analysis, numbers_alone, tmp_path):
-    """Return numbers(command, *arguments) -> the content of its JSON file, and what it printed; without figures."""
+    """Return numbers(command, *arguments) -> the content of its JSON file, and what it printed;
+    without figures.
+    """
 
     def run(command, *arguments):
         status, printed, errors = analysis(command, *arguments, "--output", tmp_path)

@@ -13,7 +13,9 @@ from mixhead_plugin.fairseq.analysis.heads import attentions, where
 
 def read_page(path):
     """Return the sentences of a page; source, mixed and mixing are arrays."""
-    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.S)
+    (data,) = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.S
+    )
     data = json.loads(data)
     blob = zlib.decompress(base64.b64decode(data["blob"]), -zlib.MAX_WBITS)
 
@@ -34,7 +36,9 @@ def read_page(path):
 
 
 def assert_shows(found, source, mixing, mixed):
-    """Assert that an attention of a page has these weights [H, Nq, Nk] within half a step of 8 bits, and this M."""
+    """Assert that an attention of a page has these weights [H, Nq, Nk] within half a step of 8
+    bits, and this M.
+    """
     for shown, expected in {"source": source, "mixed": mixed}.items():
         expected = expected.double().numpy()
         low, high = expected.min(2).clip(max=0), expected.max(2).clip(min=0)
@@ -49,7 +53,9 @@ def assert_shows(found, source, mixing, mixed):
 
 
 def by_definition(loaded, net_input):
-    """Return site and layer -> P, M and mixed weights of the first sentence, by `reference_with_weights`."""
+    """Return site and layer -> P, M and mixed weights of the first sentence, by
+    `reference_with_weights`.
+    """
     found, hooks = {}, []
 
     def see(name, attention, args, kwargs, output):
@@ -63,13 +69,19 @@ def by_definition(loaded, net_input):
             copied = torch.eye(attention.num_heads).split(attention.num_mixed_heads, 1)
             source = []
             for heads in copied:
-                with attention.head_mixing.register_forward_hook(lambda part, x, m, c=heads: mixings.append(m) or c):
+                with attention.head_mixing.register_forward_hook(
+                    lambda part, x, m, c=heads: mixings.append(m) or c
+                ):
                     source.append(attention(*args, **call)[1][:, 0])
             mixing = mixings[0] if mixings[0].dim() == 2 else mixings[0][0]
             found[name] = (torch.cat(source), mixing.detach(), mixed)
 
     for name, attention in attentions(loaded.model).items():
-        hooks.append(attention.register_forward_hook(lambda *call, name=name: see(name, *call), with_kwargs=True))
+        hooks.append(
+            attention.register_forward_hook(
+                lambda *call, name=name: see(name, *call), with_kwargs=True
+            )
+        )
     with torch.no_grad():
         loaded.model(**net_input)
     for hook in hooks:

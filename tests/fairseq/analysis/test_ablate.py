@@ -51,7 +51,9 @@ def test_the_gates_that_were_there_come_back(fails):
     assert attention.gates is before
 
 
-def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(numbers, fairseq_lm_checkpoint):
+def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(
+    numbers, fairseq_lm_checkpoint
+):
     content, out = numbers("ablate", fairseq_lm_checkpoint)
     assert f"baseline: loss (base 2) {content['baseline']['loss']:.4f}" in out
 
@@ -63,19 +65,29 @@ def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(n
         whole = weight.clone()
         weight[:, columns] = 0
         with torch.no_grad():
-            loss, size = map(sum, zip(*(loaded.criterion(loaded.model, sample)[:2] for sample in samples)))
+            loss, size = map(
+                sum, zip(*(loaded.criterion(loaded.model, sample)[:2] for sample in samples))
+            )
         weight.copy_(whole)
         return float(loss) / size / torch.log(torch.tensor(2.0)).item()
 
     assert content["baseline"]["loss"] == pytest.approx(loss_without([]), rel=1e-5)
     second = content["single"]["loss"][1]
-    assert (second["name"], second["place"], second["layer"]) == ("decoder.layers.1.self_attn", "decoder-self", 1)
+    assert (second["name"], second["place"], second["layer"]) == (
+        "decoder.layers.1.self_attn",
+        "decoder-self",
+        1,
+    )
     assert second["mixed"][2] == pytest.approx(loss_without([8, 9, 10, 11]), rel=1e-5)
     alone = content["only"]["loss"][1]["mixed"][2]
-    assert alone == pytest.approx(loss_without([i for i in range(16) if i not in (8, 9, 10, 11)]), rel=1e-5)
+    assert alone == pytest.approx(
+        loss_without([i for i in range(16) if i not in (8, 9, 10, 11)]), rel=1e-5
+    )
 
 
-def test_two_sets_are_compared_by_the_scores_without_each_head(numbers, lm_checkpoint, numbers_alone):
+def test_two_sets_are_compared_by_the_scores_without_each_head(
+    numbers, lm_checkpoint, numbers_alone
+):
     """Figure 4 of the sixteen-heads essay."""
     content, out = numbers("ablate", lm_checkpoint, "--subset", "valid,test", "--limit", 2)
     first, second = content["sets"]
@@ -83,8 +95,13 @@ def test_two_sets_are_compared_by_the_scores_without_each_head(numbers, lm_check
     assert first["baseline"]["loss"] != second["baseline"]["loss"]
     for experiment in EXPERIMENTS:
         for kind in ("source", "mixed"):
-            sets = [torch.tensor([layer[kind] for layer in each[experiment]["loss"]]) for each in (first, second)]
-            expected = torch.corrcoef(torch.stack([scores.flatten().double() for scores in sets]))[0, 1]
+            sets = [
+                torch.tensor([layer[kind] for layer in each[experiment]["loss"]])
+                for each in (first, second)
+            ]
+            expected = torch.corrcoef(torch.stack([scores.flatten().double() for scores in sets]))[
+                0, 1
+            ]
             r = content["pearson"][experiment]["loss"][kind]
             assert r == pytest.approx(float(expected), abs=1e-4)
             words = f"{kind} heads, loss (base 2) {EXPERIMENTS[experiment]}, valid and test"

@@ -15,7 +15,12 @@ from mixhead_plugin.fairseq.analysis.output import labels, name_of
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from tests.fairseq.repairs.test_checkpoint_files import Code
 
-CHECKPOINTS = ["lm_checkpoint", "fairseq_lm_checkpoint", "translation_checkpoint", "fairseq_translation_checkpoint"]
+CHECKPOINTS = [
+    "lm_checkpoint",
+    "fairseq_lm_checkpoint",
+    "translation_checkpoint",
+    "fairseq_translation_checkpoint",
+]
 
 
 def first_batch(loaded):
@@ -23,13 +28,18 @@ def first_batch(loaded):
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_outputs_are_those_of_the_model_that_fairseq_loads_and_every_attention_has_a_hook(name, request):
+def test_outputs_are_those_of_the_model_that_fairseq_loads_and_every_attention_has_a_hook(
+    name, request
+):
     path = request.getfixturevalue(name)
     loaded = load(path, cpu=True)
     (own,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path])
     net_input = first_batch(loaded)["net_input"]
     seen = []
-    with torch.no_grad(), hooked(loaded.model, lambda name, attention, heads: seen.append(attention)):
+    with (
+        torch.no_grad(),
+        hooked(loaded.model, lambda name, attention, heads: seen.append(attention)),
+    ):
         torch.testing.assert_close(loaded.model(**net_input)[0], own.eval()(**net_input)[0])
     assert not loaded.model.training
     assert set(seen) == {m for m in loaded.model.modules() if isinstance(m, MultiheadAttention)}
@@ -68,9 +78,12 @@ def test_a_limit_draws_the_same_batches_each_time_and_not_the_shortest(translati
     assert all(batch in everything for batch in drawn)
 
 
-def test_a_model_of_other_sizes_and_a_damaged_file_with_overrides_are_refused_in_one_line(lm_checkpoint, tmp_path):
+def test_a_model_of_other_sizes_and_a_damaged_file_with_overrides_are_refused_in_one_line(
+    lm_checkpoint, tmp_path
+):
     with pytest.raises(
-        OptionError, match=r"--model-overrides {'decoder_layers': 3}: .*: is of another model; .*: Missing key"
+        OptionError,
+        match=r"--model-overrides {'decoder_layers': 3}: .*: is of another model; .*: Missing key",
     ):
         load(lm_checkpoint, overrides={"decoder_layers": 3}, cpu=True)
     (tmp_path / "cut.pt").write_bytes(Path(lm_checkpoint).read_bytes()[:3000])
@@ -89,13 +102,20 @@ def test_overrides_reach_the_model(fairseq_lm_checkpoint, lm_checkpoint, text_da
 def test_a_checkpoint_of_old_form_loads(fairseq_translation_checkpoint, tmp_path):
     state = torch.load(fairseq_translation_checkpoint)
     cfg = state["cfg"]
-    flags = {k: v for part in ("task", "optimization", "dataset", "common", "criterion") for k, v in cfg[part].items()}
+    flags = {
+        k: v
+        for part in ("task", "optimization", "dataset", "common", "criterion")
+        for k, v in cfg[part].items()
+    }
     registered = {"task": "translation", "criterion": "cross_entropy", "optimizer": "adam"}
     state["args"] = Namespace(**{**flags, **vars(cfg["model"]), **registered})
     del state["args"]._name
     state["cfg"] = None
     torch.save(state, tmp_path / "old.pt")
-    old, new = load(str(tmp_path / "old.pt"), cpu=True), load(fairseq_translation_checkpoint, cpu=True)
+    old, new = (
+        load(str(tmp_path / "old.pt"), cpu=True),
+        load(fairseq_translation_checkpoint, cpu=True),
+    )
     net_input = first_batch(new)["net_input"]
     with torch.no_grad():
         assert torch.equal(old.model(**net_input)[0], new.model(**net_input)[0])
@@ -106,7 +126,9 @@ def test_a_checkpoint_of_old_form_loads(fairseq_translation_checkpoint, tmp_path
 def test_what_is_no_checkpoint_is_refused_in_one_line(change, lm_checkpoint, analysis, tmp_path):
     file = tmp_path / "bad.pt"
     if change == "code":
-        torch.save({**torch.load(lm_checkpoint), "extra_state": {"x": Code(tmp_path / "was_here")}}, file)
+        torch.save(
+            {**torch.load(lm_checkpoint), "extra_state": {"x": Code(tmp_path / "was_here")}}, file
+        )
     status, _, errors = analysis("mixing", file, "--output", tmp_path / "out")
     assert status == 1
     assert "error: " in errors and str(file) in errors and errors.count("\n") == 1
@@ -114,7 +136,9 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(change, lm_checkpoint, ana
 
 
 @pytest.mark.parametrize("name, flag", [("task", "--task"), ("model", "--arch")])
-def test_a_name_that_no_plugin_has_registered_asks_for_the_user_dir(name, flag, lm_checkpoint, tmp_path):
+def test_a_name_that_no_plugin_has_registered_asks_for_the_user_dir(
+    name, flag, lm_checkpoint, tmp_path
+):
     state = torch.load(lm_checkpoint)
     state["cfg"][name]["_name"] = "of_another_plugin"
     torch.save(state, tmp_path / "other.pt")
@@ -130,17 +154,23 @@ def test_an_old_checkpoint_of_another_plugin_asks_for_the_user_dir(fairseq_lm_ch
     state = torch.load(fairseq_lm_checkpoint)
     state["args"] = Namespace(task="language_modeling", arch="of_another_plugin", data="data")
     torch.save(state, tmp_path / "old.pt")
-    with pytest.raises(OptionError, match=r"^--arch of_another_plugin: unknown; .*another --user-dir\?$"):
+    with pytest.raises(
+        OptionError, match=r"^--arch of_another_plugin: unknown; .*another --user-dir\?$"
+    ):
         load(str(tmp_path / "old.pt"), cpu=True)
 
 
 def test_a_batch_that_holds_no_sentence_is_refused_in_one_line(translation_checkpoint):
-    with pytest.raises(OptionError, match=r"^--max-tokens 3: .*; must be at least the longest sentence of --subset"):
+    with pytest.raises(
+        OptionError, match=r"^--max-tokens 3: .*; must be at least the longest sentence of --subset"
+    ):
         next(batches(load(translation_checkpoint, cpu=True), max_tokens=3))
 
 
 def test_a_folder_without_the_languages_is_refused_in_one_line(translation_checkpoint, tmp_path):
-    with pytest.raises(OptionError, match=rf"^--data {tmp_path}: \S+\.pt: Could not infer language pair"):
+    with pytest.raises(
+        OptionError, match=rf"^--data {tmp_path}: \S+\.pt: Could not infer language pair"
+    ):
         load(translation_checkpoint, data=str(tmp_path), cpu=True)
 
 
@@ -149,7 +179,9 @@ def test_a_folder_or_file_of_data_that_is_missing_is_refused_in_one_line(
 ):
     with pytest.raises(OptionError, match=r"^--data /nowhere: /nowhere: no such file or folder$"):
         load(translation_checkpoint, data="/nowhere", cpu=True)
-    with pytest.raises(OptionError, match=rf"^--data {tmp_path}: {tmp_path}/dict\.txt: no such file or folder$"):
+    with pytest.raises(
+        OptionError, match=rf"^--data {tmp_path}: {tmp_path}/dict\.txt: no such file or folder$"
+    ):
         load(lm_checkpoint, data=str(tmp_path), cpu=True)
 
 
@@ -170,7 +202,10 @@ def test_a_checkpoint_without_a_config_is_refused_in_one_line(lm_checkpoint, tmp
     torch.save({**torch.load(lm_checkpoint), "cfg": None, "args": None}, file)
     with pytest.raises(OptionError) as error:
         load(file, cpu=True)
-    expected = f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its tensors alone"
+    expected = (
+        f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its tensors "
+        "alone"
+    )
     assert str(error.value) == expected
 
 

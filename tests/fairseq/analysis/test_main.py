@@ -36,9 +36,13 @@ def test_the_last_line_names_what_is_wrong(arguments, status, analysis, tmp_path
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "view"])
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(name, analysis, monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
+    name, analysis, monkeypatch, tmp_path
+):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(f"mixhead_plugin.fairseq.analysis.{name}.run", lambda args: pytest.fail("has begun"))
+    monkeypatch.setattr(
+        f"mixhead_plugin.fairseq.analysis.{name}.run", lambda args: pytest.fail("has begun")
+    )
     for folder in (tmp_path / "file", tmp_path / "file" / "sub"):
         status, _, errors = analysis(name, "x", "--output", folder)
         assert status == 2

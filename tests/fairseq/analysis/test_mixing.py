@@ -11,50 +11,79 @@ from tests.commands import LM_SIZES, SIZES
 
 
 def test_distances_are_frobenius_norms():
-    mixing = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]], [[2.0, 0.0], [0.0, 1.0]]])
-    torch.testing.assert_close(distances(mixing), torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]]))
+    mixing = torch.tensor(
+        [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]], [[2.0, 0.0], [0.0, 1.0]]]
+    )
+    torch.testing.assert_close(
+        distances(mixing), torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]])
+    )
     identity, orthogonal = distances(2 * torch.eye(4)[:, :3])  # rectangular
     assert identity.isnan() and orthogonal.item() == pytest.approx(3 * 3**0.5)
 
 
-def test_a_constant_mixing_is_the_one_of_the_checkpoint(translation_checkpoint, numbers, numbers_alone):
+def test_a_constant_mixing_is_the_one_of_the_checkpoint(
+    translation_checkpoint, numbers, numbers_alone
+):
     content, printed = numbers("mixing", translation_checkpoint)
     found = content["attentions"]
     state = torch.load(translation_checkpoint)["model"]
-    weights = {key[: -len(".head_mixing.weight")]: m for key, m in state.items() if key.endswith("head_mixing.weight")}
+    weights = {
+        key[: -len(".head_mixing.weight")]: m
+        for key, m in state.items()
+        if key.endswith("head_mixing.weight")
+    }
     assert sorted(found) == sorted(weights) and len(weights) == 4  # of the decoder alone
     for name, weight in weights.items():
         matrix = weight.double().numpy()
         np.testing.assert_allclose(found[name]["mixing"], matrix)
         assert found[name]["from_identity"] == pytest.approx(np.linalg.norm(matrix - np.eye(4)))
-        assert found[name]["from_orthogonal"] == pytest.approx(np.linalg.norm(matrix.T @ matrix - np.eye(4)))
+        assert found[name]["from_orthogonal"] == pytest.approx(
+            np.linalg.norm(matrix.T @ matrix - np.eye(4))
+        )
     assert "cross 1: M 4x4, from identity" in printed
     assert numbers_alone == ["mixing"]
 
 
 def by_hand(loaded):
-    """Return for each attention the real tokens [T] and M [T, H, H] from the projected queries, q . W + B."""
+    """Return for each attention the real tokens [T] and M [T, H, H] from the projected queries, q .
+    W + B.
+    """
     found, queries = {name: ([], []) for name in attentions(loaded.model)}, {}
     for name, attention in attentions(loaded.model).items():
-        attention.q_proj.register_forward_hook(lambda *call, name=name: queries.update({name: call[2]}))
+        attention.q_proj.register_forward_hook(
+            lambda *call, name=name: queries.update({name: call[2]})
+        )
     pad = loaded.task.source_dictionary.pad()
     for batch in batches(loaded):
         with torch.no_grad():
             loaded.model(**batch["net_input"])
         for name, attention in attentions(loaded.model).items():
             source = batch["net_input"]["src_tokens"]  # [B, N]
-            tokens = batch["net_input"].get("prev_output_tokens", source) if name.startswith("decoder") else source
-            heads = queries[name].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)  # [B, N, H, D]
+            tokens = (
+                batch["net_input"].get("prev_output_tokens", source)
+                if name.startswith("decoder")
+                else source
+            )
+            # [B, N, H, D]
+            heads = queries[name].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
             mixing = heads @ attention.head_mixing.query_weight + attention.head_mixing.bias
             found[name][0].append(tokens[tokens != pad])
             found[name][1].append(mixing[tokens != pad].detach().double())
-    return {name: (torch.cat(tokens).numpy(), torch.cat(mixing).numpy()) for name, (tokens, mixing) in found.items()}
+    return {
+        name: (torch.cat(tokens).numpy(), torch.cat(mixing).numpy())
+        for name, (tokens, mixing) in found.items()
+    }
 
 
-@pytest.mark.parametrize("translation", [True, False])  # windows of a language model are padded here
-def test_a_mixing_by_position_averages_real_tokens(translation, request, write_checkpoint, numbers, numbers_alone):
+# windows of a language model are padded here
+@pytest.mark.parametrize("translation", [True, False])
+def test_a_mixing_by_position_averages_real_tokens(
+    translation, request, write_checkpoint, numbers, numbers_alone
+):
     if translation:
-        path = write_checkpoint("B", request.getfixturevalue("translation_data"), "mixhead_transformer", *SIZES)
+        path = write_checkpoint(
+            "B", request.getfixturevalue("translation_data"), "mixhead_transformer", *SIZES
+        )
     else:
         path = request.getfixturevalue("lm_checkpoint")
     found = numbers("mixing", path)[0]["attentions"]
@@ -75,11 +104,18 @@ def test_a_mixing_by_position_averages_real_tokens(translation, request, write_c
 
 def test_the_picture_shows_what_the_ones_of_the_diagonal_would_hide():
     mixing = torch.eye(3).double() + 0.1 * torch.randn(3, 3).double()
-    layers = {"cross": [Layer("cross", 0, "position-wise", m, 0.0, 0.0, 5, m / 2) for m in (mixing, mixing[:, :2])]}
+    layers = {
+        "cross": [
+            Layer("cross", 0, "position-wise", m, 0.0, 0.0, 5, m / 2)
+            for m in (mixing, mixing[:, :2])
+        ]
+    }
     square, whole = (axes.images[0] for axes in draw_matrices(layers).axes[:2])
     np.testing.assert_allclose(square.get_array(), mixing - torch.eye(3))
     np.testing.assert_allclose(whole.get_array(), mixing[:, :2])
-    np.testing.assert_allclose(draw_matrices(layers, spread=True).axes[0].images[0].get_array(), mixing / 2)
+    np.testing.assert_allclose(
+        draw_matrices(layers, spread=True).axes[0].images[0].get_array(), mixing / 2
+    )
 
 
 def test_heads_of_other_numbers_in_each_layer(write_checkpoint, text_data, numbers):

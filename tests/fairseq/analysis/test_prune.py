@@ -22,7 +22,10 @@ CHECKPOINTS = ["lm_checkpoint", "translation_checkpoint", "fairseq_translation_c
 def random_importance(loaded):
     generator = torch.Generator().manual_seed(5)
     return {
-        name: {kind: torch.rand(number_of_heads(attention, kind), generator=generator) for kind in kinds(attention)}
+        name: {
+            kind: torch.rand(number_of_heads(attention, kind), generator=generator)
+            for kind in kinds(attention)
+        }
         for name, attention in prunable(loaded).items()
     }
 
@@ -35,7 +38,9 @@ def cut(loaded, file, fraction=0.4):
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_the_smaller_checkpoint_computes_what_the_masked_model_computes(checkpoint, request, tmp_path):
+def test_the_smaller_checkpoint_computes_what_the_masked_model_computes(
+    checkpoint, request, tmp_path
+):
     loaded = load(request.getfixturevalue(checkpoint), cpu=True)
     removed = cut(loaded, tmp_path / "pruned.pt")
     smaller = load(str(tmp_path / "pruned.pt"), cpu=True)
@@ -58,7 +63,9 @@ def test_the_smaller_checkpoint_computes_what_the_masked_model_computes(checkpoi
     torch.testing.assert_close(found, masked, rtol=1e-10, atol=1e-10)
 
 
-def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(fairseq_lm_checkpoint, tmp_path):
+def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(
+    fairseq_lm_checkpoint, tmp_path
+):
     loaded = load(fairseq_lm_checkpoint)
     kept = {
         "decoder.layers.0.self_attn": KeptHeads((1,), (1,)),
@@ -87,14 +94,21 @@ def test_what_a_smaller_model_cannot_be_is_refused(fairseq_lm_checkpoint, tmp_pa
 
 NAMES = ["decoder.layers.0.self_attn", "decoder.layers.1.self_attn"]
 WEIGHTS = {
-    NAMES[0]: {"source": torch.tensor([3.0, 1.0, 2.0, 4.0]), "mixed": torch.tensor([0.3, 0.4, 0.0, 0.0])},
+    NAMES[0]: {
+        "source": torch.tensor([3.0, 1.0, 2.0, 4.0]),
+        "mixed": torch.tensor([0.3, 0.4, 0.0, 0.0]),
+    },
     NAMES[1]: {"source": torch.tensor([0.5, 0.6, 5.0, 0.7]), "mixed": torch.zeros(4)},
 }
 
 
 def test_the_least_important_of_each_kind_go_first_and_the_most_important_of_a_layer_never():
     def sources(fraction, at_least=1):
-        return [(h.attention, h.index) for h in least_important(WEIGHTS, fraction, at_least) if h.kind == "source"]
+        return [
+            (h.attention, h.index)
+            for h in least_important(WEIGHTS, fraction, at_least)
+            if h.kind == "source"
+        ]
 
     first, second = NAMES
     order = [(second, 0), (second, 1), (second, 3), (first, 1), (first, 2), (first, 0)]
@@ -115,9 +129,12 @@ def test_the_score_falls_step_by_step(numbers, lm_checkpoint):
     content, out = numbers("prune", lm_checkpoint)
     (found,) = content["checkpoints"]
     removed = [step["removed"] for step in found["steps"]]
-    assert removed == [0, 2, 4, 6, 8, 10, 12]  # of 16 heads, one of each kind stays in each of the two layers
+    # of 16 heads, one of each kind stays in each of the two layers
+    assert removed == [0, 2, 4, 6, 8, 10, 12]
     loaded = load(lm_checkpoint)
-    weights = {e["name"]: {k: torch.tensor(e[k]) for k in ("source", "mixed")} for e in found["importance"]}
+    weights = {
+        e["name"]: {k: torch.tensor(e[k]) for k in ("source", "mixed")} for e in found["importance"]
+    }
     order = least_important(prune.NORMALIZATIONS["layer"](weights), 0.5)
     with without(prunable(loaded), order):
         expected = scores.score(loaded, list(batches(loaded)), ["loss"])["loss"]
@@ -129,22 +146,39 @@ def test_the_score_falls_step_by_step(numbers, lm_checkpoint):
 @pytest.mark.usefixtures("numbers_alone")
 def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
     file = tmp_path / "pruned.pt"
-    status, out, err = analysis("prune", lm_checkpoint, "--fraction", 0.5, "--save", file, "--output", tmp_path)
+    status, out, err = analysis(
+        "prune", lm_checkpoint, "--fraction", 0.5, "--save", file, "--output", tmp_path
+    )
     assert status == 0, err
     found = json.loads((tmp_path / "prune-save.json").read_text())
     assert found["pruned"]["loss"] == pytest.approx(found["masked"]["loss"], rel=1e-5)
     assert found["pruned"]["loss"] != pytest.approx(found["whole"]["loss"], rel=1e-5)
-    assert (found["whole"]["heads"], found["pruned"]["heads"], found["pruned"]["source heads"]) == (8, 4, 4)
+    assert (found["whole"]["heads"], found["pruned"]["heads"], found["pruned"]["source heads"]) == (
+        8,
+        4,
+        4,
+    )
     assert found["pruned"]["parameters"] < found["whole"]["parameters"]
     assert found["pruned"]["forward_s"] > 0
-    words = shlex.split(out.splitlines()[[line.startswith("to train on") for line in out.splitlines()].index(True) + 1])
+    words = shlex.split(
+        out.splitlines()[
+            [line.startswith("to train on") for line in out.splitlines()].index(True) + 1
+        ]
+    )
     assert words[:2] == ["--user-dir", "$(python -m mixhead_plugin)"]
     assert words[words.index("--heads-per-layer") + 1] == found["heads_per_layer"]
-    assert words[-4:] == ["--finetune-from-model", str(file), "--save-dir", str(tmp_path / "pruned-finetuned")]
+    assert words[-4:] == [
+        "--finetune-from-model",
+        str(file),
+        "--save-dir",
+        str(tmp_path / "pruned-finetuned"),
+    ]
 
 
-XL = """--task truncated_bptt_lm --tokens-per-sample 8 --batch-size 2 --n-layer 2 --d-model 16 --n-head 4 --d-head 4
-    --d-inner 16 --mem-len 8 --cutoffs 8""".split()
+XL = """
+    --task truncated_bptt_lm --tokens-per-sample 8 --batch-size 2 --n-layer 2 --d-model 16 --n-head
+    4 --d-head 4 --d-inner 16 --mem-len 8 --cutoffs 8
+""".split()
 LM = ["--task", "language_modeling", "--tokens-per-sample", "16", *LM_SIZES]
 
 
@@ -153,9 +187,21 @@ LM = ["--task", "language_modeling", "--tokens-per-sample", "16", *LM_SIZES]
     "arch, flags, obstacle",
     [
         ("mixhead_transformer_xl", XL, "belongs to SegmentAttention; its heads can only be masked"),
-        ("mixhead_synthesizer_lm", LM, "belongs to SynthesizerAttention; its heads can only be masked"),
-        ("mixhead_transformer_lm", [*LM, "--relative-position", "t5", "--relative-gain", "3"], None),
-        ("mixhead_transformer_lm", [*LM, "--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8"], None),
+        (
+            "mixhead_synthesizer_lm",
+            LM,
+            "belongs to SynthesizerAttention; its heads can only be masked",
+        ),
+        (
+            "mixhead_transformer_lm",
+            [*LM, "--relative-position", "t5", "--relative-gain", "3"],
+            None,
+        ),
+        (
+            "mixhead_transformer_lm",
+            [*LM, "--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8"],
+            None,
+        ),
         ("transformer_lm", LM, None),  # its config is a DictConfig without the plugin's flags
     ],
 )
@@ -170,23 +216,49 @@ def test_other_models_are_weighed_masked_and_cut_or_refused(
         assert status == 0, err
     steps = json.loads((tmp_path / "found" / "prune.json").read_text())["checkpoints"][0]["steps"]
     numbers = [step["removed"] for step in steps]
-    assert numbers == ([0, 2, 4, 6, 8, 10, 12] if arch.startswith("mixhead") else [0, 1, 2, 3, 4, 5, 6])
-    status, _, err = analysis("prune", checkpoint, "--fraction", 0.5, "--save", tmp_path / "pruned.pt", *common)
+    assert numbers == (
+        [0, 2, 4, 6, 8, 10, 12] if arch.startswith("mixhead") else [0, 1, 2, 3, 4, 5, 6]
+    )
+    status, _, err = analysis(
+        "prune", checkpoint, "--fraction", 0.5, "--save", tmp_path / "pruned.pt", *common
+    )
     assert status == (1 if obstacle else 0), err
     assert obstacle is None or (obstacle in err and err.count("\n") == 1)
     assert (tmp_path / "pruned.pt").exists() == (obstacle is None)
 
 
 @pytest.mark.slow
-def test_fairseq_s_commands_take_the_smaller_checkpoint(lm_checkpoint, text_data, analysis, tmp_path):
+def test_fairseq_s_commands_take_the_smaller_checkpoint(
+    lm_checkpoint, text_data, analysis, tmp_path
+):
     file = tmp_path / "pruned.pt"
-    status, _, err = analysis("prune", lm_checkpoint, "--fraction", 0.4, "--save", file, "--output", tmp_path)
+    status, _, err = analysis(
+        "prune", lm_checkpoint, "--fraction", 0.4, "--save", file, "--output", tmp_path
+    )
     assert status == 0, err
     found = json.loads((tmp_path / "prune-save.json").read_text())
-    plugin = [text_data, "--user-dir", PLUGIN, "--path", file, "--cpu", "--gen-subset", "valid", *WHOLE_SETS]
+    plugin = [
+        text_data,
+        "--user-dir",
+        PLUGIN,
+        "--path",
+        file,
+        "--cpu",
+        "--gen-subset",
+        "valid",
+        *WHOLE_SETS,
+    ]
     result = run("fairseq-eval-lm", *plugin, "--tokens-per-sample", 16)
     assert f"Loss (base 2): {found['masked']['loss']:.4f}" in result.stdout + result.stderr
-    flags = [*LM, "--heads-per-layer", found["heads_per_layer"], "--head-dim", 4, "--finetune-from-model", file]
+    flags = [
+        *LM,
+        "--heads-per-layer",
+        found["heads_per_layer"],
+        "--head-dim",
+        4,
+        "--finetune-from-model",
+        file,
+    ]
     train(text_data, "mixhead_transformer_lm", tmp_path / "save", *flags)
     trained = load(str(tmp_path / "save" / "checkpoint_last.pt"))
     assert trained.cfg.model.heads_per_layer == found["heads_per_layer"]

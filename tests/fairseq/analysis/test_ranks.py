@@ -17,7 +17,9 @@ from mixhead_plugin.fairseq.analysis.spectrum import (
 
 def test_the_definitions_at_known_singular_values():
     values = torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(cumulative(values), torch.tensor([0.75, 1.0, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        cumulative(values), torch.tensor([0.75, 1.0, 1.0], dtype=torch.float64)
+    )
     expected = math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
     assert effective_rank(values).item() == pytest.approx(expected)
     assert effective_rank(torch.zeros(3)).isnan()
@@ -26,7 +28,9 @@ def test_the_definitions_at_known_singular_values():
 def test_singular_values_are_those_of_numpy():
     matrices = torch.rand(3, 4, 6, 5)
     np.testing.assert_allclose(
-        singular_values(matrices), np.linalg.svd(matrices.double().numpy(), compute_uv=False), atol=1e-12
+        singular_values(matrices),
+        np.linalg.svd(matrices.double().numpy(), compute_uv=False),
+        atol=1e-12,
     )
 
 
@@ -36,7 +40,8 @@ def test_the_log_of_softmax_has_as_many_dimensions_as_queries_and_a_mixture_has_
     assert (singular_values(heads) > 1e-4).all()  # the rank of P itself shows nothing
     for values in (first, second):
         assert values[0] == 1 and (values[:3] > 1e-3).all() and (values[3:] < 1e-12).all()
-    assert (mixture[3:8] > 1e-4).all() and mixture[8] < 1e-12  # rows without their mean have no ninth
+    # rows without their mean have no ninth
+    assert (mixture[3:8] > 1e-4).all() and mixture[8] < 1e-12
 
 
 def test_weights_without_a_logarithm_are_left_out():

@@ -15,7 +15,8 @@ from tests.fairseq.criterions import cases
 def test_the_loss_is_the_mean_over_all_tokens_in_bits_and_not_rounded(fairseq_lm_checkpoint):
     loaded = load(fairseq_lm_checkpoint)
     samples = list(batches(loaded, batch_size=3))
-    assert len({len(sample["id"]) for sample in samples}) == 2  # a mean over batches would be another number
+    # a mean over batches would be another number
+    assert len({len(sample["id"]) for sample in samples}) == 2
     nats, tokens = 0.0, 0
     for sample in samples:
         with torch.no_grad():
@@ -28,11 +29,16 @@ def test_the_loss_is_the_mean_over_all_tokens_in_bits_and_not_rounded(fairseq_lm
 
 
 def test_accuracy_is_the_share_of_sentences_that_are_right():
-    model, criterion = cases.model("sentence_prediction").eval(), cases.criterion("sentence_prediction").eval()
+    model, criterion = (
+        cases.model("sentence_prediction").eval(),
+        cases.criterion("sentence_prediction").eval(),
+    )
     samples, right = [cases.sentence_batch(), cases.sentence_batch()], 0
     for sample in samples:
         head = {"features_only": True, "classification_head_name": "sentence_classification_head"}
-        right += int((model(**sample["net_input"], **head)[0].argmax(1) == sample["target"][:, 0]).sum())
+        right += int(
+            (model(**sample["net_input"], **head)[0].argmax(1) == sample["target"][:, 0]).sum()
+        )
     loaded = SimpleNamespace(model=model, criterion=criterion)
     found = scores.score(loaded, samples, ["loss", "accuracy"])
     assert found["accuracy"] == pytest.approx(100 * right / 6)

@@ -31,7 +31,9 @@ def test_the_smaller_module_is_the_masked_one(normalizer, mixing, kind, bias):
     options = {**variant(normalizer, mixing), "head_dim": SIZE, "bias": bias}
     options |= {"self_attention": kind != "cross", "causal": kind != "cross", **KINDS[kind]}
     module = definition.build(kind, mixing, normalizer, head_dim=SIZE, bias=bias).double()
-    smaller = MixheadAttention(definition.E, len(kept.source), num_mixed_heads=len(kept.mixed), **options)
+    smaller = MixheadAttention(
+        definition.E, len(kept.source), num_mixed_heads=len(kept.mixed), **options
+    )
     smaller.double().eval().load_state_dict(cut_parameters("attention", module, kept))
     query, key, masks = inputs(kind, dtype=torch.float64)
     whole = module(query, key, key, **masks)[0]
@@ -65,8 +67,14 @@ def test_heads_that_all_others_need_are_refused_by_flag(mixing):
 
 
 def test_the_flag_says_both_numbers_where_they_differ():
-    layers = {"encoder-self": [UNMIXED, KeptHeads((0,), (0,))], "cross": [MIXED, KeptHeads((0, 1), (2, 3))]}
-    assert pruned_flags({"a": attention()}, layers)["heads_per_layer"] == "encoder-self=3,1;cross=2:3,2"
+    layers = {
+        "encoder-self": [UNMIXED, KeptHeads((0,), (0,))],
+        "cross": [MIXED, KeptHeads((0, 1), (2, 3))],
+    }
+    assert (
+        pruned_flags({"a": attention()}, layers)["heads_per_layer"]
+        == "encoder-self=3,1;cross=2:3,2"
+    )
 
 
 def test_one_flag_cannot_name_two_head_sizes():
@@ -77,6 +85,15 @@ def test_one_flag_cannot_name_two_head_sizes():
 
 def test_the_flags_of_further_training_name_the_user_dir_that_was_given():
     """fairseq takes the last --user-dir alone; examples/bert registers the plugin, too."""
-    model = Namespace(_name="mixhead_bert_base", head_mixing="none", heads_per_layer="encoder-self=3,2", head_dim=4)
-    flags = training_flags(SimpleNamespace(cfg=SimpleNamespace(model=model)), "small.pt", "my examples/bert")
-    assert flags.startswith("--user-dir 'my examples/bert' --arch mixhead_bert_base --head-mixing none ")
+    model = Namespace(
+        _name="mixhead_bert_base",
+        head_mixing="none",
+        heads_per_layer="encoder-self=3,2",
+        head_dim=4,
+    )
+    flags = training_flags(
+        SimpleNamespace(cfg=SimpleNamespace(model=model)), "small.pt", "my examples/bert"
+    )
+    assert flags.startswith(
+        "--user-dir 'my examples/bert' --arch mixhead_bert_base --head-mixing none "
+    )

@@ -17,10 +17,17 @@ def test_windows_are_the_beginnings_of_sentences_that_are_long_enough_on_both_si
     def batch(source, target):
         source, target = torch.tensor([source]), torch.tensor([target])
         lengths = torch.tensor([source.shape[1]])
-        return {"net_input": {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}}
+        return {
+            "net_input": {
+                "src_tokens": source,
+                "src_lengths": lengths,
+                "prev_output_tokens": target,
+            }
+        }
 
     long = batch([4, 5, 6, 7], [2, 8, 9]), batch([1, 9, 8, 7], [2, 4, 5, 6])
-    short = batch([4, 5], [2, 8, 9, 7]), batch([4, 5, 6], [2, 8]), batch([4, 5, 6, 7], [2, 8, 1, 1])  # 1 is padding
+    # 1 is padding
+    short = batch([4, 5], [2, 8, 9, 7]), batch([4, 5, 6], [2, 8]), batch([4, 5, 6, 7], [2, 8, 1, 1])
     monkeypatch.setattr(loading, "batches", lambda *args, **settings: iter([*short, *long]))
     words = task().source_dictionary
     loaded = SimpleNamespace(task=SimpleNamespace(source_dictionary=words, target_dictionary=words))
@@ -32,7 +39,9 @@ def test_windows_are_the_beginnings_of_sentences_that_are_long_enough_on_both_si
 
 
 def by_hand(path, length):
-    """Return curves and ranks [layers, ...] of the weights that fairseq's own call returns, with NumPy."""
+    """Return curves and ranks [layers, ...] of the weights that fairseq's own call returns, with
+    NumPy.
+    """
     loaded = load(path, cpu=True)
     pad = loaded.task.source_dictionary.pad()
     curves, ranks = [], []
@@ -44,9 +53,13 @@ def by_hand(path, length):
             with torch.no_grad():
                 _, extra = loaded.model.decoder.extract_features(tokens[None, :length], None)
                 for layer, states in zip(loaded.model.decoder.layers, extra["inner_states"]):
-                    states = layer.self_attn_layer_norm(states) if layer.normalize_before else states
+                    states = (
+                        layer.self_attn_layer_norm(states) if layer.normalize_before else states
+                    )
                     mask = torch.full((length, length), -math.inf).triu(1)
-                    settings = dict(key=states, value=states, attn_mask=mask, need_head_weights=True)
+                    settings = dict(
+                        key=states, value=states, attn_mask=mask, need_head_weights=True
+                    )
                     weights.append(layer.self_attn(states, **settings)[1][:, 0].double())
             values = np.linalg.svd(torch.stack(weights).numpy(), compute_uv=False)  # [layers, H, n]
             shares = values / values.sum(-1, keepdims=True)
@@ -55,7 +68,9 @@ def by_hand(path, length):
     return np.mean(curves, 0), np.mean(ranks, 0), len(curves)
 
 
-def test_the_numbers_are_those_of_the_returned_weights(lm_checkpoint, fairseq_lm_checkpoint, numbers):
+def test_the_numbers_are_those_of_the_returned_weights(
+    lm_checkpoint, fairseq_lm_checkpoint, numbers
+):
     length = 7
     paths = {"mixhead_lm": lm_checkpoint, "fairseq_lm": fairseq_lm_checkpoint}
     found, printed = numbers("spectrum", *paths.values(), "--length", length, "--windows", 1000)
@@ -67,11 +82,18 @@ def test_the_numbers_are_those_of_the_returned_weights(lm_checkpoint, fairseq_lm
         assert model["windows"] == number > 1
         assert list(model["places"]) == ["decoder-self"]
         site = model["places"]["decoder-self"]
-        np.testing.assert_allclose([p["cumulative"] for p in site["layers"].values()], curves, rtol=1e-5)
-        np.testing.assert_allclose([p["effective_rank"] for p in site["layers"].values()], ranks, rtol=1e-4)
+        np.testing.assert_allclose(
+            [p["cumulative"] for p in site["layers"].values()], curves, rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            [p["effective_rank"] for p in site["layers"].values()], ranks, rtol=1e-4
+        )
         np.testing.assert_allclose(site["mean_cumulative"], curves.mean(0), rtol=1e-5)
         assert site["mean_effective_rank"] == pytest.approx(ranks.mean(), rel=1e-4)
-        assert f"{name}: decoder-self: mean effective rank {ranks.mean():.2f} of {length}, windows: {number}" in printed
+        assert (
+            f"{name}: decoder-self: mean effective rank {ranks.mean():.2f} of {length}, windows: "
+            f"{number}" in printed
+        )
 
 
 def test_source_heads_stand_beside_the_mixed_ones(translation_checkpoint, numbers, numbers_alone):
@@ -83,6 +105,9 @@ def test_source_heads_stand_beside_the_mixed_ones(translation_checkpoint, number
     }
     mixed, source = (model["places"]["cross"]["mean_effective_rank"] for model in models.values())
     assert mixed != pytest.approx(source, rel=1e-3)
-    assert f"mixhead_translation, before mixing: cross: mean effective rank {source:.2f} of 4" in printed
+    assert (
+        f"mixhead_translation, before mixing: cross: mean effective rank {source:.2f} of 4"
+        in printed
+    )
     assert NOTE in printed and found["note"] == NOTE
     assert numbers_alone == ["spectrum", "effective_rank", "log_and_heads"]

@@ -26,9 +26,17 @@ def checkpoint(request, write_checkpoint):
         if task == "translation":
             data, arch, flags = "translation_data", "mixhead_transformer", SIZES
         elif task == "language_modeling":
-            data, arch, flags = "text_data", "mixhead_transformer_lm", [*LM_SIZES, "--tokens-per-sample", 16]
+            data, arch, flags = (
+                "text_data",
+                "mixhead_transformer_lm",
+                [*LM_SIZES, "--tokens-per-sample", 16],
+            )
         else:
-            data, arch, flags = "text_data", "mixhead_roberta_base", [*ROBERTA_SIZES, "--tokens-per-sample", 16]
+            data, arch, flags = (
+                "text_data",
+                "mixhead_roberta_base",
+                [*ROBERTA_SIZES, "--tokens-per-sample", 16],
+            )
         flags = [*flags, "--task", task, "--head-mixing", mixing]
         return write_checkpoint(f"{task}-{mixing}", request.getfixturevalue(data), arch, *flags)
 
@@ -45,14 +53,19 @@ def checkpoint(request, write_checkpoint):
         ("masked_lm", "position-wise"),
     ],
 )
-def test_the_numbers_of_the_page_are_those_of_the_reference(task, mixing, checkpoint, analysis, tmp_path):
+def test_the_numbers_of_the_page_are_those_of_the_reference(
+    task, mixing, checkpoint, analysis, tmp_path
+):
     path, page = checkpoint(task, mixing), tmp_path / "page.html"
     loaded = load(path, cpu=True)
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
     words = [source[i] for i in (5, 9, 6, 7)]
     translates = task == "translation"
     extra = ["--target", " ".join(target[i] for i in (8, 5, 6))] if translates else []
-    assert analysis("view", path, "--text", " ".join(words), *extra, "--output", page)[::2] == (0, "")
+    assert analysis("view", path, "--text", " ".join(words), *extra, "--output", page)[::2] == (
+        0,
+        "",
+    )
     tokens = torch.tensor([5, 9, 6, 7])
     end, begin = tokens.new_tensor([source.eos()]), tokens.new_tensor([source.bos()])
     if translates:
@@ -66,7 +79,13 @@ def test_the_numbers_of_the_page_are_those_of_the_reference(task, mixing, checkp
     assert len(sentence["attentions"]) == len(expected) == (6 if translates else 2)
     for found in sentence["attentions"]:
         assert_shows(found, *expected[found["site"], found["layer"]])
-    ends = (["<s>"], ["</s>"]) if task == "masked_lm" else ([], ["</s>"]) if translates else (["</s>"], [])
+    ends = (
+        (["<s>"], ["</s>"])
+        if task == "masked_lm"
+        else ([], ["</s>"])
+        if translates
+        else (["</s>"], [])
+    )
     side = "decoder" if task == "language_modeling" else "encoder"
     assert sentence[side] == ends[0] + words + ends[1]
 
@@ -86,7 +105,10 @@ def test_without_a_text_sentences_of_the_data_are_shown(task, checkpoint, analys
     "flags, words",
     [
         (["--target", "a"], "--target: 1 given; must be 0, one for each --text"),
-        (["--text", "a", "--text", "b", "--target", "a"], "--target: 1 given; must be 2, one for each --text"),
+        (
+            ["--text", "a", "--text", "b", "--target", "a"],
+            "--target: 1 given; must be 2, one for each --text",
+        ),
         (["--text", "a", "--target", "b"], "--target: .* does not translate"),
         (["--text", "  "], "--text '  ': has no words"),
         (["--data", "nowhere", "--text", "a"], "nowhere"),
@@ -102,8 +124,14 @@ def test_bad_input_ends_in_one_line(flags, words, lm_checkpoint, analysis, tmp_p
 def test_a_page_that_cannot_be_written_is_refused_before_the_work(analysis, tmp_path, monkeypatch):
     (tmp_path / "no").write_text("")
     (tmp_path / "page.html").write_text("")
-    monkeypatch.setattr("os.access", lambda path, mode: path != str(tmp_path / "page.html"))  # root may write anywhere
-    for page in (tmp_path, f"{tmp_path}/new/", tmp_path / "no/such/folder/page.html", tmp_path / "page.html"):
+    # root may write anywhere
+    monkeypatch.setattr("os.access", lambda path, mode: path != str(tmp_path / "page.html"))
+    for page in (
+        tmp_path,
+        f"{tmp_path}/new/",
+        tmp_path / "no/such/folder/page.html",
+        tmp_path / "page.html",
+    ):
         status, _, errors = analysis("view", "x.pt", "--output", page)
         assert status == 2 and "argument --output: " in errors
 
@@ -119,10 +147,14 @@ def test_a_text_is_cut_before_the_model_reads_or_translates_it(checkpoint, analy
     assert pages[0]["written"] == pages[1]["written"]  # the translation of what was read
 
 
-def test_no_text_is_longer_than_the_positions_of_the_model(text_data, write_checkpoint, analysis, tmp_path):
+def test_no_text_is_longer_than_the_positions_of_the_model(
+    text_data, write_checkpoint, analysis, tmp_path
+):
     flags = [*ROBERTA_SIZES, "--tokens-per-sample", 8, "--max-positions", 8, "--task", "masked_lm"]
     path = write_checkpoint("short", text_data, "mixhead_roberta_base", *flags)
-    status, printed, errors = analysis("view", path, "--text", "a " * 30, "--output", tmp_path / "page.html")
+    status, printed, errors = analysis(
+        "view", path, "--text", "a " * 30, "--output", tmp_path / "page.html"
+    )
     assert (status, errors) == (0, "")
     assert printed.count("--length 8: the model reads only the first 8 of 32 tokens") == 1
 
@@ -133,7 +165,10 @@ def test_words_that_the_dictionary_lacks_are_shown(checkpoint, analysis, tmp_pat
     assert status == 0 and "--text: the dictionary lacks nie, war" in printed
     (sentence,) = read_page(tmp_path / "page.html")
     assert sentence["encoder"] == ["nie (unknown)", "hund", "war (unknown)", "</s>"]
-    assert sentence["decoder"][:2] == ["</s>", "never (unknown)"] and sentence["written"][0] == "never (unknown)"
+    assert (
+        sentence["decoder"][:2] == ["</s>", "never (unknown)"]
+        and sentence["written"][0] == "never (unknown)"
+    )
 
 
 def sentence_of(layers=2, heads=4, tokens=6, words=None):
@@ -233,29 +268,49 @@ setTimeout(() => {
 @pytest.mark.slow
 @pytest.mark.parametrize("mixed", [True, False])
 def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if browser is None:
         pytest.skip("needs Chromium (apt-get install chromium)")
     sentence = sentence_of()
     if not mixed:
-        sentence = sentence._replace(attentions=[one._replace(mixing=None) for one in sentence.attentions])
+        sentence = sentence._replace(
+            attentions=[one._replace(mixing=None) for one in sentence.attentions]
+        )
     page = tmp_path / "page.html"
     write_page(page, "clicks", "", [sentence, sentence])
     clicks = CLICKS if mixed else re.sub(r"(?s)      point\(\"#mixing.*?(?=      for)", "", CLICKS)
-    page.write_text(page.read_text("utf-8").replace("</body>", f"<script>{clicks}</script></body>"), "utf-8")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    command += ["--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", page.as_uri()]
+    page.write_text(
+        page.read_text("utf-8").replace("</body>", f"<script>{clicks}</script></body>"), "utf-8"
+    )
+    command = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    command += [
+        "--enable-logging=stderr",
+        "--virtual-time-budget=20000",
+        "--dump-dom",
+        page.as_uri(),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert not [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
     (text,) = re.findall(r'<pre id="seen">(.*?)</pre>', ended.stdout)
     seen = json.loads(text)
     assert seen["errors"] == [] and seen["resources"] == []
     assert len(set(seen["says"])) == 6
-    assert "\u2068token0\u2069 \u2068token1\u2069" in seen["text"]  # isolated, whatever their directions are
+    # isolated, whatever their directions are
+    assert "\u2068token0\u2069 \u2068token1\u2069" in seen["text"]
     assert seen["focus"] == ["head-3", "head-3", 4 if mixed else 0, False]
     order = {site: k for k, site in enumerate(("encoder-self", "decoder-self", "cross"))}
     expected, rows = [], []
-    for _, _, source, mixing in sorted(sentence.attentions, key=lambda one: (order[one.site], one.layer)):
+    for _, _, source, mixing in sorted(
+        sentence.attentions, key=lambda one: (order[one.site], one.layer)
+    ):
         mixes = torch.einsum("jqk,qji->iqk", source, mixing) if mixed else source
         expected.append(mixes[0, 2, 1])
         if mixed:
@@ -263,12 +318,17 @@ def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
             rows.append(mixes[3, 2])
 
     def numbers(pattern, text):
-        return [float(number) for number in re.findall(pattern, text.replace("\N{MINUS SIGN}", "-"))]
+        return [
+            float(number) for number in re.findall(pattern, text.replace("\N{MINUS SIGN}", "-"))
+        ]
 
     tips = torch.tensor([numbers(r"\S+$", tip)[0] for tip in seen["tips"]])
     torch.testing.assert_close(tips, torch.stack(expected), rtol=0, atol=0.005)
-    for said, row in zip(seen["says"], rows):  # the largest weight of the row, what source heads give it, the row's sum
-        largest, *given, total = numbers(r"(?:Of the|gives|all others|adds up to) (-?\d+\.\d\d)", said)
+    # the largest weight of the row, what source heads give it, the row's sum
+    for said, row in zip(seen["says"], rows):
+        largest, *given, total = numbers(
+            r"(?:Of the|gives|all others|adds up to) (-?\d+\.\d\d)", said
+        )
         assert abs(largest) == pytest.approx(row.abs().max().item(), abs=0.01)
         assert (sum(given), total) == pytest.approx((largest, row.sum().item()), abs=0.03)
 
@@ -276,7 +336,12 @@ def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
 def test_the_best_hypothesis_of_the_demos_checkpoint_is_shown(analysis, tmp_path):
     folder, page = ROOT / "examples" / "demo" / "pretrained", tmp_path / "page.html"
     text = "mein Bruder hat am Wochenende das Wohnzimmer gestrichen ."
-    assert analysis("view", folder / "translator.pt", "--data", folder, "--text", text, "--output", page)[0] == 0
+    assert (
+        analysis(
+            "view", folder / "translator.pt", "--data", folder, "--text", text, "--output", page
+        )[0]
+        == 0
+    )
     (sentence,) = read_page(page)
     written = "my brother painted the living room at the weekend . </s>".split()
     assert (sentence["written"], sentence["decoder"]) == (written, ["</s>", *written[:-1]])

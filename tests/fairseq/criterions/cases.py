@@ -34,7 +34,11 @@ def lm_batch() -> dict[str, Any]:
 
 def translation_batch() -> dict[str, Any]:
     source, target = tokens(length=8, padded=True), tokens(length=6, padded=True)
-    net_input = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": target}
+    net_input = {
+        "src_tokens": source,
+        "src_lengths": source.ne(PAD).sum(1),
+        "prev_output_tokens": target,
+    }
     return batch(net_input, target)
 
 
@@ -46,7 +50,9 @@ def masked_batch() -> dict[str, Any]:
 
 def sentence_batch() -> dict[str, Any]:
     source = tokens(padded=True)
-    return batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, torch.tensor([[0], [1], [1]]))
+    return batch(
+        {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, torch.tensor([[0], [1], [1]])
+    )
 
 
 def pair_batch() -> dict[str, Any]:
@@ -56,7 +62,10 @@ def pair_batch() -> dict[str, Any]:
 def span_batch() -> dict[str, Any]:
     source = tokens(padded=True)
     target = torch.tensor([[1, 3], [0, 0], [2, 2]])
-    return {**batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, target), "ntokens": 18}
+    return {
+        **batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, target),
+        "ntokens": 18,
+    }
 
 
 def batch(net_input: dict[str, Tensor], target: Tensor) -> dict[str, Any]:
@@ -106,8 +115,12 @@ def model(upstream: str, **flags: Any) -> torch.nn.Module:
     return made
 
 
-def mixing_of_each(made: torch.nn.Module, sample: dict[str, Any], run: Callable) -> list[tuple[Tensor, Tensor]]:
-    """Return M of every attention in `run()`, [B, N, H, H], with a mask of its real positions, [B, N]."""
+def mixing_of_each(
+    made: torch.nn.Module, sample: dict[str, Any], run: Callable
+) -> list[tuple[Tensor, Tensor]]:
+    """Return M of every attention in `run()`, [B, N, H, H], with a mask of its real positions, [B,
+    N].
+    """
     found = []
     handles = []
     net_input = sample["net_input"]
@@ -116,7 +129,9 @@ def mixing_of_each(made: torch.nn.Module, sample: dict[str, Any], run: Callable)
             of_decoder = "decoder." in name and "prev_output_tokens" in net_input
             real = net_input["prev_output_tokens" if of_decoder else "src_tokens"].ne(PAD)
 
-            def remember(mixing: torch.nn.Module, inputs: Any, matrix: Tensor, real: Tensor = real) -> None:
+            def remember(
+                mixing: torch.nn.Module, inputs: Any, matrix: Tensor, real: Tensor = real
+            ) -> None:
                 if not isinstance(mixing, PositionWiseMixing):
                     matrix = matrix.expand(*real.shape, *matrix.shape)
                 found.append((matrix, real))

@@ -25,7 +25,9 @@ FLAGS = {
 
 
 class Wrapped(torch.nn.Module):
-    """Wrap a model as fairseq does: the criterion calls the wrapper and reads attributes of the inner model."""
+    """Wrap a model as fairseq does: the criterion calls the wrapper and reads attributes of the
+    inner model.
+    """
 
     def __init__(self, inner: torch.nn.Module, **options: Any):
         super().__init__()
@@ -49,26 +51,34 @@ def made_and_sample(which: str, rank: int):
 
 def backward(made: torch.nn.Module, sample: Any, rank: int) -> None:
     torch.manual_seed(40 + rank)
-    criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)(made, sample)[0].backward()
+    criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)(made, sample)[
+        0
+    ].backward()
 
 
 def gradients(made: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in made.named_parameters()}
+    return {
+        n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in made.named_parameters()
+    }
 
 
 def work(rank: int, port: str, file: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=2
+    )
     results = {}
     for which, (_, options) in FLAGS.items():
         made, sample = made_and_sample(which, rank)
         wrapped = Wrapped(made, **options)
-        for _ in range(2):  # a parameter that is reported twice, or never, is noticed in the next pass at the latest
+        # a parameter that is reported twice, or never, is noticed in the next pass at the latest
+        for _ in range(2):
             made.zero_grad()
             backward(wrapped, sample, rank)
         results[which] = gradients(made)
     torch.save(results, file)
     torch.distributed.barrier()
-    # Without destructors: that of gloo's group waits for a thread which, once in a while, waits for the GIL.
+    # Without destructors: that of gloo's group waits for a thread which, once in a while, waits for
+    # the GIL.
     os._exit(0)
 
 
@@ -80,7 +90,9 @@ def of_two_workers(tmp_path_factory):
     path = f"import sys; sys.path[:] = {sys.path}"
     workers = [start(module, rank, port, file, before=path) for rank, file in enumerate(files)]
     ended = [worker.wait() for worker in workers]
-    assert [worker.returncode for worker in ended] == [0, 0], [worker.stderr[-3000:] for worker in ended]
+    assert [worker.returncode for worker in ended] == [0, 0], [
+        worker.stderr[-3000:] for worker in ended
+    ]
     return [torch.load(file) for file in files]
 
 

@@ -26,7 +26,9 @@ def distance_from_orthogonal(made, upstream, sample):
 
 
 def unmixed_weights(made, sample, run):
-    """Return softmax(scale * Q K^T + masks) of every attention in `run()`, and its real queries [B, Nq]."""
+    """Return softmax(scale * Q K^T + masks) of every attention in `run()`, and its real queries [B,
+    Nq].
+    """
     found, handles = [], []
     for name, module in made.named_modules():
         if not isinstance(module, MixheadAttention):
@@ -35,7 +37,10 @@ def unmixed_weights(made, sample, run):
         real = sample["net_input"]["prev_output_tokens" if decoder else "src_tokens"].ne(PAD)
 
         def remember(m, args, kwargs, output, real=real):
-            query, key = (kwargs[name] if name in kwargs else args[i] for i, name in enumerate(("query", "key")))
+            query, key = (
+                kwargs[name] if name in kwargs else args[i]
+                for i, name in enumerate(("query", "key"))
+            )
             q, k = (
                 projection(x).unflatten(2, (m.num_heads, m.head_dim)).permute(1, 2, 0, 3)
                 for projection, x in ((m.q_proj, query), (m.k_proj, key))
@@ -44,7 +49,9 @@ def unmixed_weights(made, sample, run):
             if kwargs.get("attn_mask") is not None:
                 scores = scores + kwargs["attn_mask"]
             if kwargs.get("key_padding_mask") is not None:
-                scores = scores.masked_fill(kwargs["key_padding_mask"][:, None, None].bool(), float("-inf"))
+                scores = scores.masked_fill(
+                    kwargs["key_padding_mask"][:, None, None].bool(), float("-inf")
+                )
             found.append((scores.softmax(-1), real))
 
         handles.append(module.register_forward_hook(remember, with_kwargs=True))
@@ -60,7 +67,9 @@ def rank_by_definition(made, upstream, sample):
         for b, matrices in enumerate(weights):
             p = matrices[:, real[b]]
             pairs = [(i, j) for i in range(len(p)) for j in range(i)]
-            norms = [(p[i] @ p[j].T).square().sum() + (p[i].T @ p[j]).square().sum() for i, j in pairs]
+            norms = [
+                (p[i] @ p[j].T).square().sum() + (p[i].T @ p[j]).square().sum() for i, j in pairs
+            ]
             total = total + sum(norms) / len(pairs) / len(weights)
     return total
 
@@ -71,7 +80,10 @@ FORMULAS = {"orthogonal": (0.3, distance_from_orthogonal), "rank": (0.01, rank_b
 def gradients(loss, made):
     names, parameters = zip(*made.named_parameters())
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return {name: torch.zeros_like(p) if g is None else g for name, p, g in zip(names, parameters, found)}
+    return {
+        name: torch.zeros_like(p) if g is None else g
+        for name, p, g in zip(names, parameters, found)
+    }
 
 
 @covering(upstream=CASES, mixing=MIXINGS, penalty=PENALTIES)
@@ -108,10 +120,13 @@ def test_where_penalties_are_off_it_is_fairseqs_criterion(upstream, off, monkeyp
     assert torch.equal(loss, expected) and logged.keys() == expected_log.keys()
 
 
-def test_sources_padded_on_the_left_are_real_where_they_have_words_and_attentions_out_of_scope_have_no_penalty():
+def test_left_padded_sources_are_real_and_attentions_out_of_scope_have_no_penalty():
     """fairseq's translation task pads sources on the left."""
     upstream = "label_smoothed_cross_entropy"
-    made, sample = shake(build("mixhead_transformer", attention_scope="encoder")).train(), CASES[upstream].batch()
+    made, sample = (
+        shake(build("mixhead_transformer", attention_scope="encoder")).train(),
+        CASES[upstream].batch(),
+    )
     source = sample["net_input"]["src_tokens"]
     for i, sentence in enumerate(source):
         source[i] = sentence.roll(int(sentence.eq(PAD).sum()))
@@ -125,20 +140,28 @@ def test_a_scaled_loss_has_scaled_gradients():
     """fp16 training multiplies the loss before the backward pass."""
     made, sample = model("cross_entropy"), CASES["cross_entropy"].batch()
     judge = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)
-    plain, scaled, ignored = (gradients(judge(made, sample)[0] * scale, made) for scale in (1, 128, 0))
+    plain, scaled, ignored = (
+        gradients(judge(made, sample)[0] * scale, made) for scale in (1, 128, 0)
+    )
     assert all(torch.equal(scaled[name], 128 * gradient) for name, gradient in plain.items())
-    assert all(not gradient.any() for gradient in ignored.values())  # fairseq ignores the batch of an idle worker so
+    # fairseq ignores the batch of an idle worker so
+    assert all(not gradient.any() for gradient in ignored.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_penalties_are_in_float32(dtype):
     judge = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)
-    made, sample = model("cross_entropy", head_mixing="position-independent"), CASES["cross_entropy"].batch()
+    made, sample = (
+        model("cross_entropy", head_mixing="position-independent"),
+        CASES["cross_entropy"].batch(),
+    )
     expected = judge(made, sample)[2]["orthogonal_loss"]
     with torch.autocast("cpu", dtype):
         assert torch.equal(judge(made, sample)[2]["orthogonal_loss"], expected)
     loss, _, logged = judge(made.to(dtype), sample)
-    assert loss.dtype == logged["orthogonal_loss"].dtype == logged["rank_loss"].dtype == torch.float32
+    assert (
+        loss.dtype == logged["orthogonal_loss"].dtype == logged["rank_loss"].dtype == torch.float32
+    )
     assert all(gradient.isfinite().all() for gradient in gradients(loss, made).values())
 
 
@@ -167,7 +190,10 @@ def test_a_layer_that_is_dropped_is_not_regularized():
 @pytest.mark.parametrize("upstream", CASES)
 def test_logs_of_several_batches_are_their_weighted_mean(upstream):
     """Logs are reduced over the workers of an update, then over updates of different sizes."""
-    judge, fairseqs = criterion(f"orthogonal_{upstream}", orthogonal_weight=0.3), criterion(upstream)
+    judge, fairseqs = (
+        criterion(f"orthogonal_{upstream}", orthogonal_weight=0.3),
+        criterion(upstream),
+    )
     made = model(upstream)
     logs = [judge(made, CASES[upstream].batch())[2] for _ in range(3)]
     logs[2] = {name: 10 * value for name, value in logs[2].items()}
@@ -178,7 +204,9 @@ def test_logs_of_several_batches_are_their_weighted_mean(upstream):
             kind.reduce_metrics(logs[:2])
             kind.reduce_metrics(logs[2:])
         values.append(found.get_smoothed_values())
-    mean = sum(float(log["orthogonal_loss"]) for log in logs) / sum(float(log["sample_size"]) for log in logs)
+    mean = sum(float(log["orthogonal_loss"]) for log in logs) / sum(
+        float(log["sample_size"]) for log in logs
+    )
     assert float(values[0].pop("orthogonal_loss")) == pytest.approx(mean, rel=1e-6)
     assert values[0] == values[1]
     assert judge.logging_outputs_can_be_summed() == fairseqs.logging_outputs_can_be_summed()
@@ -204,13 +232,19 @@ def build_beside(model_flags, **weights):
     node = OmegaConf.structured(CRITERION_DATACLASS_REGISTRY["orthogonal_cross_entropy"]())
     OmegaConf.set_struct(node, False)
     node.update({"_name": "orthogonal_cross_entropy", "sentence_avg": False, **weights})
-    whole = OmegaConf.create({"criterion": node, "model": model_flags}, flags={"allow_objects": True})
+    whole = OmegaConf.create(
+        {"criterion": node, "model": model_flags}, flags={"allow_objects": True}
+    )
     build_criterion(whole.criterion, task())
 
 
 @pytest.mark.parametrize("arch, flags, name", NOTHING_TO_ACT_ON)
-def test_a_model_without_anything_to_act_on_is_refused_by_the_first_batch_or_before_it_if_known(arch, flags, name):
-    weights = {f"{other}_weight": PENALTIES["orthogonal"].weight * (other == name) for other in PENALTIES}
+def test_a_model_without_anything_to_act_on_is_refused_by_the_first_batch_or_before_it_if_known(
+    arch, flags, name
+):
+    weights = {
+        f"{other}_weight": PENALTIES["orthogonal"].weight * (other == name) for other in PENALTIES
+    }
     batch, judge = CASES["cross_entropy"].batch(), criterion("orthogonal_cross_entropy", **weights)
     with pytest.raises(OptionError, match=rf"^--{name}-weight 0.0001: .*$") as error:
         judge(build(arch, **flags).train(), batch)

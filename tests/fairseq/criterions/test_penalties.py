@@ -26,17 +26,25 @@ def regularized_loss(model, source, weights, sample_size=5):
 def gradients(model, loss):
     model.zero_grad()
     loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 @each_once(order=["together", "first", "last"], checkpointing=[True, False])
 def test_passes_do_not_disturb_each_other(order, checkpointing):
     """Two losses are differentiated together, or one after the other; a third one is given up."""
-    made, sources = model(checkpoint_activations=checkpointing), [tokens(padded=True) for _ in range(2)]
+    made, sources = (
+        model(checkpoint_activations=checkpointing),
+        [tokens(padded=True) for _ in range(2)],
+    )
     plain = model()
     alone = [gradients(plain, regularized_loss(plain, source, WEIGHTS)[0]) for source in sources]
     first, last = (regularized_loss(made, source, WEIGHTS)[0] for source in sources)
-    regularized_loss(made, tokens(padded=True), WEIGHTS)  # out of memory, say, before the backward pass
+    # out of memory, say, before the backward pass
+    regularized_loss(made, tokens(padded=True), WEIGHTS)
     if order == "together":
         found = gradients(made, first + 3 * last)
     else:
@@ -45,7 +53,9 @@ def test_passes_do_not_disturb_each_other(order, checkpointing):
         found = {name: gradient + other[name] for name, gradient in one.items()}
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, alone[0][name] + 3 * alone[1][name], msg=name)
-    assert all(module.hook is None for module in made.modules() if isinstance(module, MixheadAttention))
+    assert all(
+        module.hook is None for module in made.modules() if isinstance(module, MixheadAttention)
+    )
 
 
 @covering(fails=[False, True], checkpointing=[False, True])

@@ -22,7 +22,11 @@ POSITIONS += [{"relative_gain": 3}, {"head_dim": 5}]
 SCOPED = [{"attention_normalizer": "l2", "attention_scope": name} for name in SCOPES]
 ENTRIES = [
     *({"attention_normalizer": name} for name in NORMALIZERS),
-    *({"attention_normalizer": "l2", option: name} for option, table in PARTS.items() for name in table),
+    *(
+        {"attention_normalizer": "l2", option: name}
+        for option, table in PARTS.items()
+        for name in table
+    ),
     *SCOPED,
     *POSITIONS,
 ]
@@ -54,13 +58,21 @@ def step_by_step(decoder, prefix, encoder_out=None):
     """Return the logits [B, T, V] of one step after another, and the state that they leave."""
     state, logits = {}, []
     for t in range(prefix.shape[1]):
-        logits.append(decoder(prefix[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0])
+        logits.append(
+            decoder(prefix[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0]
+        )
     return torch.cat(logits, 1), state
 
 
 def command(arch, *flags, task=None):
     """Return what fairseq-train understands of a command line."""
-    usual = "truncated_bptt_lm" if "_xl" in arch else "language_modeling" if "_lm" in arch else "translation"
+    usual = (
+        "truncated_bptt_lm"
+        if "_xl" in arch
+        else "language_modeling"
+        if "_lm" in arch
+        else "translation"
+    )
     required = ["data", "--task", task or usual, "--arch", arch, "--batch-size", "4"]
     return options.parse_args_and_arch(options.get_training_parser(), [*required, *flags])
 
@@ -70,16 +82,20 @@ def yaml(arch, **flags):
     task = {"_name": "language_modeling", "data": "data", "tokens_per_sample": 48}
     if "_xl" in arch:
         task.update(_name="truncated_bptt_lm", batch_size=4)
-    cfg = OmegaConf.create({"task": task, "model": {"_name": arch, **flags}, "common": {"tpu": False}})
+    cfg = OmegaConf.create(
+        {"task": task, "model": {"_name": arch, **flags}, "common": {"tpu": False}}
+    )
     add_defaults(cfg)
     return cfg.model
 
 
-# ---- real sizes ------------------------------------------------------------------------------------------------------
+# ---- real sizes --------------------------------------------------------------------------------
 
 
 def dictionary_size(types):
-    """Return the size of fairseq's dictionary for a corpus of `types`, <unk> and end of line among them."""
+    """Return the size of fairseq's dictionary for a corpus of `types`, <unk> and end of line among
+    them.
+    """
     return -(-(types - 2 + Dictionary().nspecial) // 8) * 8
 
 

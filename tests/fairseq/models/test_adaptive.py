@@ -30,7 +30,9 @@ def band_of(word, cutoffs):
 
 
 def log_prob(softmax, x, word):
-    """Return one word's log-probability by definition: the first band's words and the other bands share a softmax."""
+    """Return one word's log-probability by definition: the first band's words and the other bands
+    share a softmax.
+    """
     band, place = band_of(word, softmax.cutoff)
 
     def projected(part):
@@ -65,9 +67,14 @@ def test_every_word_has_its_row_scaled(cutoffs, div_val):
 @every_case
 def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
     _, softmax = modules(cutoffs, div_val)
-    x, target = torch.randn(2, 4, DIM, dtype=torch.float64), torch.tensor([[0, 3, 4, 5], [3, 11, 0, 7]])
+    x, target = (
+        torch.randn(2, 4, DIM, dtype=torch.float64),
+        torch.tensor([[0, 3, 4, 5], [3, 11, 0, 7]]),
+    )
     every, found = softmax.get_log_prob(x, None), softmax.get_log_prob(x, target)
-    expected = torch.stack([torch.stack([log_prob(softmax, row, w) for w in range(WORDS)]) for row in x.flatten(0, 1)])
+    expected = torch.stack(
+        [torch.stack([log_prob(softmax, row, w) for w in range(WORDS)]) for row in x.flatten(0, 1)]
+    )
     torch.testing.assert_close(every.flatten(0, 1), expected)
     # with targets, other bands than theirs and the first are left out
     torch.testing.assert_close(found[..., : cutoffs[0]], every[..., : cutoffs[0]])
@@ -77,14 +84,27 @@ def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
         assert (found[~inside][:, start:stop] == -torch.inf).all()
 
 
-@covering(cutoffs=BANDS, div_val=[1, 2], targets=[[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]])
+@covering(
+    cutoffs=BANDS,
+    div_val=[1, 2],
+    targets=[[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]],
+)
 def test_all_losses_and_their_gradients_agree(cutoffs, div_val, targets):
-    """Compare fairseq's adaptive loss, its cross entropy and the definition; some bands may have no target."""
+    """Compare fairseq's adaptive loss, its cross entropy and the definition; some bands may have no
+    target.
+    """
     _, softmax = modules(cutoffs, div_val)
-    x, target = torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True), torch.tensor(targets)
+    x, target = (
+        torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True),
+        torch.tensor(targets),
+    )
     logits, parts = softmax(x, target)
-    adaptive = sum(F.cross_entropy(y, t, reduction="sum") for y, t in zip(logits, parts) if t is not None)
-    plain = F.nll_loss(softmax.get_log_prob(x, target).flatten(0, 1), target.flatten(), reduction="sum")
+    adaptive = sum(
+        F.cross_entropy(y, t, reduction="sum") for y, t in zip(logits, parts) if t is not None
+    )
+    plain = F.nll_loss(
+        softmax.get_log_prob(x, target).flatten(0, 1), target.flatten(), reduction="sum"
+    )
     rows = zip(x.flatten(0, 1), target.flatten().tolist())
     expected = -sum(log_prob(softmax, row, word) for row, word in rows)
     sources = [x, *softmax.parameters()]
@@ -99,7 +119,9 @@ def test_every_parameter_has_a_gradient_whatever_the_words():
     embedding, softmax = modules([4, 7, 12])
     words = torch.tensor([[0, 1, 2]])
     softmax.get_log_prob(embedding(words), words).gather(2, words[..., None]).sum().backward()
-    assert all(parameter.grad is not None for parameter in [*embedding.parameters(), *softmax.parameters()])
+    assert all(
+        parameter.grad is not None for parameter in [*embedding.parameters(), *softmax.parameters()]
+    )
 
 
 @each_once(cutoffs=[[29], [7, 29], [7, 20, 29]], token=[-1, 29, 100])
@@ -113,7 +135,9 @@ def test_words_are_tied_and_projections_are_not():
     embedding, softmax = modules([4, 7, 12])
     for band, part in zip(embedding.bands, [softmax.head, *softmax.tail], strict=True):
         assert band.weight is part.weight
-    assert not {id(p) for p in embedding.projections.parameters()} & {id(p) for p in softmax.parameters()}
+    assert not {id(p) for p in embedding.projections.parameters()} & {
+        id(p) for p in softmax.parameters()
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,4 +1,6 @@
-"""Before a training, a model refuses a config or a criterion that would not train what was asked for."""
+"""Before a training, a model refuses a config or a criterion that would not train what was asked
+for.
+"""
 
 import logging
 
@@ -22,8 +24,12 @@ PLAIN = {"head_mixing": "none"}
 
 
 def begin(model, criterion=CrossEntropyCriterion, **fields):
-    """Begin to train a model with these fields of `model`; fairseq's own part of Trainer would need a whole config."""
-    cfg = OmegaConf.create({"model": {"_name": "mixhead_transformer", **fields}, "criterion": {"_name": "loss"}})
+    """Begin to train a model with these fields of `model`; fairseq's own part of Trainer would need
+    a whole config.
+    """
+    cfg = OmegaConf.create(
+        {"model": {"_name": "mixhead_transformer", **fields}, "criterion": {"_name": "loss"}}
+    )
     Trainer(cfg, None, model, criterion.__new__(criterion))
 
 
@@ -36,21 +42,27 @@ def fairseqs_part(monkeypatch):
     def begun(model):
         raise Begun
 
-    monkeypatch.setattr("fairseq.trainer._catalog_shared_params", begun)  # the first that fairseq does
+    # the first that fairseq does
+    monkeypatch.setattr("fairseq.trainer._catalog_shared_params", begun)
 
 
-# ---- fields of YAML --------------------------------------------------------------------------------------------------
+# ---- fields of YAML ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "fields, refused",
     [
         ({"head_mixng": "average"}, "model.head_mixng: unknown; did you mean head_mixing?"),
-        ({"attention_scop": "self"}, "model.attention_scop: unknown; did you mean attention_scope?"),
+        (
+            {"attention_scop": "self"},
+            "model.attention_scop: unknown; did you mean attention_scope?",
+        ),
         ({"xyzzy": 1}, "model.xyzzy: unknown; must be left out"),
     ],
 )
-@pytest.mark.parametrize("arch", ["mixhead_transformer", "mixhead_roberta_base", "mixhead_transformer_lm_gpt"])
+@pytest.mark.parametrize(
+    "arch", ["mixhead_transformer", "mixhead_roberta_base", "mixhead_transformer_lm_gpt"]
+)
 def test_a_field_that_nothing_reads_is_refused_by_name(arch, fields, refused):
     with pytest.raises(OptionError) as error:
         begin(build(arch), _name=arch, **fields)
@@ -61,7 +73,9 @@ def test_a_field_of_the_plugin_in_fairseqs_own_model_is_refused():
     with pytest.raises(OptionError, match=r"^model.head_mixing: unknown; "):
         begin(build("transformer"), _name="transformer", head_mixing="position-wise")
     with pytest.raises(Begun):
-        begin(build("transformer"), _name="transformer", encoder_layers=2, share_all_embeddings=True)
+        begin(
+            build("transformer"), _name="transformer", encoder_layers=2, share_all_embeddings=True
+        )
 
 
 def test_a_field_that_an_architecture_of_fairseqs_language_model_lacks_is_refused():
@@ -86,12 +100,13 @@ def test_the_fields_that_fairseq_itself_adds_are_known(family):
         if arch not in ARCH_CONFIG_REGISTRY or arch in MODEL_DATACLASS_REGISTRY:
             continue  # fairseq itself checks the fields of the second
         cfg = OmegaConf.create({"_name": arch, "tokens_per_sample": 32})
-        ARCH_CONFIG_REGISTRY[arch](cfg)  # as fairseq's build_model completes the fields of a YAML file
+        # as fairseq's build_model completes the fields of a YAML file
+        ARCH_CONFIG_REGISTRY[arch](cfg)
         kind = ARCH_MODEL_REGISTRY[arch]
         assert is_checked(kind) and set(cfg) <= known_fields(kind, arch), arch
 
 
-# ---- flags that fairseq drops ----------------------------------------------------------------------------------------
+# ---- flags that fairseq drops ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["transformer_lm", "mixhead_transformer_lm"])
@@ -100,18 +115,22 @@ def test_a_scale_that_fairseqs_language_model_drops_is_refused(arch):
         with pytest.raises(OptionError) as error:
             begin(build(arch), **{option: True})
         assert str(error.value) == (
-            f"--{option.replace('_', '-')}: must be left out, fairseq's transformer_lm drops it without a word, and "
+            f"--{option.replace('_', '-')}: must be left out, fairseq's transformer_lm drops it "
+            "without a word, and "
             "the plugin's computes with it"
         )
     with pytest.raises(Begun):
         begin(build(arch), **dict.fromkeys(SCALES, False))
 
 
-# ---- who reads attention weights -------------------------------------------------------------------------------------
+# ---- who reads attention weights ---------------------------------------------------------------
 
 NO_DISTRIBUTION = [
     ({}, "--head-mixing position-wise mixes them, so they may be below 0 or above 1"),
-    ({"head_mixing": "random"}, "--head-mixing random mixes them, so they may be below 0 or above 1"),
+    (
+        {"head_mixing": "random"},
+        "--head-mixing random mixes them, so they may be below 0 or above 1",
+    ),
     (
         {**PLAIN, "attention_normalizer": "entmax15"},
         "--attention-normalizer entmax15 gives weights that may be 0, or not sum to 1",
@@ -144,15 +163,21 @@ def test_guided_alignment_of_a_distribution_begins(flags):
 
 
 def printed_alignment(caplog, **flags):
-    """Return what is said where a generator with alignments is built, as fairseq's commands and its hub do."""
+    """Return what is said where a generator with alignments is built, as fairseq's commands and its
+    hub do.
+    """
     words = dictionary()
     with caplog.at_level(logging.WARNING):
-        SequenceGeneratorWithAlignment([build("mixhead_transformer", **flags)], words, print_alignment="soft")
+        SequenceGeneratorWithAlignment(
+            [build("mixhead_transformer", **flags)], words, print_alignment="soft"
+        )
     return [record.message for record in caplog.records]
 
 
 def test_printed_weights_that_are_no_probabilities_are_warned_of(caplog):
-    assert printed_alignment(caplog) == [f"--print-alignment soft: {NO_DISTRIBUTION[0][1]}; they are no probabilities"]
+    assert printed_alignment(caplog) == [
+        f"--print-alignment soft: {NO_DISTRIBUTION[0][1]}; they are no probabilities"
+    ]
 
 
 def test_other_alignments_are_not_warned_of(caplog):

@@ -1,4 +1,6 @@
-"""fairseq's checkpoints load, the plugin's load unchanged, and those of other flags are refused in one line."""
+"""fairseq's checkpoints load, the plugin's load unchanged, and those of other flags are refused in
+one line.
+"""
 
 import copy
 import re
@@ -21,7 +23,9 @@ VALUES = [{option: value} for option, table in PARTS.items() for value in table 
 
 
 def same(left, right):
-    return all(torch.equal(value, right.state_dict()[name]) for name, value in left.state_dict().items())
+    return all(
+        torch.equal(value, right.state_dict()[name]) for name, value in left.state_dict().items()
+    )
 
 
 @each_once(upstream=TINY, flags=[{}, *NEUTRAL])
@@ -50,7 +54,11 @@ def test_a_checkpoint_comes_back_as_it_was_saved_pickled_and_copied(arch, flags,
     model.load_state_dict(copy.deepcopy(trained.state_dict()), strict=True)
     torch.save(trained, tmp_path / "whole.pt")
     sentences = tokens(padded=True)
-    for other in (model, torch.load(tmp_path / "whole.pt", weights_only=False), copy.deepcopy(trained)):
+    for other in (
+        model,
+        torch.load(tmp_path / "whole.pt", weights_only=False),
+        copy.deepcopy(trained),
+    ):
         assert torch.equal(forward(other, sentences), forward(trained, sentences))
 
 
@@ -73,22 +81,58 @@ TOLD_BY_TENSORS = [
     ((TRANSLATION, {}), (TRANSLATION, {"encoder_embed_dim": 32}), "--encoder-embed-dim 16"),
     ((TRANSLATION, {}), (TRANSLATION, {"attention_scope": "self"}), "--attention-scope"),
     (("transformer", {}), (TRANSLATION, {"head_mixing": "differential"}), "--head-mixing none"),
-    (("transformer", {}), (TRANSLATION, {**SOFT, "attention_sink": "learned"}), "--attention-sink none"),
-    ((TRANSLATION, {"score_mixing": TRAINED[1]}), (TRANSLATION, {}), f"--score-mixing {TRAINED[1]}"),
+    (
+        ("transformer", {}),
+        (TRANSLATION, {**SOFT, "attention_sink": "learned"}),
+        "--attention-sink none",
+    ),
+    (
+        (TRANSLATION, {"score_mixing": TRAINED[1]}),
+        (TRANSLATION, {}),
+        f"--score-mixing {TRAINED[1]}",
+    ),
     ((TRANSLATION, {"attention_gate": "head"}), (TRANSLATION, {}), "--attention-gate"),
-    ((LM, {"feature_mixing": "output"}), (LM, {"feature_mixing": "heads"}), "--feature-mixing output"),
+    (
+        (LM, {"feature_mixing": "output"}),
+        (LM, {"feature_mixing": "heads"}),
+        "--feature-mixing output",
+    ),
     (("transformer_lm", {}), (SYNTHESIZER, {}), "transformer_lm"),
     ((SYNTHESIZER, {}), (LM, {}), "--synthesizer dense"),
-    ((SYNTHESIZER, {"synthesizer": "factorized-dense"}), (SYNTHESIZER, {}), "--synthesizer factorized-dense"),
+    (
+        (SYNTHESIZER, {"synthesizer": "factorized-dense"}),
+        (SYNTHESIZER, {}),
+        "--synthesizer factorized-dense",
+    ),
 ]
 TOLD_BY_THE_RECORD = [
     ((TRANSLATION, {}), (TRANSLATION, {"attention_sink": "zero"}), "--attention-sink none"),
     (("sigsoftmax_transformer", {}), (TRANSLATION, SOFT), "--attention-normalizer sigsoftmax"),
-    ((TRANSLATION, {}), (TRANSLATION, {"encoder_attention_heads": 2}), "--encoder-attention-heads 4"),
-    ((TRANSLATION, {}), (TRANSLATION, {"decoder_attention_heads": 2}), "--decoder-attention-heads 4"),
-    ((TRANSLATION, {"head_mixing": "random"}), (TRANSLATION, {"head_mixing": "average"}), "--head-mixing random"),
-    ((TRANSLATION, {**L2, **SOFT}), (TRANSLATION, {**L2, **SOFT, "attention_scope": "self"}), "--attention-scope"),
-    ((TRANSLATION, {**L2, **SOFT, "attention_scope": "self"}), (TRANSLATION, {**L2, **SOFT}), "--attention-scope"),
+    (
+        (TRANSLATION, {}),
+        (TRANSLATION, {"encoder_attention_heads": 2}),
+        "--encoder-attention-heads 4",
+    ),
+    (
+        (TRANSLATION, {}),
+        (TRANSLATION, {"decoder_attention_heads": 2}),
+        "--decoder-attention-heads 4",
+    ),
+    (
+        (TRANSLATION, {"head_mixing": "random"}),
+        (TRANSLATION, {"head_mixing": "average"}),
+        "--head-mixing random",
+    ),
+    (
+        (TRANSLATION, {**L2, **SOFT}),
+        (TRANSLATION, {**L2, **SOFT, "attention_scope": "self"}),
+        "--attention-scope",
+    ),
+    (
+        (TRANSLATION, {**L2, **SOFT, "attention_scope": "self"}),
+        (TRANSLATION, {**L2, **SOFT}),
+        "--attention-scope",
+    ),
     ((LM, {"relative_position": "rotary"}), (LM, {}), "--relative-position rotary"),
     ((LM, {"relative_gain": 3}), (LM, {}), "--relative-gain 3"),
     (
@@ -96,10 +140,22 @@ TOLD_BY_THE_RECORD = [
         (LM, {"feature_mixing": "heads"}),
         "--mixed-features qk",
     ),
-    ((LM, {"feature_mixing": "heads"}), (LM, {"feature_mixing": "shared"}), "--feature-mixing heads"),
+    (
+        (LM, {"feature_mixing": "heads"}),
+        (LM, {"feature_mixing": "shared"}),
+        "--feature-mixing heads",
+    ),
     ((LM, {"relative_gain": 3}), (LM, {"relative_gain": 5}), "--relative-gain 3"),
-    ((LM, {"head_dim": 4, "heads_per_layer": "decoder-self=4:2,4"}), (LM, {"head_dim": 4}), "--heads-per-layer"),
-    ((SYNTHESIZER, {"synthesizer": "random"}), (SYNTHESIZER, {"synthesizer": "fixed-random"}), "--synthesizer random"),
+    (
+        (LM, {"head_dim": 4, "heads_per_layer": "decoder-self=4:2,4"}),
+        (LM, {"head_dim": 4}),
+        "--heads-per-layer",
+    ),
+    (
+        (SYNTHESIZER, {"synthesizer": "random"}),
+        (SYNTHESIZER, {"synthesizer": "fixed-random"}),
+        "--synthesizer random",
+    ),
     ((SYNTHESIZER, {}), (SYNTHESIZER, {"max_target_positions": 48}), "--max-target-positions 64"),
     (
         (SYNTHESIZER, {"synthesizer": "factorized-random"}),
@@ -118,7 +174,8 @@ TOLD_BY_THE_RECORD = [
 def test_a_checkpoint_of_other_flags_is_refused_by_flag(trained, into, flag):
     state, model = build(trained[0], **trained[1]).state_dict(), build(into[0], **into[1])
     by_tensors = (trained, into, flag) in TOLD_BY_TENSORS
-    for known in (state, dict(state)) if by_tensors else (state,):  # a plain dict has no record of the flags
+    # a plain dict has no record of the flags
+    for known in (state, dict(state)) if by_tensors else (state,):
         with pytest.raises(CheckpointError) as error:
             model.load_state_dict(known)
         assert flag in str(error.value) and "\n" not in str(error.value)
@@ -142,7 +199,9 @@ OF_SCOPES = [
 
 
 @pytest.mark.parametrize("known", ["with a record", "tensors alone"])
-@pytest.mark.parametrize("arch, flags", [(LM, OF_PARTS), (TRANSLATION, OF_SCOPES)], ids=["parts", "scopes"])
+@pytest.mark.parametrize(
+    "arch, flags", [(LM, OF_PARTS), (TRANSLATION, OF_SCOPES)], ids=["parts", "scopes"]
+)
 def test_a_checkpoint_of_any_other_flags_loads_or_is_refused_by_a_flag(arch, flags, known):
     """Never by torch's list of tensors."""
     models = [build(arch, encoder_layers=1, decoder_layers=1, **each) for each in flags]
@@ -164,7 +223,8 @@ def test_a_checkpoint_of_another_scope_names_the_head_size_and_the_scope():
     with pytest.raises(CheckpointError) as error:
         build(TRANSLATION, **SOFT, head_dim=2).load_state_dict(trained.state_dict())
     assert str(error.value) == (
-        "checkpoint of another family: its encoder.layers.0.self_attn was trained with --head-dim 4, this model with "
+        "checkpoint of another family: its encoder.layers.0.self_attn was trained with --head-dim "
+        "4, this model with "
         "2; use --head-dim 4, or another --attention-scope"
     )
 
@@ -186,11 +246,17 @@ def test_a_checkpoint_of_other_sizes_of_transformer_xl_is_refused_by_its_own_fla
         (TRANSLATION, {"attention_scope": "self"}, {}),
         (LM, {}, {"relative_gain": 3}),
         *((LM, {}, flags) for flags in NEUTRAL if "head_mixing" not in flags),
-        *((SYNTHESIZER, {"synthesizer": name, **SOFT}, {"synthesizer": name}) for name in SYNTHESIZERS),
+        *(
+            (SYNTHESIZER, {"synthesizer": name, **SOFT}, {"synthesizer": name})
+            for name in SYNTHESIZERS
+        ),
     ],
 )
 def test_what_a_checkpoint_lacks_starts_without_effect(arch, before, after):
-    trained, model = shake(build(arch, seed=2, **before)).eval(), build(arch, seed=3, **after).eval()
+    trained, model = (
+        shake(build(arch, seed=2, **before)).eval(),
+        build(arch, seed=3, **after).eval(),
+    )
     model.load_state_dict(copy.deepcopy(trained.state_dict()))
     sentences = tokens()
     torch.testing.assert_close(forward(model, sentences), forward(trained, sentences))
@@ -217,6 +283,8 @@ def test_a_checkpoint_without_a_mixing_becomes_the_identity_whatever_a_new_model
     model = build(TRANSLATION, head_mixing=mixing, mixing_start="uniform").eval()
     assert model.encoder.layers[0].self_attn.head_mixing.start == "uniform"
     sentences, fairseqs = tokens(), build("transformer", seed=2).eval()
-    assert not torch.allclose(forward(model, sentences), forward(build("transformer").eval(), sentences))
+    assert not torch.allclose(
+        forward(model, sentences), forward(build("transformer").eval(), sentences)
+    )
     model.load_state_dict(copy.deepcopy(fairseqs.state_dict()))
     torch.testing.assert_close(forward(model, sentences), forward(fairseqs, sentences))

@@ -1,4 +1,6 @@
-"""Decoding computes the trained model for every entry of the tables: by steps, reordered, and by beam search."""
+"""Decoding computes the trained model for every entry of the tables: by steps, reordered, and by
+beam search.
+"""
 
 import pytest
 import torch
@@ -50,13 +52,18 @@ def assert_scores_are_those_of_the_full_pass(models):
             logits = [m(sentence, lengths[i : i + 1], prefix)[0].log_softmax(-1) for m in models]
             scores = torch.stack(logits).logsumexp(0) - torch.tensor(len(models)).log()
             expected = scores.gather(2, target[..., None])[0, :, 0]
-            torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4
+            )
 
 
-# Neither normalizer nor mixing changes what a search keeps of a hypothesis; the steps above have all of them.
+# Neither normalizer nor mixing changes what a search keeps of a hypothesis; the steps above have
+# all of them.
 @pytest.mark.parametrize("flags", [*SCOPED, *POSITIONS], ids=shown)
 def test_beam_search_scores_its_hypotheses_as_the_full_pass_does(flags):
-    assert_scores_are_those_of_the_full_pass([shake(build("mixhead_transformer", **{"head_dim": 4, **flags})).eval()])
+    assert_scores_are_those_of_the_full_pass(
+        [shake(build("mixhead_transformer", **{"head_dim": 4, **flags})).eval()]
+    )
 
 
 @pytest.mark.parametrize("mixing", ["none", "position-wise"])
@@ -64,11 +71,15 @@ def test_beam_search_of_joint_attention_and_of_an_ensemble(mixing):
     joint = {"no_cross_attention": True, "cross_self_attention": True, "head_mixing": mixing}
     models = [shake(build("mixhead_transformer", **joint)).eval()]
     assert_scores_are_those_of_the_full_pass(models)
-    assert_scores_are_those_of_the_full_pass([*models, shake(build("sigsoftmax_transformer", seed=2)).eval()])
+    assert_scores_are_those_of_the_full_pass(
+        [*models, shake(build("sigsoftmax_transformer", seed=2)).eval()]
+    )
 
 
 def test_a_search_keeps_the_keys_of_a_sentence_once_not_once_a_beam():
     model = build("mixhead_transformer")
     model.set_beam_size(4)
-    beams = {(module.encoder_decoder_attention, module.beam_size) for module in attentions(model.decoder)}
+    beams = {
+        (module.encoder_decoder_attention, module.beam_size) for module in attentions(model.decoder)
+    }
     assert beams == {(True, 4), (False, 1)}

@@ -1,4 +1,6 @@
-"""Run models, criteria, beam search and analysis on a device that is not the CPU: nothing may stay behind."""
+"""Run models, criteria, beam search and analysis on a device that is not the CPU: nothing may stay
+behind.
+"""
 
 import dataclasses
 
@@ -19,7 +21,8 @@ from tests.xl import build_xl, text
 EXTRAS = [{}, {"relative_position": "rotary"}, {"relative_position": "t5", "relative_gain": 4}]
 EXTRAS += [{"score_mixing": "position-wise", "attention_gate": "element"}]
 IMPLS = ["reference", "blockwise"]
-BEAM = dict(beam_size=3, min_len=8, max_len_b=8)  # all end at once: fairseq then resizes no tensor in place
+# all end at once: fairseq then resizes no tensor in place
+BEAM = dict(beam_size=3, min_len=8, max_len_b=8)
 
 
 def test_tensors_of_both_devices_do_not_meet():
@@ -37,7 +40,11 @@ def test_models_and_criteria_stay_on_their_device(name, mixing, normalizer, impl
         loss = move(loss_of)(move(made), move(sample))[0]
         loss.sum().backward()
     gradients = [parameter.grad for parameter in made.parameters() if parameter.grad is not None]
-    assert isinstance(loss, Far) and gradients and all(isinstance(gradient, Far) for gradient in gradients)
+    assert (
+        isinstance(loss, Far)
+        and gradients
+        and all(isinstance(gradient, Far) for gradient in gradients)
+    )
 
 
 @pytest.mark.parametrize("arch", ["mixhead_transformer_xl", "mixhead_synthesizer_lm"])
@@ -61,12 +68,16 @@ def test_beam_search_stays_on_its_device(extra):
         generator = move(SequenceGenerator([made], dictionary(), **BEAM))
         found = generator.generate([made], move(sample))
     for one, other in zip(found, right, strict=True):
-        assert [hypothesis["tokens"].tolist() for hypothesis in one] == [h["tokens"].tolist() for h in other]
+        assert [hypothesis["tokens"].tolist() for hypothesis in one] == [
+            h["tokens"].tolist() for h in other
+        ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["mixing", "importance", "spectrum", "ablate"])
-def test_analysis_stays_on_its_device(command, translation_checkpoint, translation_data, tmp_path, monkeypatch):
+def test_analysis_stays_on_its_device(
+    command, translation_checkpoint, translation_data, tmp_path, monkeypatch
+):
     load, batches = loading.load, loading.batches
 
     def load_elsewhere(*arguments):
@@ -74,7 +85,19 @@ def test_analysis_stays_on_its_device(command, translation_checkpoint, translati
         return dataclasses.replace(loaded, model=move(loaded.model), device=DEVICE)
 
     monkeypatch.setattr(loading, "load", load_elsewhere)
-    monkeypatch.setattr(loading, "batches", lambda *args, **options: map(move, batches(*args, **options)))
+    monkeypatch.setattr(
+        loading, "batches", lambda *args, **options: map(move, batches(*args, **options))
+    )
     with Elsewhere():
-        main([command, str(translation_checkpoint), "--data", str(translation_data), "--out", str(tmp_path), "--cpu"])
+        main(
+            [
+                command,
+                str(translation_checkpoint),
+                "--data",
+                str(translation_data),
+                "--out",
+                str(tmp_path),
+                "--cpu",
+            ]
+        )
     assert any(tmp_path.iterdir())

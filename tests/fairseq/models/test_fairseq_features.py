@@ -52,7 +52,9 @@ ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
     ids=shown,
 )
 def test_torchscript_exports_the_whole_model(flags, tmp_path):
-    model = shake(build("mixhead_transformer", **{"head_dim": 4, **ONE_LAYER, **flags}, export=True)).eval()
+    model = shake(
+        build("mixhead_transformer", **{"head_dim": 4, **ONE_LAYER, **flags}, export=True)
+    ).eval()
     torch.jit.script(model).save(tmp_path / "model.pt")
     scripted = torch.jit.load(tmp_path / "model.pt")
     source, prefix = tokens(padded=True), tokens()
@@ -75,7 +77,10 @@ def test_alignments_come_from_the_mixed_weights():
 
 def test_cross_and_self_attention_in_one_are_mixed():
     flags = {"no_cross_attention": True, "cross_self_attention": True}
-    model, upstream = shake(build("mixhead_transformer", **flags)).eval(), build("transformer", **flags).eval()
+    model, upstream = (
+        shake(build("mixhead_transformer", **flags)).eval(),
+        build("transformer", **flags).eval(),
+    )
     assert all(layer.encoder_attn is None for layer in model.decoder.layers)
     assert isinstance(model.decoder.layers[0].self_attn, MixheadAttention)
     model.load_state_dict(upstream.state_dict())
@@ -89,17 +94,28 @@ ADAPTIVE = {"adaptive_input_cutoff": "10,20", "adaptive_softmax_cutoff": "10,20"
 @pytest.mark.parametrize(
     "arch, flags",
     [
-        ("transformer_lm_wiki103", {**ADAPTIVE, "tie_adaptive_weights": True, "tie_adaptive_proj": True}),
-        ("transformer_lm_wiki103", {**ADAPTIVE, "tie_adaptive_weights": False, "tie_adaptive_proj": False}),
+        (
+            "transformer_lm_wiki103",
+            {**ADAPTIVE, "tie_adaptive_weights": True, "tie_adaptive_proj": True},
+        ),
+        (
+            "transformer_lm_wiki103",
+            {**ADAPTIVE, "tie_adaptive_weights": False, "tie_adaptive_proj": False},
+        ),
         ("transformer_lm", {"character_embeddings": True, "character_filters": "[(1, 8), (2, 8)]"}),
     ],
 )
 def test_every_embedding_of_a_language_model_is_fairseqs(arch, flags):
     usual = {"character_embedding_dim": 4, "char_embedder_highway_layers": 2}
     model, upstream = (build(f"{family}{arch}", **usual, **flags) for family in ("mixhead_", ""))
-    added = {name for name, _ in model.named_parameters()} - {name for name, _ in upstream.named_parameters()}
+    added = {name for name, _ in model.named_parameters()} - {
+        name for name, _ in upstream.named_parameters()
+    }
     assert added == {name for name, _ in model.named_parameters() if ".head_mixing." in name}
-    if "character_embeddings" not in flags:  # fairseq's table of characters is made at the first use
+    # fairseq's table of characters is made at the first use
+    if "character_embeddings" not in flags:
         model.load_state_dict(copy.deepcopy(upstream.state_dict()))
         sentences = tokens()
-        torch.testing.assert_close(forward(model.eval(), sentences), forward(upstream.eval(), sentences))
+        torch.testing.assert_close(
+            forward(model.eval(), sentences), forward(upstream.eval(), sentences)
+        )

@@ -5,7 +5,12 @@ import re
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_REGISTRY, build_model
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_INV_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    build_model,
+)
 from fairseq.models import MODEL_DATACLASS_REGISTRY as DATACLASSES
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
@@ -16,7 +21,11 @@ from tests.covering import each_once
 from tests.fairseq.models.cases import NEUTRAL, attentions, command, forward, yaml
 from tests.helpers import TINY, build, task, tokens
 
-UPSTREAM = [name for model in ("transformer", "transformer_lm", "roberta") for name in ARCH_MODEL_INV_REGISTRY[model]]
+UPSTREAM = [
+    name
+    for model in ("transformer", "transformer_lm", "roberta")
+    for name in ARCH_MODEL_INV_REGISTRY[model]
+]
 
 
 def test_every_architecture_is_there_in_every_family():
@@ -31,7 +40,11 @@ def test_every_architecture_is_there_in_every_family():
 
 
 def expected(family, name):
-    usual = {"attention_normalizer": "softmax", "value_init_scale": 1.0, **dict.fromkeys(PARTS, "none")}
+    usual = {
+        "attention_normalizer": "softmax",
+        "value_init_scale": 1.0,
+        **dict.fromkeys(PARTS, "none"),
+    }
     return {**usual, **FAMILIES[family]}[name]
 
 
@@ -57,8 +70,16 @@ def test_a_yaml_file_gets_the_preset_of_the_family(arch):
             model = build_model(yaml(f"{family}_{arch}", **{layers: 1}), task())
         typed = command(f"{family}_{arch}", "--tokens-per-sample", "48")
         for attention in attentions(model):
-            assert attention.normalizer == typed.attention_normalizer == expected(family, "attention_normalizer")
-            assert attention.kinds["head_mixing"] == typed.head_mixing == expected(family, "head_mixing")
+            assert (
+                attention.normalizer
+                == typed.attention_normalizer
+                == expected(family, "attention_normalizer")
+            )
+            assert (
+                attention.kinds["head_mixing"]
+                == typed.head_mixing
+                == expected(family, "head_mixing")
+            )
             if family == "fixhead":
                 assert attention.head_dim == typed.head_dim == 48
 
@@ -67,7 +88,9 @@ def test_a_users_own_architecture_has_the_family_of_its_model(monkeypatch):
     for registry in ("ARCH_MODEL_REGISTRY", "ARCH_MODEL_NAME_REGISTRY"):
         table = getattr(__import__("fairseq.models", fromlist=[registry]), registry)
         monkeypatch.setitem(table, "mine_transformer", table["l2_transformer"])
-    monkeypatch.setitem(ARCH_CONFIG_REGISTRY, "mine_transformer", ARCH_CONFIG_REGISTRY["transformer"])
+    monkeypatch.setitem(
+        ARCH_CONFIG_REGISTRY, "mine_transformer", ARCH_CONFIG_REGISTRY["transformer"]
+    )
     assert {attention.normalizer for attention in attentions(build("mine_transformer"))} == {"l2"}
 
 
@@ -88,7 +111,9 @@ SCOPED = {
 @pytest.mark.parametrize("scope", SCOPES)
 def test_the_scope_says_which_attentions_change(scope):
     model = build("mixhead_transformer", attention_scope=scope, head_dim=7)
-    changed = {name for name, module in model.named_modules() if isinstance(module, MixheadAttention)}
+    changed = {
+        name for name, module in model.named_modules() if isinstance(module, MixheadAttention)
+    }
     assert {re.sub(r"layers\.\d+\.", "", name) for name in changed} == SCOPED[scope]
 
 
@@ -98,7 +123,9 @@ def test_the_value_scale_survives_every_initialisation(upstream):
     scaled = 0
     for name, parameter in plain.named_parameters():
         values = "attn.v_proj.weight" in name or "attn.out_proj.weight" in name
-        torch.testing.assert_close(small.get_parameter(name), (0.125 if values else 1.0) * parameter, msg=name)
+        torch.testing.assert_close(
+            small.get_parameter(name), (0.125 if values else 1.0) * parameter, msg=name
+        )
         scaled += values
     assert scaled == (12 if upstream == "transformer" else 4)
 
@@ -108,4 +135,6 @@ def test_an_untrained_model_is_fairseqs_model_of_the_same_seed(upstream, flags):
     models = build(f"mixhead_{upstream}", **{"head_mixing": "none", **flags}), build(upstream)
     sentences = tokens(padded=True)
     torch.testing.assert_close(*(forward(model.eval(), sentences) for model in models))
-    torch.testing.assert_close(*(forward(model.train(), sentences).square().mean() for model in models))
+    torch.testing.assert_close(
+        *(forward(model.train(), sentences).square().mean() for model in models)
+    )

@@ -8,7 +8,11 @@ from tests.covering import each_once
 from tests.fairseq.models.cases import step_by_step
 from tests.helpers import build, shake, tokens
 
-HEADS = {"encoder-self": [(3, 2), (1, 4)], "decoder-self": [(4, 4), (2, 1)], "cross": [(1, 1), (4, 3)]}
+HEADS = {
+    "encoder-self": [(3, 2), (1, 4)],
+    "decoder-self": [(4, 4), (2, 1)],
+    "cross": [(1, 1), (4, 3)],
+}
 TEXT = "encoder-self=3:2,1:4;decoder-self=4,2:1;cross=1,4:3"
 
 
@@ -29,10 +33,16 @@ def test_the_text_stands_for_the_numbers():
 
 
 @each_once(
-    mixing=["position-independent", "position-wise", "random", "average"], normalizer=["softmax", "sigsoftmax", "l2"]
+    mixing=["position-independent", "position-wise", "random", "average"],
+    normalizer=["softmax", "sigsoftmax", "l2"],
 )
 def test_every_layer_has_its_numbers_and_decodes_as_it_trains(normalizer, mixing):
-    flags = {"head_dim": 4, "heads_per_layer": TEXT, "head_mixing": mixing, "attention_normalizer": normalizer}
+    flags = {
+        "head_dim": 4,
+        "heads_per_layer": TEXT,
+        "head_mixing": mixing,
+        "attention_normalizer": normalizer,
+    }
     model = shake(build("mixhead_transformer", **flags)).eval()
     assert heads(model) == HEADS
     layer = model.encoder.layers[0].self_attn
@@ -43,14 +53,20 @@ def test_every_layer_has_its_numbers_and_decodes_as_it_trains(normalizer, mixing
     encoder_out = model.encoder(source)
     full, extra = model.decoder(prefix, encoder_out=encoder_out)
     assert extra["attn"][0].shape == (3, 5, 7)
-    torch.testing.assert_close(step_by_step(model.decoder, prefix, encoder_out)[0], full, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        step_by_step(model.decoder, prefix, encoder_out)[0], full, rtol=1e-4, atol=1e-4
+    )
     full.sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
 def test_sites_that_it_does_not_name_have_the_numbers_of_fairseqs_flags():
     model = build("mixhead_transformer", head_dim=4, heads_per_layer="cross=2,3")
-    assert heads(model) == {"encoder-self": [(4, 4)] * 2, "decoder-self": [(4, 4)] * 2, "cross": [(2, 2), (3, 3)]}
+    assert heads(model) == {
+        "encoder-self": [(4, 4)] * 2,
+        "decoder-self": [(4, 4)] * 2,
+        "cross": [(2, 2), (3, 3)],
+    }
 
 
 def test_relative_positions_are_for_self_attention():
@@ -58,6 +74,8 @@ def test_relative_positions_are_for_self_attention():
     for name, module in model.named_modules():
         if isinstance(module, MixheadAttention):
             own = "encoder_attn" not in name
-            assert (module.relative_position is not None) == (module.relative_gain is not None) == own
+            assert (
+                (module.relative_position is not None) == (module.relative_gain is not None) == own
+            )
             if own:
                 assert module.relative_position.causal == name.startswith("decoder")

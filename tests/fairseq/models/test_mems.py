@@ -39,7 +39,8 @@ def test_only_the_next_window_of_as_many_rows_sees_the_one_before():
     assert all(empty(memory, window) for window in (0, 3, 5))
     again = states()
     memory.keep(4, memory.recall(4, first[0]), again)
-    torch.testing.assert_close(memory.recall(4, again[0]), first, rtol=0, atol=0)  # a window that is computed again
+    # a window that is computed again
+    torch.testing.assert_close(memory.recall(4, again[0]), first, rtol=0, atol=0)
 
 
 def test_a_window_longer_than_the_memory_is_cut_and_nothing_larger_is_kept_alive():

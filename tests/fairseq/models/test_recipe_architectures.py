@@ -1,4 +1,6 @@
-"""Check the architectures of the papers: their parameters, their flags on the command line and in YAML."""
+"""Check the architectures of the papers: their parameters, their flags on the command line and in
+YAML.
+"""
 
 from typing import NamedTuple
 
@@ -40,7 +42,8 @@ ROWS = [
     Row("transformer_lm_wiki2", WIKITEXT2, (8, 64), 67_478_528, 1_024, 9_216, 67),
     Row("transformer_lm_wiki103_512", WIKITEXT103, (8, 128), 246_933_504, 1_024, 17_408, 247),
     Row("synthesizer_lm_wiki103", WIKITEXT103, (8, 128), 247_982_080, 1_024, 17_408, 248),
-    Row("transformer_lm_gbw_512", LM1B, (8, 128), 330_500_096, 1_024, 17_408, 330),  # the paper cuts 330.5
+    # the paper cuts 330.5
+    Row("transformer_lm_gbw_512", LM1B, (8, 128), 330_500_096, 1_024, 17_408, 330),
     Row("transformer_xl_wiki103", WIKITEXT103, (10, 41), 151_111_237, 1_600, 8_160, 151),
     Row("transformer_xl_wiki2", WIKITEXT2, (10, 41), 40_296_111, 1_600, 8_160, 40),
     Row("transformer_xl_lm1b", LM1B, (8, 128), 294_452_099, 1_152, 19_584, 294),
@@ -58,7 +61,10 @@ def test_mixhead_models_have_as_many_parameters_as_in_the_paper(row):
     flags = {"share_decoder_input_output_embed": True} if row.arch == "transformer_lm" else {}
     base = parameters(arch, row.vocabulary, head_mixing="none", **flags)
     assert base == row.parameters and row.paper in (None, round(base / 1e6), base // 10**6)
-    assert parameters(arch, row.vocabulary, head_mixing="position-independent", **flags) == base + row.independent
+    assert (
+        parameters(arch, row.vocabulary, head_mixing="position-independent", **flags)
+        == base + row.independent
+    )
     model = in_real_size(arch, row.vocabulary, head_mixing="position-wise", **flags)
     assert sum(p.numel() for p in model.parameters()) == base + row.wise
     assert {(m.num_heads, m.head_dim) for m in attentions(model)} == {row.heads}
@@ -68,7 +74,9 @@ def test_every_recipe_has_a_row():
     assert set(RECIPES) <= {row.arch for row in ROWS}
 
 
-@pytest.mark.parametrize("flags, expected, paper", [({"head_dim": 256}, 314_091_520, 314), ({}, 448_407_552, 448)])
+@pytest.mark.parametrize(
+    "flags, expected, paper", [({"head_dim": 256}, 314_091_520, 314), ({}, 448_407_552, 448)]
+)
 def test_fixhead_models_have_as_many_parameters_as_in_the_paper(flags, expected, paper):
     count = parameters("fixhead_transformer_lm_wiki103_512", WIKITEXT103, **flags)
     assert count == expected and round(count / 1e6) == paper
@@ -82,7 +90,10 @@ def test_the_low_rank_papers_head_size_is_fixed_in_every_family(family):
 
 def test_the_low_rank_papers_heads_need_not_divide_the_embedding():
     """Count for each head q, k, v with bias, and its share of the output."""
-    eight, more = (parameters("l2_transformer_lm_lm1b", 32_000, decoder_attention_heads=heads) for heads in (8, 70))
+    eight, more = (
+        parameters("l2_transformer_lm_lm1b", 32_000, decoder_attention_heads=heads)
+        for heads in (8, 70)
+    )
     assert more - eight == 6 * (70 - 8) * 32 * (4 * 256 + 3)
 
 
@@ -99,8 +110,14 @@ def test_the_command_line_gets_the_table_and_its_flags_override_it(name):
     table = RECIPES[name].defaults
     assert {option: getattr(command(f"sigsoftmax_{name}"), option) for option in table} == table
     other = {"60000,160000": "20000,60000"}
-    given = {option: other.get(v) or v * 2 for option, v in table.items() if not isinstance(v, bool)}
-    flags = [part for option, value in given.items() for part in (f"--{option.replace('_', '-')}", str(value))]
+    given = {
+        option: other.get(v) or v * 2 for option, v in table.items() if not isinstance(v, bool)
+    }
+    flags = [
+        part
+        for option, value in given.items()
+        for part in (f"--{option.replace('_', '-')}", str(value))
+    ]
     args = command(f"mixhead_{name}", *flags)
     assert {option: getattr(args, option) for option in given} == given
     if "_lm_" in name:
@@ -124,7 +141,12 @@ def test_a_yaml_file_gets_the_table(name):
 
 def test_a_yaml_file_overrides_the_table():
     # As with fairseq's own architectures, switches can be turned off in YAML only.
-    given = {"share_decoder_input_output_embed": False, "dropout": 0.3, "decoder_layers": 2, "head_dim": 6}
+    given = {
+        "share_decoder_input_output_embed": False,
+        "dropout": 0.3,
+        "decoder_layers": 2,
+        "head_dim": 6,
+    }
     cfg = yaml("mixhead_transformer_lm_wiki2", **given)
     model = build_model(cfg, task())
     assert {option: cfg[option] for option in given} == given

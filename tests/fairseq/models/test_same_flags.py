@@ -20,11 +20,18 @@ VALUES = {
     "character_filters": "[(1, 8)]",
 }
 # Files that do not exist, and packages that are not installed.
-NOT_HERE = {"encoder_embed_path", "decoder_embed_path", "encoder_xformers_att_config", "decoder_xformers_att_config"}
+NOT_HERE = {
+    "encoder_embed_path",
+    "decoder_embed_path",
+    "encoder_xformers_att_config",
+    "decoder_xformers_att_config",
+}
 
 
 def flags_of(name):
-    """Yield the flags of one of fairseq's models, each as a dict of the flag with values that are not its default."""
+    """Yield the flags of one of fairseq's models, each as a dict of the flag with values that are
+    not its default.
+    """
     model = ARCH_MODEL_REGISTRY[name]
     parser = ArgumentParser(allow_abbrev=False)
     model.add_args(parser)
@@ -35,7 +42,11 @@ def flags_of(name):
         chosen = [str(choice) for choice in action.choices or [VALUES.get(action.dest, usual)]]
         for value in [[]] if action.nargs == 0 else [[each] for each in chosen]:
             with contextlib.redirect_stderr(io.StringIO()):
-                yield {action.dest: getattr(parser.parse_args([action.option_strings[0], *value]), action.dest)}
+                yield {
+                    action.dest: getattr(
+                        parser.parse_args([action.option_strings[0], *value]), action.dest
+                    )
+                }
 
 
 def built(arch, name, flags):
@@ -44,7 +55,8 @@ def built(arch, name, flags):
     flags |= {"head_mixing": "none"} if arch.startswith("mixhead") else {}
     torch.manual_seed(1)
     try:
-        # fairseq gives language models an omegaconf, in which flags can be lost; others get the flags of the command.
+        # fairseq gives language models an omegaconf, in which flags can be lost; others get the
+        # flags of the command.
         cfg = yaml(arch, **flags) if name == "transformer_lm" else Namespace(arch=arch, **flags)
         return build_model(cfg, task())
     except (Exception, SystemExit):
@@ -58,19 +70,26 @@ def outputs(model, training):
 
 
 def same(name, flags):
-    """Return whether a flag builds the same parameters, with equal outputs, in fairseq's model and in the plugin's."""
+    """Return whether a flag builds the same parameters, with equal outputs, in fairseq's model and
+    in the plugin's.
+    """
     theirs, ours = (built(arch, name, flags) for arch in (name, f"mixhead_{name}"))
     if theirs is None or ours is None:
         return theirs is ours
-    shapes = [{key: value.shape for key, value in model.state_dict().items()} for model in (theirs, ours)]
+    shapes = [
+        {key: value.shape for key, value in model.state_dict().items()} for model in (theirs, ours)
+    ]
     if shapes[0] != shapes[1]:
         return False
     ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
-    return all(torch.allclose(outputs(ours, mode), outputs(theirs, mode), atol=1e-5) for mode in (False, True))
+    return all(
+        torch.allclose(outputs(ours, mode), outputs(theirs, mode), atol=1e-5)
+        for mode in (False, True)
+    )
 
 
-# The plugin's attention draws its dropout in another order. In training it takes the noise of --quant-noise-pq, which
-# fairseq's self-attention passes by: docs/models.md.
+# The plugin's attention draws its dropout in another order. In training it takes the noise of
+# --quant-noise-pq, which fairseq's self-attention passes by: docs/models.md.
 RANDOM = {"attention_dropout", "quant_noise_pq"}
 
 

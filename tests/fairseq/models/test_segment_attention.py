@@ -5,9 +5,20 @@ import math
 import pytest
 import torch
 
-from mixhead_plugin.fairseq.models.transformer_xl.decoder import SegmentAttention, distance_encodings, span_mask
+from mixhead_plugin.fairseq.models.transformer_xl.decoder import (
+    SegmentAttention,
+    distance_encodings,
+    span_mask,
+)
 from tests.covering import each_once
-from tests.fairseq.definition import MIXINGS, NORMALIZERS, check_half_precision, features, finish, variant
+from tests.fairseq.definition import (
+    MIXINGS,
+    NORMALIZERS,
+    check_half_precision,
+    features,
+    finish,
+    variant,
+)
 from tests.helpers import shake
 
 C, H, D, B, M, N = 6, 4, 5, 2, 3, 4
@@ -32,7 +43,8 @@ def by_definition(attention, x, memory, positions, u, v, span=None):
     source, past = torch.cat([memory, x]), memory.size(0)
     query = features(attention, "query", attention.q_proj(x), H)
     key = features(attention, "key", attention.k_proj(source), H)
-    r = attention.position_proj(positions).unflatten(1, (H, D)).transpose(0, 1)  # [H, Nk, D], the last at distance 0
+    # [H, Nk, D], the last at distance 0
+    r = attention.position_proj(positions).unflatten(1, (H, D)).transpose(0, 1)
     hidden = torch.ones(x.size(0), source.size(0), dtype=torch.bool)
     content, places = (x.new_zeros(B, H, *hidden.shape) for _ in range(2))
     for t in range(x.size(0)):
@@ -60,14 +72,18 @@ def mask_of(x, memory, span=None):
     gain=[0, GAIN],
     sizes=[(M, N), (7, 6)],
 )
-def test_output_and_gradients_are_those_of_the_definition(normalizer, mixing, impl, span, gain, sizes):
+def test_output_and_gradients_are_those_of_the_definition(
+    normalizer, mixing, impl, span, gain, sizes
+):
     attention, tensors = module(normalizer, mixing, impl=impl, relative_gain=gain), inputs(*sizes)
     sources = [*tensors, *attention.parameters()]
     expected = by_definition(attention, *tensors, span=span)
     out = attention(*tensors, attn_mask=mask_of(*tensors[:2], span))
     torch.testing.assert_close(out, expected)
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-    found, wanted = (torch.autograd.grad((result * weight).sum(), sources) for result in (out, expected))
+    found, wanted = (
+        torch.autograd.grad((result * weight).sum(), sources) for result in (out, expected)
+    )
     for i, gradient in enumerate(found):
         torch.testing.assert_close(gradient, wanted[i], msg=str(i))
         assert gradient.abs().max() > 0
@@ -95,7 +111,9 @@ def test_steps_are_the_segment_as_far_as_the_cache_reaches(limit, gain):
     for t in range(6):
         assert attention.cached(state) == min(t, limit)
         n_keys = min(t + 1, limit)
-        steps.append(attention(x[t : t + 1], None, positions[-n_keys:], u, v, incremental_state=state))
+        steps.append(
+            attention(x[t : t + 1], None, positions[-n_keys:], u, v, incremental_state=state)
+        )
     expected = attention(x, None, positions, u, v, attn_mask=span_mask(6, 6, limit, x))
     torch.testing.assert_close(torch.cat(steps), expected)
 
@@ -118,7 +136,9 @@ def test_clamped_distances_are_all_the_farthest():
 def test_far_distances_stay_apart_in_half_precision():
     encodings = distance_encodings(5000, 64, 0, torch.zeros((), dtype=torch.float16))
     assert encodings.dtype == torch.float16
-    assert (encodings[:100, None] - encodings[None, :100]).abs().amax(2).fill_diagonal_(1).min() > 0.1
+    assert (encodings[:100, None] - encodings[None, :100]).abs().amax(2).fill_diagonal_(
+        1
+    ).min() > 0.1
 
 
 def test_nothing_but_head_mixing_adds_biases():

@@ -25,7 +25,11 @@ LONGEST = OWN["synthesizer_lm"]["max_target_positions"]
 
 def test_sizes_come_from_their_flags_or_from_the_maximal_length():
     def shapes(**flags):
-        return [tuple(p.shape) for n, p in build(ARCH, **flags).named_parameters() if "0.self_attn.synthesizer." in n]
+        return [
+            tuple(p.shape)
+            for n, p in build(ARCH, **flags).named_parameters()
+            if "0.self_attn.synthesizer." in n
+        ]
 
     assert shapes() == [(64, 4), (16, 16), (16,)]
     factors = {"synthesizer": "factorized-dense"}
@@ -45,51 +49,72 @@ def test_sizes_come_from_their_flags_or_from_the_maximal_length():
 )
 def test_the_maximal_length_is_that_of_the_tasks_blocks_unless_it_is_given(flags, length):
     model = build(ARCH, **flags)
-    assert {attention.max_length for attention in attentions(model)} == {length} == {model.max_positions()}
+    assert (
+        {attention.max_length for attention in attentions(model)}
+        == {length}
+        == {model.max_positions()}
+    )
     assert model(tokens(batch=1, length=length))[0].shape[1] == length
     with pytest.raises(OptionError, match=f"--tokens-per-sample: an input has {length + 1} tokens"):
         model(tokens(batch=1, length=length + 1))
 
 
 @each_once(synthesizer=SYNTHESIZERS, mixing=HEAD_MIXINGS)
-def test_generation_scores_its_hypotheses_as_the_full_pass_does_and_stops_in_time(synthesizer, mixing):
-    model = shake(build(ARCH, synthesizer=synthesizer, head_mixing=mixing, max_target_positions=9)).eval()
+def test_generation_scores_its_hypotheses_as_the_full_pass_does_and_stops_in_time(
+    synthesizer, mixing
+):
+    model = shake(
+        build(ARCH, synthesizer=synthesizer, head_mixing=mixing, max_target_positions=9)
+    ).eval()
     words = dictionary()
     generator = SequenceGenerator([model], words, beam_size=3, max_len_b=50, normalize_scores=False)
     prefix = tokens(batch=2, length=3)
     prefix[1, 2:] = words.pad()
     sample = {"net_input": {"src_tokens": prefix, "src_lengths": prefix.ne(words.pad()).sum(1)}}
-    for hypotheses in generator.generate([model], sample, prefix_tokens=prefix, bos_token=words.eos()):
+    for hypotheses in generator.generate(
+        [model], sample, prefix_tokens=prefix, bos_token=words.eos()
+    ):
         for hypothesis in hypotheses:
             target = hypothesis["tokens"][None]
             assert target.shape[1] <= 9
             inputs = torch.cat([torch.tensor([[words.eos()]]), target[:, :-1]], 1)
             expected = model(inputs)[0].log_softmax(-1).gather(2, target[..., None])[0, :, 0]
-            torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4
+            )
 
 
-@pytest.mark.parametrize("synthesizer", [n for n, kind in SYNTHESIZERS.items() if n != "fixed-random"])
+@pytest.mark.parametrize(
+    "synthesizer", [n for n, kind in SYNTHESIZERS.items() if n != "fixed-random"]
+)
 def test_the_rank_penalty_reaches_the_scores(synthesizer):
     model = build("sigsoftmax_synthesizer_lm", synthesizer=synthesizer)
     sample, gradients = lm_batch(), []
     for weight in (0.0, 1.0):
         model.zero_grad()
-        criterion("orthogonal_cross_entropy", orthogonal_weight=0.0, rank_weight=weight)(model, sample)[0].backward()
+        criterion("orthogonal_cross_entropy", orthogonal_weight=0.0, rank_weight=weight)(
+            model, sample
+        )[0].backward()
         gradients.append([p.grad.clone() for p in attentions(model)[0].synthesizer.parameters()])
     assert all(not torch.allclose(a, b) for a, b in zip(*gradients))
 
 
 def test_evaluation_refuses_what_it_would_leave_out(monkeypatch):
     """Refuse where fairseq-eval-lm would only warn, skip long inputs and print a perplexity."""
-    asked = LanguageModelingTask(SimpleNamespace(tokens_per_sample=1024, future_target=False), task().target_dictionary)
+    asked = LanguageModelingTask(
+        SimpleNamespace(tokens_per_sample=1024, future_target=False), task().target_dictionary
+    )
     asked.get_batch_iterator = mock.MagicMock()
     build_model(Namespace(arch=ARCH, **OWN["synthesizer_lm"]), asked)
-    assert asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([LONGEST + 1])))  # in a program of one's own
+    # in a program of one's own
+    assert asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([LONGEST + 1])))
     monkeypatch.setattr("__main__.cli_main", None, raising=False)
     assert asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([3, LONGEST])))
     with pytest.raises(OptionError, match=r"^--tokens-per-sample 1024: "):
         asked.eval_lm_dataloader(dataset=SimpleNamespace(sizes=np.array([3, LONGEST + 1])))
     del asked.longest_input  # another model has positions alone
     assert asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([16])), max_positions=16)
-    with pytest.raises(OptionError, match=r"^--tokens-per-sample 1024: .* 17 tokens, must be at most 16"):
+    with pytest.raises(
+        OptionError, match=r"^--tokens-per-sample 1024: .* 17 tokens, must be at most 16"
+    ):
         asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([3, 17])), max_positions=16)

@@ -8,7 +8,18 @@ import torch
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, SynthesizerAttention
 from tests.covering import each_once
-from tests.fairseq.definition import LONGEST, MIXINGS, NORMALIZERS, E, H, StepByStep, decode, features, finish, heads
+from tests.fairseq.definition import (
+    LONGEST,
+    MIXINGS,
+    NORMALIZERS,
+    E,
+    H,
+    StepByStep,
+    decode,
+    features,
+    finish,
+    heads,
+)
 from tests.fairseq.definition import build_synthesizer as build
 
 D, B, N = 4, 2, 6
@@ -50,9 +61,15 @@ def definition(module, x):
 
 
 @each_once(
-    synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS, impl=["blockwise", "reference"], gain=[0, 0, 3]
+    synthesizer=SYNTHESIZERS,
+    normalizer=NORMALIZERS,
+    mixing=MIXINGS,
+    impl=["blockwise", "reference"],
+    gain=[0, 0, 3],
 )
-def test_outputs_and_gradients_are_those_of_the_formulas(synthesizer, normalizer, mixing, impl, gain):
+def test_outputs_and_gradients_are_those_of_the_formulas(
+    synthesizer, normalizer, mixing, impl, gain
+):
     module = build(synthesizer, mixing, normalizer, impl=impl, relative_gain=gain).double()
     x = torch.randn(N, B, E).double().requires_grad_()
     expected, weights = definition(module, x)
@@ -61,9 +78,12 @@ def test_outputs_and_gradients_are_those_of_the_formulas(synthesizer, normalizer
     masks = dict(key_padding_mask=PADDING, attn_mask=FUTURE.double())
     out = module(x, x, x, need_weights=False, **masks)[0]
     torch.testing.assert_close(out, expected)
-    found = torch.autograd.grad(out.square().sum(), sources)  # an error if a parameter has none: DDP would wait for it
+    # an error if a parameter has none: DDP would wait for it
+    found = torch.autograd.grad(out.square().sum(), sources)
     torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(module(x, x, x, need_head_weights=True, **masks), (expected, weights))
+    torch.testing.assert_close(
+        module(x, x, x, need_head_weights=True, **masks), (expected, weights)
+    )
     torch.testing.assert_close(module(x, x, x, **masks)[1], weights.mean(0))
 
 
@@ -88,15 +108,22 @@ def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(synthesizer, no
     rest, _ = decode(module, chosen[4:], state=state)
     torch.testing.assert_close(rest, module(chosen, chosen, chosen, attn_mask=FUTURE)[0][4:])
     # no keys in the cache
-    cached = {name: rows for name, rows in module._get_input_buffer(state).items() if rows is not None}
+    cached = {
+        name: rows for name, rows in module._get_input_buffer(state).items() if rows is not None
+    }
     heads = module.num_mixed_heads
-    assert {name: rows.shape for name, rows in cached.items()} == {"prev_value": (4, heads, N, E // heads)}
+    assert {name: rows.shape for name, rows in cached.items()} == {
+        "prev_value": (4, heads, N, E // heads)
+    }
 
 
 @every_synthesizer
 def test_padding_that_was_decoded_stays_hidden(synthesizer):
     module, x, state = build(synthesizer, "position-wise"), torch.randn(N, B, E), {}
-    steps = [decode(module, x[t : t + 1], state=state, key_padding_mask=PADDING[:, t : t + 1])[0] for t in range(N)]
+    steps = [
+        decode(module, x[t : t + 1], state=state, key_padding_mask=PADDING[:, t : t + 1])[0]
+        for t in range(N)
+    ]
     full = module(x, x, x, PADDING, attn_mask=FUTURE)[0]
     torch.testing.assert_close(torch.cat(steps)[:, 0], full[:, 0])
     torch.testing.assert_close(torch.cat(steps)[:-2, 1], full[:-2, 1])
@@ -145,13 +172,16 @@ def test_autocast_leaves_weights_and_gradients_in_float32(synthesizer):
 
 
 @pytest.mark.parametrize(
-    "synthesizer, mixing", [("random", "none"), *((synthesizer, "position-wise") for synthesizer in SYNTHESIZERS)]
+    "synthesizer, mixing",
+    [("random", "none"), *((synthesizer, "position-wise") for synthesizer in SYNTHESIZERS)],
 )
 def test_torchscript_gives_the_same_outputs(synthesizer, mixing):
     module, x = build(synthesizer, mixing), torch.randn(N, B, E)
     scripted = torch.jit.script(StepByStep(module))
     masks = dict(key_padding_mask=PADDING, attn_mask=FUTURE)
-    torch.testing.assert_close(scripted.attention(x, None, None, **masks), module(x, None, None, **masks))
+    torch.testing.assert_close(
+        scripted.attention(x, None, None, **masks), module(x, None, None, **masks)
+    )
     torch.testing.assert_close(scripted(x, None), decode(module, x)[0])
     with pytest.raises(torch.jit.Error, match="--tokens-per-sample"):
         scripted(torch.randn(LONGEST + 1, B, E), None)

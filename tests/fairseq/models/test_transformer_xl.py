@@ -6,7 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMConfig, TruncatedBPTTLMTask
+from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import (
+    TruncatedBPTTLMConfig,
+    TruncatedBPTTLMTask,
+)
 from fairseq.models import build_model
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
@@ -17,7 +20,15 @@ from mixhead_plugin.fairseq.options import FAMILIES
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 from tests.covering import each_once
-from tests.fairseq.models.cases import WIKITEXT2, attentions, command, in_real_size, parameters, task_of, yaml
+from tests.fairseq.models.cases import (
+    WIKITEXT2,
+    attentions,
+    command,
+    in_real_size,
+    parameters,
+    task_of,
+    yaml,
+)
 from tests.helpers import VOCABULARY, dictionary, task
 from tests.xl import TINY_XL, build_xl, in_windows, log_probs, text
 
@@ -31,7 +42,9 @@ def variant(normalizer="softmax", mixing="position-wise", **flags):
 
 
 def by_definition(model, tokens, span=None):
-    """Return the log-probabilities of a whole text, layer by layer; attention and softmax have tests of their own."""
+    """Return the log-probabilities of a whole text, layer by layer; attention and softmax have
+    tests of their own.
+    """
     decoder = model.decoder
     x = decoder.embed_tokens(tokens).transpose(0, 1)
     n = x.size(0)
@@ -39,14 +52,18 @@ def by_definition(model, tokens, span=None):
     mask = span_mask(n, n, span, x)
     for layer in decoder.layers:
         first, second = layer.self_attn_layer_norm, layer.final_layer_norm
-        attended = layer.self_attn(x, None, positions, decoder.content_bias, decoder.position_bias, attn_mask=mask)
+        attended = layer.self_attn(
+            x, None, positions, decoder.content_bias, decoder.position_bias, attn_mask=mask
+        )
         x = F.layer_norm(x + attended, x.shape[2:], first.weight, first.bias, 1e-5)
-        inner = F.linear(F.relu(F.linear(x, layer.fc1.weight, layer.fc1.bias)), layer.fc2.weight, layer.fc2.bias)
+        inner = F.linear(
+            F.relu(F.linear(x, layer.fc1.weight, layer.fc1.bias)), layer.fc2.weight, layer.fc2.bias
+        )
         x = F.layer_norm(x + inner, x.shape[2:], second.weight, second.bias, 1e-5)
     return decoder.adaptive_softmax.get_log_prob(x.transpose(0, 1), None)
 
 
-# ---- the text before -------------------------------------------------------------------------------------------------
+# ---- the text before ---------------------------------------------------------------------------
 
 
 @every_entry
@@ -64,7 +81,9 @@ def test_neither_other_rows_nor_padding_at_the_end_are_seen():
     tokens = text(16, batch=3)
     together = in_windows(model, tokens, [8, 8])
     for i in range(3):
-        torch.testing.assert_close(in_windows(model, tokens[i : i + 1], [8, 8]), together[i : i + 1])
+        torch.testing.assert_close(
+            in_windows(model, tokens[i : i + 1], [8, 8]), together[i : i + 1]
+        )
     padded = torch.cat([tokens, torch.full((3, 3), dictionary().pad())], 1)
     torch.testing.assert_close(log_probs(alone, padded)[:, :16], log_probs(alone, tokens))
 
@@ -82,12 +101,14 @@ def test_without_numbers_memory_goes_on_until_it_is_reset():
     torch.testing.assert_close(log_probs(model, second), alone)
 
 
-# ---- windows of fairseq's task ---------------------------------------------------------------------------------------
+# ---- windows of fairseq's task -----------------------------------------------------------------
 
 
 def bptt_task(text_data, **settings):
     settings = {"tokens_per_sample": 8, "max_target_positions": 8, "batch_size": 3, **settings}
-    return TruncatedBPTTLMTask.setup_task(OmegaConf.structured(TruncatedBPTTLMConfig(data=str(text_data), **settings)))
+    return TruncatedBPTTLMTask.setup_task(
+        OmegaConf.structured(TruncatedBPTTLMConfig(data=str(text_data), **settings))
+    )
 
 
 def build_for(made, arch="mixhead_transformer_xl", **sizes):
@@ -109,7 +130,9 @@ def test_batches_say_which_window_of_their_text_they_are(text_data):
     assert [batch["net_input"]["window"] for batch in found] == list(range(len(found)))
     assert all(batch["net_input"]["src_lengths"].tolist() == [8, 8, 8] for batch in found[:-1])
     rows = torch.cat([batch["net_input"]["src_tokens"] for batch in found[:-1]], 1)
-    assert torch.equal(rows[0], torch.cat([made.datasets["train"].data[i] for i in range(len(found) - 1)]))
+    assert torch.equal(
+        rows[0], torch.cat([made.datasets["train"].data[i] for i in range(len(found) - 1)])
+    )
     model(**found[0]["net_input"])
 
 
@@ -123,12 +146,16 @@ def test_what_fills_no_row_is_said_and_nothing_at_all_is_refused(text_data, capl
     assert f"the last {left_out} windows fill no row" in caplog.text
     made.cfg.batch_size = len(dataset.data) + 1
     made.load_dataset("valid")
-    with pytest.raises(OptionError, match=f"^--batch-size {len(dataset.data) + 1}: .* {len(dataset.data)}"):
+    with pytest.raises(
+        OptionError, match=f"^--batch-size {len(dataset.data) + 1}: .* {len(dataset.data)}"
+    ):
         made.eval_lm_dataloader(made.dataset("valid"))
 
 
 def test_a_checkpoint_of_two_workers_is_validated_by_one(text_data):
-    """Set up the task as fairseq-validate does: by `from_checkpoint`, with the worker of the training."""
+    """Set up the task as fairseq-validate does: by `from_checkpoint`, with the worker of the
+    training.
+    """
     saved = bptt_task(text_data, data_parallel_rank=0, data_parallel_size=2)
     saved.load_dataset("valid")
     again = TruncatedBPTTLMTask.setup_task(saved.cfg, from_checkpoint=True)
@@ -136,11 +163,13 @@ def test_a_checkpoint_of_two_workers_is_validated_by_one(text_data):
     assert len(again.dataset("valid")) == 2 * len(saved.dataset("valid")) > 0
 
 
-# ---- step by step ----------------------------------------------------------------------------------------------------
+# ---- step by step ------------------------------------------------------------------------------
 
 
 def step_by_step(model, tokens, state):
-    steps = [model.decoder(tokens[:, : t + 1], incremental_state=state)[0] for t in range(tokens.size(1))]
+    steps = [
+        model.decoder(tokens[:, : t + 1], incremental_state=state)[0] for t in range(tokens.size(1))
+    ]
     return model.get_normalized_probs((torch.cat(steps, 1), None), log_probs=True)
 
 
@@ -152,7 +181,9 @@ def test_step_by_step_is_the_full_pass(normalizer, mixing, same_length):
     order = torch.tensor([1, 1])
     model.decoder.reorder_incremental_state_scripting(state, order)
     longer = torch.cat([tokens[order], text(1)], 1)
-    step = model.get_normalized_probs(model.decoder(longer, incremental_state=state), log_probs=True)
+    step = model.get_normalized_probs(
+        model.decoder(longer, incremental_state=state), log_probs=True
+    )
     torch.testing.assert_close(step, log_probs(model, longer, 0)[:, -1:])
 
 
@@ -165,7 +196,7 @@ def test_steps_leave_the_memory_alone():
     torch.testing.assert_close(log_probs(model, second, 1), expected)
 
 
-# ---- what fairseq's models can do ------------------------------------------------------------------------------------
+# ---- what fairseq's models can do --------------------------------------------------------------
 
 
 def test_gradients_go_through_everything_and_the_memory_of_none():
@@ -190,7 +221,9 @@ def test_checkpointed_activations_give_the_same_gradients(flag):
 
 
 def test_the_initialisation_is_that_of_the_published_code():
-    args = Namespace(arch="l2_transformer_xl", **{**TINY_XL, "d_model": 64, "d_inner": 96, "div_val": 2})
+    args = Namespace(
+        arch="l2_transformer_xl", **{**TINY_XL, "d_model": 64, "d_inner": 96, "div_val": 2}
+    )
     decoder = build_model(args, task()).decoder
     layer = decoder.layers[0]
     for values, mean, std in [
@@ -212,11 +245,13 @@ def test_the_initialisation_is_that_of_the_published_code():
     assert {name for name, p in biases.items() if p.any()} == {"content_bias", "position_bias"}
 
 
-# ---- architectures ---------------------------------------------------------------------------------------------------
+# ---- architectures -----------------------------------------------------------------------------
 
 
 def test_the_published_code_has_exactly_as_many_parameters():
-    """Use its vocabularies, which have <unk> and <eos>; fairseq adds <s>, <pad> and words up to a multiple of 8."""
+    """Use its vocabularies, which have <unk> and <eos>; fairseq adds <s>, <pad> and words up to a
+    multiple of 8.
+    """
     assert parameters("sigsoftmax_transformer_xl_wiki103", 267_735) == 151_107_538
     assert parameters("sigsoftmax_transformer_xl_lm1b", 793_471) == 294_452_082
 
@@ -229,7 +264,9 @@ def test_the_size_of_a_head_is_d_head_unless_the_family_or_the_flag_says_otherwi
         model = build_model(yaml(arch), task_of(WIKITEXT2))
     assert {attention.head_dim for attention in attentions(model)} == {expected}
     assert model.decoder.embed_tokens.cutoffs == [20_000, WIKITEXT2]
-    model = in_real_size(arch, WIKITEXT2, head_dim=7, n_layer=3, cutoffs=[100, 200], tokens_per_sample=48)
+    model = in_real_size(
+        arch, WIKITEXT2, head_dim=7, n_layer=3, cutoffs=[100, 200], tokens_per_sample=48
+    )
     assert [attention.head_dim for attention in attentions(model)] == [7, 7, 7]
     assert model.decoder.embed_tokens.cutoffs == [100, 200, WIKITEXT2]
 
@@ -244,7 +281,9 @@ class Shuffled(FairseqTask):
 
 
 def test_memory_is_refused_where_windows_are_shuffled():
-    refused = pytest.raises(OptionError, match=r"^--mem-len 150: --task language_modeling .*'mem_len': 0.*, or --task")
+    refused = pytest.raises(
+        OptionError, match=r"^--mem-len 150: --task language_modeling .*'mem_len': 0.*, or --task"
+    )
     with refused:
         command("mixhead_transformer_xl_wiki103", task="language_modeling")
     shuffled = Shuffled(SimpleNamespace(_name="language_modeling"))

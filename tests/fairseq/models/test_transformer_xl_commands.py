@@ -13,9 +13,26 @@ from tests.helpers import run_here
 from tests.xl import XL_SIZES
 
 TASK = ["--task", "truncated_bptt_lm", "--batch-size", "3", "--cpu", "--num-workers", "0"]
-TRAINING = [*TASK, "--tokens-per-sample", "8", "--arch", "mixhead_transformer_xl", "--user-dir", PLUGIN, *XL_SIZES]
+TRAINING = [
+    *TASK,
+    "--tokens-per-sample",
+    "8",
+    "--arch",
+    "mixhead_transformer_xl",
+    "--user-dir",
+    PLUGIN,
+    *XL_SIZES,
+]
 TRAINING += ["--mem-len", "6", "--optimizer", "adam", "--lr", "0.01", "--seed", "1"]
-TRAINING += ["--log-format", "json", "--log-interval", "1", "--no-epoch-checkpoints", "--ddp-backend", "legacy_ddp"]
+TRAINING += [
+    "--log-format",
+    "json",
+    "--log-interval",
+    "1",
+    "--no-epoch-checkpoints",
+    "--ddp-backend",
+    "legacy_ddp",
+]
 WORDS = 8  # in a window
 
 
@@ -25,15 +42,40 @@ def losses(output):
 
 @pytest.fixture(scope="module")
 def outputs(text_data, tmp_path_factory):
-    """Return the log of each command: a model with dropout is trained for more than one epoch, once in two parts."""
+    """Return the log of each command: a model with dropout is trained for more than one epoch, once
+    in two parts.
+    """
     folder = tmp_path_factory.mktemp("xl")
-    flags = [text_data, *TRAINING, "--criterion", "adaptive_loss", "--dropout", "0.1", "--dropatt", "0.1"]
-    of_model = [text_data, "--user-dir", PLUGIN, *TASK, "--path", folder / "parts" / "checkpoint_last.pt"]
+    flags = [
+        text_data,
+        *TRAINING,
+        "--criterion",
+        "adaptive_loss",
+        "--dropout",
+        "0.1",
+        "--dropatt",
+        "0.1",
+    ]
+    of_model = [
+        text_data,
+        "--user-dir",
+        PLUGIN,
+        *TASK,
+        "--path",
+        folder / "parts" / "checkpoint_last.pt",
+    ]
     commands = {
         "whole": ["fairseq-train", *flags, "--save-dir", folder / "whole", "--max-update", "22"],
         "first": ["fairseq-train", *flags, "--save-dir", folder / "parts", "--max-update", "7"],
         "second": ["fairseq-train", *flags, "--save-dir", folder / "parts", "--max-update", "22"],
-        "eval-lm": ["fairseq-eval-lm", *of_model, "--tokens-per-sample", WORDS, "--softmax-batch", "5"],
+        "eval-lm": [
+            "fairseq-eval-lm",
+            *of_model,
+            "--tokens-per-sample",
+            WORDS,
+            "--softmax-batch",
+            "5",
+        ],
     }
     return {"model": of_model, **{name: run_here(*command) for name, command in commands.items()}}
 
@@ -59,13 +101,17 @@ def test_eval_lm_gives_the_perplexity_of_the_text(outputs, text_data):
     """Score each row of windows as one text; fairseq's task skips the first word of a window."""
     (model,), _ = checkpoint_utils.load_model_ensemble([str(outputs["model"][-1])])
     model.eval()
-    lines = data_utils.load_indexed_dataset(f"{text_data}/test", Dictionary.load(f"{text_data}/dict.txt"))
+    lines = data_utils.load_indexed_dataset(
+        f"{text_data}/test", Dictionary.load(f"{text_data}/dict.txt")
+    )
     words = torch.cat([lines[i] for i in range(len(lines))]).long()
     windows = math.ceil(len(words) / WORDS) // 3
     total, count = 0.0, 0
     for row in words[: 3 * windows * WORDS].split(windows * WORDS):
         for window, part in enumerate(row.split(WORDS)):
-            found = model.get_normalized_probs(model(part[None], window=window), log_probs=True)[0, :-1]
+            found = model.get_normalized_probs(model(part[None], window=window), log_probs=True)[
+                0, :-1
+            ]
             total += found.gather(1, part[1:, None]).sum().item()
             count += len(part) - 1
     found = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", outputs["eval-lm"])
@@ -80,26 +126,44 @@ def test_generate_and_interactive_continue_a_text(outputs):
     hypotheses = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", found, re.M))
     assert len(hypotheses) == len(sources) >= 4
     typed = "dog sees\n" + "man hears cat " * 5 + "\n"
-    found = run("fairseq-interactive", *outputs["model"], "--beam", "2", "--batch-size", "1", stdin=typed).stdout
+    found = run(
+        "fairseq-interactive", *outputs["model"], "--beam", "2", "--batch-size", "1", stdin=typed
+    ).stdout
     first, second = re.findall(r"^H-\d+\t\S+\t(.*)$", found, re.M)
-    assert first.startswith("dog sees ") and second.startswith("man hears cat " * 5)  # longer than a window
+    # longer than a window
+    assert first.startswith("dog sees ") and second.startswith("man hears cat " * 5)
 
 
 @pytest.mark.slow
 def test_two_workers_share_a_text_as_one_worker_has_it_and_resume(text_data, tmp_path):
-    """Train on the same text, twice two rows and once four; each worker's memory must be of its own text."""
+    """Train on the same text, twice two rows and once four; each worker's memory must be of its own
+    text.
+    """
     flags = [text_data, *TRAINING, "--criterion", "cross_entropy", "--lr", "0.001"]
     shared = [*flags, "--batch-size", "2", "--save-dir", tmp_path / "two"]
     with_two = two_workers(*shared, "--max-update", "12")
-    alone = run("fairseq-train", *flags, "--batch-size", "4", "--save-dir", tmp_path / "one", "--max-update", "12")
+    alone = run(
+        "fairseq-train",
+        *flags,
+        "--batch-size",
+        "4",
+        "--save-dir",
+        tmp_path / "one",
+        "--max-update",
+        "12",
+    )
     expected = [float(x) for x in losses(alone.stdout + alone.stderr)]
     assert [float(x) for x in losses(with_two)] == pytest.approx(expected, abs=2e-3)
-    models = [torch.load(tmp_path / n / "checkpoint_last.pt", weights_only=True)["model"] for n in ("one", "two")]
+    models = [
+        torch.load(tmp_path / n / "checkpoint_last.pt", weights_only=True)["model"]
+        for n in ("one", "two")
+    ]
     one, two = ({k: v for k, v in model.items() if ".memory." not in k} for model in models)
     assert one.keys() == two.keys()
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5, msg=name)
     memory = [model["decoder.memory.version_1.states"] for model in models]
-    torch.testing.assert_close(memory[1], memory[0][:, :, :2], rtol=1e-3, atol=1e-4)  # the first worker's rows
+    # the first worker's rows
+    torch.testing.assert_close(memory[1], memory[0][:, :, :2], rtol=1e-3, atol=1e-4)
     resumed = two_workers(*shared, "--max-update", "14")
     assert "memory: of the first worker" in resumed and len(losses(resumed)) == 2

@@ -1,4 +1,6 @@
-"""Hostile, damaged or unsuitable checkpoints: the check refuses each, and every command calls it."""
+"""Hostile, damaged or unsuitable checkpoints:
+the check refuses each, and every command calls it.
+"""
 
 import ast
 import os
@@ -60,9 +62,13 @@ def with_code(site, good, bad):
     call = f"__import__('os').mkdir({str(made)!r})"
     if site == "reference":
         values = f'decoder_attention: "{call}"'
-        state["cfg"] = OmegaConf.create({**state["cfg"], "model": f"${{oc.create:{{_name: fconv_lm, {values}}}}}"})
+        state["cfg"] = OmegaConf.create(
+            {**state["cfg"], "model": f"${{oc.create:{{_name: fconv_lm, {values}}}}}"}
+        )
     elif site == "reference in a list of lists":
-        state["cfg"]["task"] = OmegaConf.create({"_name": "translation", "data": [["${oc.env:HOME}"]]})
+        state["cfg"]["task"] = OmegaConf.create(
+            {"_name": "translation", "data": [["${oc.env:HOME}"]]}
+        )
     elif site in EVALUATED:
         setattr(state["cfg"]["model"], site, call)
     else:
@@ -71,7 +77,11 @@ def with_code(site, good, bad):
 
 
 def first_weight(value, state):
-    name = next(name for name, tensor in state["model"].items() if tensor.is_floating_point() and tensor.numel() > 1)
+    name = next(
+        name
+        for name, tensor in state["model"].items()
+        if tensor.is_floating_point() and tensor.numel() > 1
+    )
     state["model"][name].view(-1)[1] = value
 
 
@@ -91,7 +101,9 @@ BAD = {
     "a model of words": partial(changed, lambda s: {**s, "model": {"weight": "heavy"}}),
     "a list as the model": partial(changed, lambda s: {**s, "model": [torch.zeros(3)]}),
     "a config of words": partial(changed, lambda s: {**s, "cfg": "de-en"}),
-    "a list as the model's flags": partial(changed, lambda s: {**s, "cfg": {**s["cfg"], "model": [1]}}),
+    "a list as the model's flags": partial(
+        changed, lambda s: {**s, "cfg": {**s["cfg"], "model": [1]}}
+    ),
     "one NaN": partial(changed, partial(first_weight, float("nan"))),
 }
 
@@ -108,37 +120,58 @@ def test_the_check_refuses(kind, translation_checkpoint, tmp_path):
 
 def test_the_check_refuses_code_in_every_value_that_fairseq_evaluates():
     for name in EVALUATED:
-        state = {"model": {"weight": torch.zeros(2)}, "cfg": {"model": {name: "__import__('os').mkdir('made')"}}}
-        with pytest.raises(OptionError, match=f"^bad.pt: its {name} is no list of numbers; not loaded"):
+        state = {
+            "model": {"weight": torch.zeros(2)},
+            "cfg": {"model": {name: "__import__('os').mkdir('made')"}},
+        }
+        with pytest.raises(
+            OptionError, match=f"^bad.pt: its {name} is no list of numbers; not loaded"
+        ):
             check_state("bad.pt", state)
 
 
-@pytest.mark.parametrize("text", ["${oc.env:SECRET}", "${ oc.env:SECRET}", "${${r}:SECRET}", "${oc.${y}:SECRET}"])
+@pytest.mark.parametrize(
+    "text", ["${oc.env:SECRET}", "${ oc.env:SECRET}", "${${r}:SECRET}", "${oc.${y}:SECRET}"]
+)
 def test_the_check_refuses_functions_of_omegaconf(text):
-    state = {"model": {"weight": torch.zeros(2)}, "cfg": {"model": {"data": text, "task": "${task.data}"}}}
+    state = {
+        "model": {"weight": torch.zeros(2)},
+        "cfg": {"model": {"data": text, "task": "${task.data}"}},
+    }
     with pytest.raises(OptionError, match=r"^bad.pt: its data refers to a function; not loaded"):
         check_state("bad.pt", state)
 
 
 def test_a_good_checkpoint_and_one_with_arithmetic_load(translation_checkpoint, tmp_path):
     changed(
-        lambda s: setattr(s["cfg"]["model"], "decoder_layers", "[(512, 3)] * 2"), translation_checkpoint, tmp_path / "x"
+        lambda s: setattr(s["cfg"]["model"], "decoder_layers", "[(512, 3)] * 2"),
+        translation_checkpoint,
+        tmp_path / "x",
     )
     for path in (translation_checkpoint, tmp_path / "x"):
-        assert checkpoint_utils.load_checkpoint_to_cpu(str(path), {"dropout": 0.3})["cfg"].model.dropout == 0.3
+        assert (
+            checkpoint_utils.load_checkpoint_to_cpu(str(path), {"dropout": 0.3})[
+                "cfg"
+            ].model.dropout
+            == 0.3
+        )
 
 
 def test_a_missing_file_is_not_called_damaged(tmp_path):
     path = str(tmp_path / "none.pt")
     with pytest.raises(FileNotFoundError):
         checkpoint_utils.load_checkpoint_to_cpu(path)
-    with pytest.raises(FileNotFoundError, match=f"^{re.escape(path)}: no such file; must be a checkpoint$"):
+    with pytest.raises(
+        FileNotFoundError, match=f"^{re.escape(path)}: no such file; must be a checkpoint$"
+    ):
         checkpoint_utils.load_model_ensemble([path])
 
 
 @pytest.mark.parametrize("meter", [AverageMeter, StopwatchMeter, TimeMeter])
 def test_the_meters_of_fairseq_0_9_load(meter, translation_checkpoint, tmp_path, monkeypatch):
-    """Its checkpoints hold them, pickled under the module's former name; fairseq itself no longer reads them."""
+    """Its checkpoints hold them, pickled under the module's former name; fairseq itself no longer
+    reads them.
+    """
     monkeypatch.setattr(meter, "__module__", "fairseq.meters")
     counted = meter()
     counted.__dict__["count"] = 7
@@ -174,9 +207,18 @@ MODEL = "is of another model; --arch and sizes must be the same: "
             "its dictionary is another one: the dictionary has 31 symbols, the checkpoint's 29 "
             "(encoder.lm_head.bias); must be the data folder that it was trained with",
         ),
-        ([("encoder.embed_tokens.weight", [29, 16], [31, 8])], f"{MODEL}size mismatch for encoder.embed_tokens.weight"),
-        ([WIDER], f"{MODEL}size mismatch for encoder.layers.0.fc1.weight: copying a param with shape"),
-        (['Missing key(s) in state_dict: "a", "b".'], f'{MODEL}Missing key(s) in state_dict: "a", "b".'),
+        (
+            [("encoder.embed_tokens.weight", [29, 16], [31, 8])],
+            f"{MODEL}size mismatch for encoder.embed_tokens.weight",
+        ),
+        (
+            [WIDER],
+            f"{MODEL}size mismatch for encoder.layers.0.fc1.weight: copying a param with shape",
+        ),
+        (
+            ['Missing key(s) in state_dict: "a", "b".'],
+            f'{MODEL}Missing key(s) in state_dict: "a", "b".',
+        ),
         (["CUDA out of memory"], ""),
     ],
     ids=["dictionary", "roberta's", "dictionary and width", "width", "missing", "something else"],
@@ -201,15 +243,43 @@ COMMANDS = {
 
 
 def command_line(command, data, bad):
-    training = ["fairseq-train", data, "--arch", "mixhead_transformer", *SIZES, *TRAINING, *USE, "--max-update", "2"]
+    training = [
+        "fairseq-train",
+        data,
+        "--arch",
+        "mixhead_transformer",
+        *SIZES,
+        *TRAINING,
+        *USE,
+        "--max-update",
+        "2",
+    ]
     training += ["--save-dir", bad.parent]
     return {
         "restore": [*training, "--restore-file", bad],
         "restore as last": training,
         "finetune": [*training, "--finetune-from-model", bad],
         "generate": ["fairseq-generate", data, *USE, "--path", bad],
-        "generate with overrides": ["fairseq-generate", data, *USE, "--path", bad, "--model-overrides", {"dropout": 0}],
-        "validate": ["fairseq-validate", data, *USE, "--task", "translation", "--path", bad, "--max-tokens", "400"],
+        "generate with overrides": [
+            "fairseq-generate",
+            data,
+            *USE,
+            "--path",
+            bad,
+            "--model-overrides",
+            {"dropout": 0},
+        ],
+        "validate": [
+            "fairseq-validate",
+            data,
+            *USE,
+            "--task",
+            "translation",
+            "--path",
+            bad,
+            "--max-tokens",
+            "400",
+        ],
         "interactive": ["fairseq-interactive", data, *USE, "--path", bad],
         "eval-lm": ["fairseq-eval-lm", data, *USE, "--path", bad],
     }[command]
@@ -219,15 +289,20 @@ SLOW = ("restore as last", "generate with overrides")
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in COMMANDS]
+    "command",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in COMMANDS],
 )
-def test_every_command_calls_the_check(command, translation_data, text_data, translation_checkpoint, tmp_path):
+def test_every_command_calls_the_check(
+    command, translation_data, text_data, translation_checkpoint, tmp_path
+):
     data = text_data if command == "eval-lm" else translation_data
     bad = tmp_path / ("checkpoint_last.pt" if command == "restore as last" else "bad.pt")
     BAD[COMMANDS[command]](translation_checkpoint, bad)
     line = refusal(*command_line(command, data, bad), stdin="hund katze sieht\n")
     assert f": error: {bad}: " in line, line
-    assert {path.name for path in tmp_path.iterdir()} <= {bad.name, NAME}, "code has run, or something is written"
+    assert {path.name for path in tmp_path.iterdir()} <= {bad.name, NAME}, (
+        "code has run, or something is written"
+    )
 
 
 @pytest.mark.slow
@@ -250,16 +325,30 @@ NO_OPTION = {"x", "uf"}
 
 
 def evaluated_by_fairseq():
-    """Yield NAME of every `eval(NAME)` and `eval(x.NAME)` in fairseq itself, without its examples."""
+    """Yield NAME of every `eval(NAME)` and `eval(x.NAME)` in fairseq itself,
+    without its examples.
+    """
     package = Path(checkpoint_utils.__file__).parent
-    paths = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "examples"]
+    paths = [
+        path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "examples"
+    ]
     assert len(paths) > 300
     for text in filter(re.compile(r"\beval").search, (path.read_text() for path in paths)):
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[2] in EVALUATING:
+            if (
+                isinstance(node, ast.Call)
+                and node.args
+                and ast.unparse(node.func).rpartition(".")[2] in EVALUATING
+            ):
                 argument = node.args[0]
-                name = argument.attr if isinstance(argument, ast.Attribute) else getattr(argument, "id", None)
-                if ast.unparse(node.func) != "editdistance.eval" and not ast.unparse(node.func).endswith("ed.eval"):
+                name = (
+                    argument.attr
+                    if isinstance(argument, ast.Attribute)
+                    else getattr(argument, "id", None)
+                )
+                if ast.unparse(node.func) != "editdistance.eval" and not ast.unparse(
+                    node.func
+                ).endswith("ed.eval"):
                     yield name
 
 
@@ -270,7 +359,16 @@ def test_every_name_that_fairseq_evaluates_is_checked():
 
 
 NUMBERS = ["(1, 2)", "[(1, 64)] * 2 + [(2, 128)]", "-3", "1e-3", "True", "'a'", "2 * (3 + 4)"]
-CODE = [b"f()", "f()", "__import__('os')", "a", "(1).real", "[x for x in (1,)]", "lambda: 1", "9 ** 9 ** 9"]
+CODE = [
+    b"f()",
+    "f()",
+    "__import__('os')",
+    "a",
+    "(1).real",
+    "[x for x in (1,)]",
+    "lambda: 1",
+    "9 ** 9 ** 9",
+]
 
 
 def test_numbers_and_strings_alone_may_be_evaluated():
@@ -287,9 +385,13 @@ def with_buffer(name, value, persistent=True):
     return module.state_dict()
 
 
-@pytest.mark.parametrize("value", [NAN_TENSOR, -1 / torch.zeros(2), NAN_TENSOR.bfloat16(), NAN_TENSOR * 1j])
+@pytest.mark.parametrize(
+    "value", [NAN_TENSOR, -1 / torch.zeros(2), NAN_TENSOR.bfloat16(), NAN_TENSOR * 1j]
+)
 def test_buffers_are_checked_like_parameters(value):
-    with pytest.raises(OptionError, match="infinite values in 1 of 3 tensors, the first is scale; must be finite"):
+    with pytest.raises(
+        OptionError, match="infinite values in 1 of 3 tensors, the first is scale; must be finite"
+    ):
         check_finite("new.pt", with_buffer("scale", value))
 
 
@@ -306,12 +408,17 @@ def test_buffers_without_a_value_may_hold_anything(name, value, persistent):
     check_finite("new.pt", with_buffer(name, value, persistent))
 
 
-# ---- bit rot ---------------------------------------------------------------------------------------------------------
+# ---- bit rot -----------------------------------------------------------------------------------
 
 HISTORY = {"optimizer_name": "FairseqAdam", "lr_scheduler_state": {}, "num_updates": 1}
 SMALL = {
     "model": {"weight": torch.arange(600.0), "bias": torch.ones(3)},
-    **{"cfg": {"model": {}, "task": {}}, "args": None, "optimizer_history": [HISTORY], "last_optimizer_state": {}},
+    **{
+        "cfg": {"model": {}, "task": {}},
+        "args": None,
+        "optimizer_history": [HISTORY],
+        "last_optimizer_state": {},
+    },
     "extra_state": {"train_iterator": {"epoch": 1}},
 }
 
@@ -340,7 +447,9 @@ def test_without_the_repair_a_changed_byte_is_another_weight(tmp_path):
     content = path.read_bytes()
     at = content.index(torch.arange(600.0).numpy().tobytes()) + 401
     path.write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
-    assert not torch.equal(torch.load(path, weights_only=True)["model"]["weight"], SMALL["model"]["weight"])
+    assert not torch.equal(
+        torch.load(path, weights_only=True)["model"]["weight"], SMALL["model"]["weight"]
+    )
     with pytest.raises(OptionError, match="its record a/data/0 has changed"):
         check_records(path)
 

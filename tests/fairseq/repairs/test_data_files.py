@@ -107,7 +107,9 @@ def test_a_token_below_0_is_refused(dtype, tmp_path):
 def test_the_check_refuses_the_first_token_that_a_dictionary_lacks(text_data):
     largest = int(np.fromfile(text_data / "test.bin", np.uint16).max())
     check(str(text_data / "test"), largest + 1)
-    with pytest.raises(OptionError, match=f"has the token {largest}, its dictionary has {largest} symbols"):
+    with pytest.raises(
+        OptionError, match=f"has the token {largest}, its dictionary has {largest} symbols"
+    ):
         check(str(text_data / "test"), largest)
 
 
@@ -123,7 +125,8 @@ TRAIN = [*TRAINING, *USE, "--max-update", "1"]
 
 
 @pytest.mark.parametrize(
-    "reader", [name if "train" in name else pytest.param(name, marks=pytest.mark.slow) for name in READERS]
+    "reader",
+    [name if "train" in name else pytest.param(name, marks=pytest.mark.slow) for name in READERS],
 )
 def test_every_command_calls_the_check(reader, translation_data, text_data, request, tmp_path):
     prefix, kind = READERS[reader]
@@ -135,7 +138,9 @@ def test_every_command_calls_the_check(reader, translation_data, text_data, requ
             flags = ["--task", "language_modeling", "--arch", "mixhead_transformer_lm", *LM_SIZES]
         words = ["fairseq-train", data, *flags, *TRAIN, "--save-dir", tmp_path / "save"]
     else:
-        checkpoint = request.getfixturevalue("translation_checkpoint" if reader == "generate" else "text_checkpoint")
+        checkpoint = request.getfixturevalue(
+            "translation_checkpoint" if reader == "generate" else "text_checkpoint"
+        )
         words = [f"fairseq-{reader}", data, *USE, "--path", checkpoint]
     line = refusal(*words)
     assert f": error: {data / prefix}." in line, line
@@ -166,14 +171,18 @@ def test_a_dictionary_that_cannot_be_right_is_refused_in_one_line(kind, tmp_path
 
 
 def test_counts_below_0_are_refused_only_where_they_are_used(tmp_path):
-    """sentencepiece's vocabulary of BPE has them; a maintainer of fairseq calls such dictionaries right."""
+    """sentencepiece's vocabulary of BPE has them; a maintainer of fairseq calls such dictionaries
+    right.
+    """
     path = tmp_path / "dict.de.txt"
     path.write_bytes(b"hund 0\nkatze -1\n")
     words = Dictionary.load(str(path))
     assert len(words) == 6
     settings = {"pad_idx": words.pad(), "mask_idx": words.add_symbol("<mask>")}
     MaskTokensDataset([], words, **settings)
-    with pytest.raises(OptionError, match=r"^--freq-weighted-replacement: draws tokens by their counts, but"):
+    with pytest.raises(
+        OptionError, match=r"^--freq-weighted-replacement: draws tokens by their counts, but"
+    ):
         MaskTokensDataset([], words, freq_weighted_replacement=True, **settings)
 
 

@@ -1,4 +1,6 @@
-"""Import the package: outside fairseq nothing changes; as --user-dir it registers and repairs, in any order."""
+"""Import the package: outside fairseq nothing changes; as --user-dir it registers and repairs, in
+any order.
+"""
 
 import shutil
 import subprocess
@@ -8,11 +10,12 @@ import pytest
 
 from tests.commands import LM_SIZES, OTHERS, PLUGIN, ROOT, TRAINING, run
 
-# What a program may do, one step after the other. It runs in a process that has imported fairseq: `alone` and `ops`
-# hide this from the package.
+# What a program may do, one step after the other. It runs in a process that has imported fairseq:
+# `alone` and `ops` hide this from the package.
 HIDDEN = """
 import sys
-fairseq = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "fairseq"}
+names = [name for name in sys.modules if name.split(".")[0] == "fairseq"]
+fairseq = {name: sys.modules.pop(name) for name in names}
 import MODULE
 assert not any(name.split(".")[0] == "fairseq" for name in sys.modules)
 sys.modules.update(fairseq)
@@ -33,13 +36,16 @@ STEPS = {
     "forgotten": "import sys; del sys.modules['mixhead_plugin']",
     "reloaded": "import importlib, mixhead_plugin; importlib.reload(mixhead_plugin)",
 }
-# What it prints after a step: whether the architectures are registered, and repairs of each kind are applied.
+# What it prints after a step: whether the architectures are registered, and repairs of each kind
+# are applied.
 REPORT = """
 import numpy, fairseq.models, fairseq.checkpoint_utils, fairseq.nan_detector
 named = "mixhead_transformer" in fairseq.models.ARCH_MODEL_REGISTRY
 repaired = hasattr(fairseq.checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__")
-twice = hasattr(getattr(fairseq.nan_detector.NanDetector.add_hooks, "__wrapped__", None), "__wrapped__")
-print("named" * named, "required" * hasattr(numpy, "compat"), "repaired" * repaired, "twice" * twice)
+once = getattr(fairseq.nan_detector.NanDetector.add_hooks, "__wrapped__", None)
+twice = hasattr(once, "__wrapped__")
+required = hasattr(numpy, "compat")
+print("named" * named, "required" * required, "repaired" * repaired, "twice" * twice)
 """
 NOTHING, ALL = "", "named required repaired"
 PROGRAMS = [
@@ -73,12 +79,15 @@ def test_a_user_dir_of_another_name_is_refused_in_one_line(how, tmp_path):
     ended = run(tmp_path / "program.py", cwd=tmp_path, check=False)
     assert ended.returncode == 1
     assert ended.stderr == (
-        f"program.py: error: --user-dir {folder}: is a folder of another name than mixhead_plugin; {remedy}\n"
+        f"program.py: error: --user-dir {folder}: is a folder of another name than mixhead_plugin; "
+        f"{remedy}\n"
     )
 
 
 def test_a_process_without_fairseq_is_left_as_it_is():
-    """`mixhead_plugin.nn` and what it imports need no fairseq: importing fairseq would raise here."""
+    """`mixhead_plugin.nn` and what it imports need no fairseq:
+    importing fairseq would raise here.
+    """
     program = """
 import builtins, sys
 sys.modules["fairseq"] = None
@@ -95,11 +104,21 @@ print(MixedAttention(4, 2, head_mixing="position-wise")(*torch.randn(3, 1, 3, 4)
 
 @pytest.mark.parametrize("command", ["fairseq-train", "fairseq-hydra-train", "a program"])
 def test_a_training_registers_and_repairs(command, text_data, tmp_path):
-    """A user's file `dummy` in --save-dir shows the repair. --user-dir is `common.user_dir` for Hydra."""
+    """A user's file `dummy` in --save-dir shows the repair. --user-dir is `common.user_dir` for
+    Hydra.
+    """
     save = tmp_path / "save"
     save.mkdir()
     (save / "dummy").write_text("the user's")
-    arguments = ["fairseq-train", text_data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer_lm", *LM_SIZES]
+    arguments = [
+        "fairseq-train",
+        text_data,
+        "--user-dir",
+        PLUGIN,
+        "--arch",
+        "mixhead_transformer_lm",
+        *LM_SIZES,
+    ]
     arguments += ["--task", "language_modeling", *TRAINING, "--max-update", 1, "--save-dir", save]
     if command == "a program":
         words = [str(argument) for argument in arguments]
@@ -107,9 +126,23 @@ def test_a_training_registers_and_repairs(command, text_data, tmp_path):
         (tmp_path / "program.py").write_text(STEPS["alone"] + train)
         arguments = [tmp_path / "program.py"]
     elif command == "fairseq-hydra-train":
-        arguments = [command, f"common.user_dir={PLUGIN}", f"task.data={text_data}", f"checkpoint.save_dir={save}"]
-        arguments += ["task=language_modeling", "task.tokens_per_sample=16", "criterion=cross_entropy"]
-        arguments += ["lr_scheduler=fixed", "optimization.lr=[0.01]", "optimization.max_update=1", "optimizer=adam"]
+        arguments = [
+            command,
+            f"common.user_dir={PLUGIN}",
+            f"task.data={text_data}",
+            f"checkpoint.save_dir={save}",
+        ]
+        arguments += [
+            "task=language_modeling",
+            "task.tokens_per_sample=16",
+            "criterion=cross_entropy",
+        ]
+        arguments += [
+            "lr_scheduler=fixed",
+            "optimization.lr=[0.01]",
+            "optimization.max_update=1",
+            "optimizer=adam",
+        ]
         arguments += ["common.cpu=true", "dataset.max_tokens=400", "dataset.num_workers=0"]
         arguments += ["dataset.disable_validation=true", f"hydra.run.dir={tmp_path}/out"]
         arguments += ["+model._name=mixhead_transformer_lm"]
@@ -120,5 +153,9 @@ def test_a_training_registers_and_repairs(command, text_data, tmp_path):
 
 def test_an_older_python_is_refused_in_words():
     program = "import sys; sys.version_info = (3, 10, 13); import mixhead_plugin"
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert "ImportError: mixhead_plugin needs Python 3.11 or newer" in result.stderr.splitlines()[-1]
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (
+        "ImportError: mixhead_plugin needs Python 3.11 or newer" in result.stderr.splitlines()[-1]
+    )

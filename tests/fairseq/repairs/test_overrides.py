@@ -24,7 +24,10 @@ mixhead_plugin.register()
         ({"zzz": 3}, "'zzz': unknown; must be a flag of the model or the task"),
         ({"dropout": 0.1, "head_mixng": "none"}, "'head_mixng': unknown; did you mean head_mixing"),
         ({"task": {"dta": "x"}}, "'task.dta': unknown; did you mean data"),
-        ({"model": {"zzz": {"a": 1}}}, "'model.zzz': unknown; must be a flag of the model or the task"),
+        (
+            {"model": {"zzz": {"a": 1}}},
+            "'model.zzz': unknown; must be a flag of the model or the task",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )
@@ -42,7 +45,10 @@ def test_all_that_reads_a_checkpoint_calls_the_check(translation_checkpoint, tra
         lambda: checkpoint_utils.load_checkpoint_to_cpu(path, {"zzz": 3}),
         lambda: checkpoint_utils.load_model_ensemble_and_task([path], arg_overrides={"zzz": 3}),
         lambda: TransformerModel.from_pretrained(
-            str(translation_checkpoint.parent), translation_checkpoint.name, str(translation_data), zzz=3
+            str(translation_checkpoint.parent),
+            translation_checkpoint.name,
+            str(translation_data),
+            zzz=3,
         ),
     ]
     for read in readers:
@@ -59,7 +65,10 @@ def test_the_flags_of_every_command_and_the_keywords_of_the_hub_are_known():
         options.get_validation_parser(),  # fairseq-validate takes all its flags for overrides
     ):
         names |= {action.dest for action in parser._actions}
-    hub = "data bpe bpe_codes bpe_merges bpe_vocab sentencepiece_model tokenizer moses_no_dash_splits generation_args"
+    hub = (
+        "data bpe bpe_codes bpe_merges bpe_vocab sentencepiece_model tokenizer "
+        "moses_no_dash_splits generation_args"
+    )
     names |= set(hub.split())
     assert names - {"help"} - known_names() == set()
 
@@ -84,7 +93,10 @@ SAVED = {
     "bpe": None,
     "model": Namespace(_name="transformer", dropout=0.1),
 }
-LANGUAGE_MODEL = {**SAVED, "model": {"_name": "transformer_lm", "dropout": 0.1, "decoder": {"layers": 2}}}
+LANGUAGE_MODEL = {
+    **SAVED,
+    "model": {"_name": "transformer_lm", "dropout": 0.1, "decoder": {"layers": 2}},
+}
 NO_FIELD = "no part of the checkpoint reads this field"
 
 
@@ -96,12 +108,22 @@ NO_FIELD = "no part of the checkpoint reads this field"
         (SAVED, "attention_impl", "reference", NO_FIELD),
         (LANGUAGE_MODEL, "layers", 3, ""),
         (LANGUAGE_MODEL, "mem_len", 3, NO_FIELD),
-        ({**SAVED, "model": Namespace(_name="lstm")}, "mem_len", 3, ""),  # who may read more than it declares
+        (
+            {**SAVED, "model": Namespace(_name="lstm")},
+            "mem_len",
+            3,
+            "",
+        ),  # who may read more than it declares
         (SAVED, "task", "translation", ""),
         (SAVED, "task", "translation_lev", "the checkpoint keeps its task translation"),
         (SAVED, "arch", "transformer_tiny", "the checkpoint keeps its model transformer"),
         (SAVED, "task", {"data": "elsewhere"}, ""),
-        (SAVED, "model", {"dropout": 0.3}, "the model of this checkpoint takes fields without its name"),
+        (
+            SAVED,
+            "model",
+            {"dropout": 0.3},
+            "the model of this checkpoint takes fields without its name",
+        ),
     ],
 )
 def test_an_override_that_changes_nothing_is_named(cfg, name, value, reason):
@@ -109,19 +131,28 @@ def test_an_override_that_changes_nothing_is_named(cfg, name, value, reason):
 
 
 def test_an_override_that_changes_nothing_is_logged(translation_checkpoint, caplog):
-    checkpoint_utils.load_checkpoint_to_cpu(str(translation_checkpoint), {"dropout": 0.2, "mem_len": 3})
+    checkpoint_utils.load_checkpoint_to_cpu(
+        str(translation_checkpoint), {"dropout": 0.2, "mem_len": 3}
+    )
     assert caplog.messages == [
-        "arg_overrides 'mem_len': changes nothing, because no part of the checkpoint reads this field"
+        "arg_overrides 'mem_len': changes nothing, because no part of the checkpoint reads this "
+        "field"
     ]
 
 
 @pytest.mark.parametrize("text", ["{", "x=3", "[1]", "", "__import__('os')"])
 @pytest.mark.parametrize("option", DICTS)
 def test_a_text_that_is_no_dict_is_refused(option, text):
-    parser = options.get_training_parser() if option == "optimizer_overrides" else options.get_generation_parser()
+    parser = (
+        options.get_training_parser()
+        if option == "optimizer_overrides"
+        else options.get_generation_parser()
+    )
     flag = "--" + option.replace("_", "-")
     with pytest.raises(OptionError) as error:
-        options.parse_args_and_arch(parser, ["data", "--arch=transformer", "--path=x.pt", flag, text], parse_known=True)
+        options.parse_args_and_arch(
+            parser, ["data", "--arch=transformer", "--path=x.pt", flag, text], parse_known=True
+        )
     assert str(error.value) == f"{flag} {text}: must be a dict like {DICTS[option][1]}"
 
 
@@ -130,7 +161,10 @@ def test_an_unknown_name_for_the_optimizer_is_refused():
     optimizer = SGD(flags, [torch.nn.Parameter(torch.zeros(2))])
     with pytest.raises(OptionError) as error:
         optimizer.load_state_dict(optimizer.state_dict(), {"weight_decy": 0.1})
-    assert str(error.value) == "--optimizer-overrides 'weight_decy': unknown; did you mean weight_decay?"
+    assert (
+        str(error.value)
+        == "--optimizer-overrides 'weight_decy': unknown; did you mean weight_decay?"
+    )
     optimizer.load_state_dict(optimizer.state_dict(), {"weight_decay": 0.1})
     assert optimizer.param_groups[0]["weight_decay"] == 0.1
 

@@ -27,11 +27,21 @@ class Workers:
     """The iterators of all workers of a training."""
 
     def __init__(
-        self, number, update_freq=1, state=None, *, chosen=BATCHES, kind=EpochBatchIterator, data_workers=0, **settings
+        self,
+        number,
+        update_freq=1,
+        state=None,
+        *,
+        chosen=BATCHES,
+        kind=EpochBatchIterator,
+        data_workers=0,
+        **settings,
     ):
         data, self.update_freq = Sentences(), update_freq
         settings = {"num_shards": number, "num_workers": data_workers, **settings}
-        self.all = [kind(data, data.collater, chosen, shard_id=rank, **settings) for rank in range(number)]
+        self.all = [
+            kind(data, data.collater, chosen, shard_id=rank, **settings) for rank in range(number)
+        ]
         for epochs in self.all:
             epochs._update_freq = update_freq
             if state is not None:
@@ -102,7 +112,9 @@ def test_the_same_workers_resume_as_in_fairseq(monkeypatch):
         state = first.state()
         expected = first.see()
         assert Workers(2, 3, state).see() == expected
-        monkeypatch.setattr(EpochBatchIterator, "load_state_dict", EpochBatchIterator.load_state_dict.__wrapped__)
+        monkeypatch.setattr(
+            EpochBatchIterator, "load_state_dict", EpochBatchIterator.load_state_dict.__wrapped__
+        )
         assert Workers(2, 3, state).see() == expected
         monkeypatch.undo()
 
@@ -112,12 +124,16 @@ def test_data_workers_share_the_rest_too():
     for before, after in (((2, 1), (3, 1)), ((1, 2), (2, 1))):
         for buffer_size in (0, 4):
             settings = {"data_workers": 2, "buffer_size": buffer_size, "reuse_dataloader": True}
-            assert sorted(seen_by((*before, 6), (*after, None), **settings)) == list(range(len(BATCHES)))
+            assert sorted(seen_by((*before, 6), (*after, None), **settings)) == list(
+                range(len(BATCHES))
+            )
 
 
 TASKS = {
     "translation": ["--task", "translation"],
-    "language_modeling": "--task language_modeling --sample-break-mode none --tokens-per-sample 7".split(),
+    "language_modeling": (
+        "--task language_modeling --sample-break-mode none --tokens-per-sample 7"
+    ).split(),
     "masked_lm": "--task masked_lm --sample-break-mode complete --tokens-per-sample 9".split(),
 }
 
@@ -133,14 +149,18 @@ def test_real_data_are_seen_once(name, translation_data, text_data):
 
     def workers(number, state=None):
         settings = {"max_tokens": 40, "num_shards": number, "disable_iterator_cache": True}
-        all_epochs = [task.get_batch_iterator(sentences, shard_id=rank, **settings) for rank in range(number)]
+        all_epochs = [
+            task.get_batch_iterator(sentences, shard_id=rank, **settings) for rank in range(number)
+        ]
         for epochs in all_epochs:
             if state is not None:
                 epochs.load_state_dict(state)
         return all_epochs, [epochs.next_epoch_itr() for epochs in all_epochs]
 
     def identities(batches, number=None):
-        return [i for batch in itertools.islice(batches, number) if batch for i in batch["id"].tolist()]
+        return [
+            i for batch in itertools.islice(batches, number) if batch for i in batch["id"].tolist()
+        ]
 
     for before, after in ((1, 2), (3, 2), (2, 1)):
         all_epochs, iterators = workers(before)
@@ -150,7 +170,7 @@ def test_real_data_are_seen_once(name, translation_data, text_data):
         assert sorted(seen) == list(range(len(sentences)))
 
 
-# ---- where nobody can say what is left -------------------------------------------------------------------------------
+# ---- where nobody can say what is left ---------------------------------------------------------
 
 
 class InParts(EpochBatchIterator):
@@ -179,7 +199,9 @@ def test_other_batches_begin_the_epoch_anew_with_one_line(settings, reason, capl
     first.see(4)
     with caplog.at_level(logging.INFO):
         again = Workers(1, state=first.state(), **settings)
-    assert [line.startswith("epoch 1 begins anew") and reason in line for line in said(caplog)] == [True]
+    assert [line.startswith("epoch 1 begins anew") and reason in line for line in said(caplog)] == [
+        True
+    ]
     left_out = settings.get("skip_remainder_batch", False)  # the last batch, of one sentence
     assert len(again.see()) == sum(map(len, settings.get("chosen", BATCHES))) - left_out
 
@@ -187,23 +209,32 @@ def test_other_batches_begin_the_epoch_anew_with_one_line(settings, reason, capl
 def test_batches_in_groups_have_an_order_too():
     """As those of fairseq's multilingual tasks."""
     orders = [
-        shared_epoch._order(GroupedEpochBatchIterator(Sentences(), list, [BATCHES[:9], BATCHES[first:]]))
+        shared_epoch._order(
+            GroupedEpochBatchIterator(Sentences(), list, [BATCHES[:9], BATCHES[first:]])
+        )
         for first in (9, 9, 10)
     ]
     assert orders[0] == orders[1] != orders[2]
 
 
 def test_data_that_the_task_binds_to_workers_begin_the_epoch_anew(caplog):
-    """In truncated_bptt_lm, each worker has its own texts: it is the only one to share its batches."""
+    """In truncated_bptt_lm, each worker has its own texts:
+    it is the only one to share its batches.
+    """
     first = Workers(1)
     first.all[0]._workers = 4
     first.see(4)
-    for workers, line in ((4, None), (2, "the task binds data to workers, of which there were 4, now 2")):
+    for workers, line in (
+        (4, None),
+        (2, "the task binds data to workers, of which there were 4, now 2"),
+    ):
         epochs = EpochBatchIterator(Sentences(), list, BATCHES)
         epochs._workers = workers
         with caplog.at_level(logging.INFO):
             epochs.load_state_dict(first.state())
-        assert (line is None) == (not said(caplog)) and (line is None or said(caplog)[-1].endswith(line))
+        assert (line is None) == (not said(caplog)) and (
+            line is None or said(caplog)[-1].endswith(line)
+        )
         assert len(list(epochs.next_epoch_itr())) == len(BATCHES) - (4 if line is None else 0)
 
 
@@ -215,6 +246,7 @@ def test_a_checkpoint_of_fairseq_goes_on_as_in_fairseq(caplog):
         left = Workers(3, state=state).see()
         assert len(Workers(20, state=state).see()) == len(BATCHES)
     assert sorted(left) == sorted(Workers(3, state=first.state()).see())
-    old = {"epoch": 1, "iterations_in_epoch": 18}  # of a version without numbers, at the end of an epoch
+    # of a version without numbers, at the end of an epoch
+    old = {"epoch": 1, "iterations_in_epoch": 18}
     assert Workers(3, state=old).all[0].epoch == 2
     assert "goes on after 5 batches" in said(caplog)[0] and "begins anew" in said(caplog)[-1]

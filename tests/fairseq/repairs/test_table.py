@@ -16,7 +16,14 @@ from mixhead_plugin.fairseq import repairs
 from mixhead_plugin.fairseq.repairs import GROUPS, REPAIRS, chosen
 from tests.commands import PLUGIN, SIZES, TRAINING, WHOLE_SETS, refusal, run
 
-REQUIRED = {"safe_globals", "numpy_long", "truncated_bptt", "learning_rate", "before_training", "printed_alignments"}
+REQUIRED = {
+    "safe_globals",
+    "numpy_long",
+    "truncated_bptt",
+    "learning_rate",
+    "before_training",
+    "printed_alignments",
+}
 TRAPS = {
     "restore_file",
     "wrong_names",
@@ -61,13 +68,17 @@ def test_an_unknown_name_is_refused(words):
 
 def test_a_command_refuses_an_unknown_name(text_data):
     command = ["fairseq-train", text_data, "--user-dir", PLUGIN]
-    assert "MIXHEAD_REPAIRS 'savedir': must be" in refusal(*command, env={"MIXHEAD_REPAIRS": "savedir"})
+    assert "MIXHEAD_REPAIRS 'savedir': must be" in refusal(
+        *command, env={"MIXHEAD_REPAIRS": "savedir"}
+    )
 
 
 PRINTS = "from mixhead_plugin.errors import end_in_one_line; end_in_one_line(); print(flush=True)"
 
 
-@pytest.mark.parametrize("program", [["-m", "mixhead_plugin", "path"], ["-c", PRINTS]], ids=["mixhead", "fairseq"])
+@pytest.mark.parametrize(
+    "program", [["-m", "mixhead_plugin", "path"], ["-c", PRINTS]], ids=["mixhead", "fairseq"]
+)
 def test_a_broken_pipe_is_silent(program):
     reader, writer = os.pipe()
     os.close(reader)
@@ -91,15 +102,38 @@ def test_the_command_prints_every_repair(monkeypatch, capsys):
 @pytest.mark.parametrize("command", [[], ["path"]])
 def test_the_command_prints_the_folder(command, tmp_path):
     program = [sys.executable, "-m", "mixhead_plugin", *command]
-    assert subprocess.run(program, capture_output=True, text=True, cwd=tmp_path).stdout == PLUGIN + "\n"
+    assert (
+        subprocess.run(program, capture_output=True, text=True, cwd=tmp_path).stdout
+        == PLUGIN + "\n"
+    )
 
 
-def test_required_repairs_are_enough_to_resume_train_and_decode(translation_data, translation_checkpoint, tmp_path):
+def test_required_repairs_are_enough_to_resume_train_and_decode(
+    translation_data, translation_checkpoint, tmp_path
+):
     settings = {"env": {"MIXHEAD_REPAIRS": "required"}}
     shutil.copy(translation_checkpoint, tmp_path / "checkpoint_last.pt")
-    words = [translation_data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer", *SIZES, *TRAINING]
+    words = [
+        translation_data,
+        "--user-dir",
+        PLUGIN,
+        "--arch",
+        "mixhead_transformer",
+        *SIZES,
+        *TRAINING,
+    ]
     run("fairseq-train", *words, "--max-update", "2", "--save-dir", tmp_path, **settings)
     last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     assert last["optimizer_history"][-1]["num_updates"] == 2
-    use = [translation_data, "--user-dir", PLUGIN, "--path", tmp_path / "checkpoint_last.pt", *WHOLE_SETS]
-    assert "Generate test with beam=" in run("fairseq-generate", *use, "--cpu", "--beam", "2", **settings).stdout
+    use = [
+        translation_data,
+        "--user-dir",
+        PLUGIN,
+        "--path",
+        tmp_path / "checkpoint_last.pt",
+        *WHOLE_SETS,
+    ]
+    assert (
+        "Generate test with beam="
+        in run("fairseq-generate", *use, "--cpu", "--beam", "2", **settings).stdout
+    )

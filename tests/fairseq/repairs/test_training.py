@@ -29,13 +29,15 @@ from tests.own_process import in_own_process
 
 INF, NAN = float("inf"), float("nan")
 
-# ---- --save-dir, and whole files in it -------------------------------------------------------------------------------
+# ---- --save-dir, and whole files in it ----------------------------------------------------------
 
 
 def test_checking_a_folder_leaves_it_as_it_was(tmp_path):
     (tmp_path / "dummy").write_text("the user's")
     checkpoint_utils.verify_checkpoint_directory(str(tmp_path))
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("dummy", "the user's")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        ("dummy", "the user's")
+    ]
     checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "new" / "folder"))
     assert (tmp_path / "new" / "folder").is_dir()
 
@@ -69,11 +71,15 @@ def test_a_passing_error_is_tried_again_from_the_beginning(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), RuntimeError("mine")])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt(), RuntimeError("mine")]
+)
 def test_the_file_before_an_error_stays(error, tmp_path, monkeypatch):
     (tmp_path / "a.pt").write_bytes(b"before")
     failing(9, error, monkeypatch)
-    with pytest.raises(OptionError if isinstance(error, OSError) else type(error), match=f"^{error}|a.pt: cannot"):
+    with pytest.raises(
+        OptionError if isinstance(error, OSError) else type(error), match=f"^{error}|a.pt: cannot"
+    ):
         checkpoint_utils.torch_persistent_save({}, str(tmp_path / "a.pt"))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.pt", b"before")]
 
@@ -83,15 +89,22 @@ def test_a_copy_is_whole_before_it_has_its_name(tmp_path, monkeypatch):
     (tmp_path / "b.pt").write_bytes(b"old")
     replaced, synced = [], []
     monkeypatch.setattr("os.fsync", lambda file: synced.append(len(replaced)))
-    monkeypatch.setattr("os.replace", lambda part, path: replaced.append((Path(part).read_bytes(), path)))
+    monkeypatch.setattr(
+        "os.replace", lambda part, path: replaced.append((Path(part).read_bytes(), path))
+    )
     PathManager.copy(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), overwrite=True)
     assert synced == [0, 1]  # the file is on the disk before it has its name; then its folder is
-    assert replaced == [(b"new", str(tmp_path / "b.pt"))] and (tmp_path / "b.pt").read_bytes() == b"old"
+    assert (
+        replaced == [(b"new", str(tmp_path / "b.pt"))]
+        and (tmp_path / "b.pt").read_bytes() == b"old"
+    )
 
 
 def test_a_copy_into_a_folder_that_is_gone_is_one_line(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"new")
-    with pytest.raises(OptionError, match=r"checkpoint \S+/gone/b.pt: cannot be written: No such file or directory"):
+    with pytest.raises(
+        OptionError, match=r"checkpoint \S+/gone/b.pt: cannot be written: No such file or directory"
+    ):
         PathManager.copy(str(tmp_path / "a.pt"), str(tmp_path / "gone" / "b.pt"))
 
 
@@ -104,8 +117,14 @@ def test_a_full_disk_at_the_first_save_leaves_a_last_checkpoint(last, tmp_path, 
     if last:
         (tmp_path / "checkpoint_last.pt").write_bytes(last)
     monkeypatch.setattr("shutil.copyfileobj", full)
-    with pytest.raises(OptionError, match=r"checkpoint \S+/checkpoint_best.pt: cannot be written: No space left"):
-        PathManager.copy(str(tmp_path / "checkpoint_1_3.pt"), str(tmp_path / "checkpoint_best.pt"), overwrite=True)
+    with pytest.raises(
+        OptionError, match=r"checkpoint \S+/checkpoint_best.pt: cannot be written: No space left"
+    ):
+        PathManager.copy(
+            str(tmp_path / "checkpoint_1_3.pt"),
+            str(tmp_path / "checkpoint_best.pt"),
+            overwrite=True,
+        )
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == (last or b"new")
 
 
@@ -120,7 +139,7 @@ def test_a_checkpoint_has_the_counts_of_patience(tmp_path, monkeypatch):
     assert saved == {"epoch": 3, "early_stop": {"best": 2.5, "num_runs": 2}}
 
 
-# ---- models of NaN ---------------------------------------------------------------------------------------------------
+# ---- models of NaN -----------------------------------------------------------------------------
 
 
 def test_a_frozen_mixing_that_is_nan_is_neither_loaded_nor_saved(tmp_path):
@@ -131,13 +150,19 @@ def test_a_frozen_mixing_that_is_nan_is_neither_loaded_nor_saved(tmp_path):
     with pytest.raises(OptionError, match=f"first is {name}"):
         check_finite("new.pt", made.state_dict())
     trainer = SimpleNamespace(is_fsdp=False, model=made, get_num_updates=lambda: 3)
-    with pytest.raises(OptionError, match=f"NaN or infinite parameters after update 3, the first is {name}"):
-        checkpoint_utils.save_checkpoint(SimpleNamespace(no_save=False, save_dir=str(tmp_path)), trainer, None, None)
+    with pytest.raises(
+        OptionError, match=f"NaN or infinite parameters after update 3, the first is {name}"
+    ):
+        checkpoint_utils.save_checkpoint(
+            SimpleNamespace(no_save=False, save_dir=str(tmp_path)), trainer, None, None
+        )
 
 
 def trainer_that_saves(saved):
     """Return a trainer that appends the names of its checkpoints to `saved`."""
-    trainer = MagicMock(is_fsdp=False, model=torch.nn.Linear(1, 1), checkpoint_suffix="", data_parallel_rank=0)
+    trainer = MagicMock(
+        is_fsdp=False, model=torch.nn.Linear(1, 1), checkpoint_suffix="", data_parallel_rank=0
+    )
     trainer.save_checkpoint.side_effect = lambda path, _: saved.append(Path(path).name)
     trainer.load_checkpoint.return_value = None
     return trainer
@@ -172,9 +197,15 @@ def test_a_validation_that_is_nan_is_not_the_best(tmp_path, monkeypatch):
         monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
         names = ("end_of_epoch", "state_dict")
         epochs = SimpleNamespace(epoch=1, **{name: lambda: {} for name in names})
-        trainer = MagicMock(is_fsdp=False, model=torch.nn.Linear(1, 1), checkpoint_suffix="", data_parallel_rank=0)
+        trainer = MagicMock(
+            is_fsdp=False, model=torch.nn.Linear(1, 1), checkpoint_suffix="", data_parallel_rank=0
+        )
         trainer.should_save_checkpoint_on_current_rank = False
-        flags = {"save_dir": str(tmp_path), "maximize_best_checkpoint_metric": maximize, "no_save": False}
+        flags = {
+            "save_dir": str(tmp_path),
+            "maximize_best_checkpoint_metric": maximize,
+            "no_save": False,
+        }
         for loss in losses:
             cfg = SimpleNamespace(**flags, best_checkpoint_metric="loss")
             checkpoint_utils.save_checkpoint(cfg, trainer, epochs, loss)
@@ -193,7 +224,7 @@ def test_the_search_for_nan_ends_where_an_encoder_returns_a_dict(caplog):
     assert said.startswith(f"Inf detected in output of {layer}, shape")
 
 
-# ---- data ------------------------------------------------------------------------------------------------------------
+# ---- data --------------------------------------------------------------------------------------
 
 
 class SaysTheEpoch(FairseqDataset):
@@ -218,7 +249,9 @@ class SaysTheEpoch(FairseqDataset):
 def batches(number=2, workers=0, **settings):
     data = SaysTheEpoch()
     chosen = [[i % 3] for i in range(number - 1)] + [[1, 2]]
-    return iterators.EpochBatchIterator(data, data.collater, chosen, num_workers=workers, **settings)
+    return iterators.EpochBatchIterator(
+        data, data.collater, chosen, num_workers=workers, **settings
+    )
 
 
 @in_own_process
@@ -230,7 +263,9 @@ def test_data_workers_know_the_epoch():
 
 
 def trainer_of(epochs=None, **dataset):
-    """Return what Trainer's methods use of a trainer, and the epochs that it loads data and makes batches for."""
+    """Return what Trainer's methods use of a trainer, and the epochs that it loads data and makes
+    batches for.
+    """
     loaded, made = [], []
 
     def get_batch_iterator(**settings):
@@ -247,9 +282,23 @@ def trainer_of(epochs=None, **dataset):
     )
     trainer.model.max_positions = lambda: None
     trainer.cfg.dataset = SimpleNamespace(
-        **{"train_subset": "train", "max_tokens": None, "batch_size": 1, "required_batch_size_multiple": 1},
-        **{"update_ordered_indices_seed": False, "num_workers": 0, "data_buffer_size": 1, "grouped_shuffling": False},
-        **{"max_tokens_valid": None, "batch_size_valid": 1, "skip_invalid_size_inputs_valid_test": False},
+        **{
+            "train_subset": "train",
+            "max_tokens": None,
+            "batch_size": 1,
+            "required_batch_size_multiple": 1,
+        },
+        **{
+            "update_ordered_indices_seed": False,
+            "num_workers": 0,
+            "data_buffer_size": 1,
+            "grouped_shuffling": False,
+        },
+        **{
+            "max_tokens_valid": None,
+            "batch_size_valid": 1,
+            "skip_invalid_size_inputs_valid_test": False,
+        },
         **{"update_epoch_batch_itr": False, **dataset},
     )
     return trainer, loaded, made
@@ -277,25 +326,39 @@ def test_a_validation_that_stops_early_leaves_no_thread():
     trainer, *_ = trainer_of(epochs, max_valid_steps=1)
     before = threading.active_count()
     for _ in range(3):
-        next(Trainer.get_valid_iterator(trainer, "valid").next_epoch_itr(shuffle=False, set_dataset_epoch=False))
+        next(
+            Trainer.get_valid_iterator(trainer, "valid").next_epoch_itr(
+                shuffle=False, set_dataset_epoch=False
+            )
+        )
     assert threading.active_count() == before
 
 
-# ---- checkpoints to begin from ---------------------------------------------------------------------------------------
+# ---- checkpoints to begin from -----------------------------------------------------------------
 
 
 def config(folder, **flags):
-    resets = {f"reset_{name}": False for name in ("dataloader", "meters", "optimizer", "lr_scheduler")}
-    cfg = {"save_dir": str(folder), "restore_file": "checkpoint_last.pt", "finetune_from_model": None, **flags}
+    resets = {
+        f"reset_{name}": False for name in ("dataloader", "meters", "optimizer", "lr_scheduler")
+    }
+    cfg = {
+        "save_dir": str(folder),
+        "restore_file": "checkpoint_last.pt",
+        "finetune_from_model": None,
+        **flags,
+    }
     return OmegaConf.create({**cfg, "optimizer_overrides": "{}", **resets})
 
 
 @pytest.mark.parametrize("flag", ["restore_file", "finetune_from_model", "continue_once"])
 @pytest.mark.parametrize("path", ["none.pt", "."])
 def test_a_checkpoint_that_is_not_there_is_not_forgotten(flag, path, tmp_path, monkeypatch):
-    monkeypatch.setattr("__main__.cli_main", None, raising=False)  # in a command; another program may name no file
+    # in a command; another program may name no file
+    monkeypatch.setattr("__main__.cli_main", None, raising=False)
     trainer = MagicMock(checkpoint_suffix="")
-    with pytest.raises(OptionError, match=f"^--{flag.replace('_', '-')} .*: no such file; must be a checkpoint"):
+    with pytest.raises(
+        OptionError, match=f"^--{flag.replace('_', '-')} .*: no such file; must be a checkpoint"
+    ):
         checkpoint_utils.load_checkpoint(config(tmp_path, **{flag: str(tmp_path / path)}), trainer)
     assert not trainer.load_checkpoint.called
 
@@ -306,23 +369,33 @@ def test_a_link_to_nothing_is_not_a_new_start(tmp_path):
         checkpoint_utils.load_checkpoint(config(tmp_path), MagicMock(checkpoint_suffix=""))
 
 
-@pytest.mark.parametrize("flags", [{}, {"restore_file": "checkpoint_last.pt"}, {"restore_file": "x.pt"}])
+@pytest.mark.parametrize(
+    "flags", [{}, {"restore_file": "checkpoint_last.pt"}, {"restore_file": "x.pt"}]
+)
 def test_a_new_training_and_one_of_another_program_are_left_alone(flags, tmp_path):
     """fairseq's own unit tests also load checkpoints, with configs that lack most values."""
     trainer = MagicMock(checkpoint_suffix="")
-    state = trainer.load_checkpoint.return_value = {"train_iterator": {"epoch": 2, "iterations_in_epoch": 0}}
-    flags = {name: str(tmp_path / file) for name, file in flags.items()}  # a first start: --save-dir has none yet
+    state = trainer.load_checkpoint.return_value = {
+        "train_iterator": {"epoch": 2, "iterations_in_epoch": 0}
+    }
+    # a first start: --save-dir has none yet
+    flags = {name: str(tmp_path / file) for name, file in flags.items()}
     expected = state, trainer.get_train_iterator.return_value
     assert checkpoint_utils.load_checkpoint(config(tmp_path, **flags), trainer) == expected
 
 
 def test_another_program_keeps_its_signals():
-    before, trainer = signal.getsignal(signal.SIGUSR1), MagicMock(checkpoint_suffix="", __class__=Trainer)
-    signals._load(lambda *_: None, SimpleNamespace(no_save=False, no_last_checkpoints=False), trainer)
+    before, trainer = (
+        signal.getsignal(signal.SIGUSR1),
+        MagicMock(checkpoint_suffix="", __class__=Trainer),
+    )
+    signals._load(
+        lambda *_: None, SimpleNamespace(no_save=False, no_last_checkpoints=False), trainer
+    )
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-# ---- workers ---------------------------------------------------------------------------------------------------------
+# ---- workers -----------------------------------------------------------------------------------
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
@@ -334,8 +407,12 @@ def started(monkeypatch, variables, **flags):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(distributed_utils, "distributed_init", lambda cfg: cfg.distributed_training.distributed_rank)
-    cfg = SimpleNamespace(common=SimpleNamespace(tpu=False, cpu=True), common_eval=SimpleNamespace(path=None))
+    monkeypatch.setattr(
+        distributed_utils, "distributed_init", lambda cfg: cfg.distributed_training.distributed_rank
+    )
+    cfg = SimpleNamespace(
+        common=SimpleNamespace(tpu=False, cpu=True), common_eval=SimpleNamespace(path=None)
+    )
     cfg.distributed_training = DistributedTrainingConfig(tpu=False, **flags)
     cfg.checkpoint = SimpleNamespace(save_dir="save")
     calls = []
@@ -354,31 +431,42 @@ def started(monkeypatch, variables, **flags):
     ],
 )
 def test_workers_without_gpus_are_refused_not_forgotten(flags, variables, monkeypatch):
-    with pytest.raises(OptionError, match=r"^--distributed-world-size 2: no GPU to start a worker for"):
+    with pytest.raises(
+        OptionError, match=r"^--distributed-world-size 2: no GPU to start a worker for"
+    ):
         started(monkeypatch, variables, distributed_world_size=2, **flags)
 
 
 def test_workers_of_torchrun_train_together_without_gpus(monkeypatch):
     with pytest.raises(OptionError, match=r"^--ddp-backend pytorch_ddp: needs GPUs"):
         started(monkeypatch, TORCHRUN, distributed_world_size=2)
-    number, workers = started(monkeypatch, TORCHRUN, distributed_world_size=2, ddp_backend="legacy_ddp")
+    number, workers = started(
+        monkeypatch, TORCHRUN, distributed_world_size=2, ddp_backend="legacy_ddp"
+    )
     assert (number, workers.distributed_rank, workers.distributed_world_size) == (1, 1, 2)
 
 
 @pytest.mark.parametrize("variables", [TORCHRUN, {"SLURM_STEP_NUM_TASKS": "2"}])
 def test_workers_of_torchrun_or_srun_do_not_train_apart(variables, monkeypatch):
-    with pytest.raises(OptionError, match=r"^--distributed-world-size 1: \w+ says that 2 workers were started"):
+    with pytest.raises(
+        OptionError, match=r"^--distributed-world-size 1: \w+ says that 2 workers were started"
+    ):
         started(monkeypatch, variables, distributed_world_size=1)
     for variables in ({}, {**TORCHRUN, "WORLD_SIZE": "1"}):
         assert started(monkeypatch, variables, distributed_world_size=1)[0] == 1
 
 
 @pytest.mark.parametrize("saves", [True, False])
-@pytest.mark.parametrize("update, hours, validates", [(7, 0, True), (8, 0, False), (8, 2, True), (8, 3, False)])
-def test_a_signal_skips_the_validation_but_not_the_last_one(update, hours, validates, saves, monkeypatch):
+@pytest.mark.parametrize(
+    "update, hours, validates", [(7, 0, True), (8, 0, False), (8, 2, True), (8, 3, False)]
+)
+def test_a_signal_skips_the_validation_but_not_the_last_one(
+    update, hours, validates, saves, monkeypatch
+):
     """The last update is that of --max-update, or the one after which --stop-time-hours are over.
 
-    fairseq does not save after each validation; after a signal there is one checkpoint all the same.
+    fairseq does not save after each validation; after a signal there is one checkpoint all the
+    same.
     """
     cfg = OmegaConf.create({"checkpoint": {"patience": 0, "save_interval_updates": 0}})
     cfg.dataset = {"validate_interval_updates": 0}

@@ -18,7 +18,10 @@ from tests.robustness.test_faults import SPAWN
 @pytest.mark.parametrize(
     "arch, line",
     [
-        ("mixhead_transfomer", "--arch mixhead_transfomer: unknown; did you mean mixhead_transformer or "),
+        (
+            "mixhead_transfomer",
+            "--arch mixhead_transfomer: unknown; did you mean mixhead_transformer or ",
+        ),
         ("zzz", "--arch zzz: unknown; did you mean mixhead_transformer?"),
     ],
 )
@@ -27,7 +30,10 @@ def test_an_unknown_architecture_is_one_line_with_near_names(arch, line, tmp_pat
     with pytest.raises(OptionError) as error:
         options.parse_args_and_arch(parser, [str(tmp_path), "--arch", arch])
     assert str(error.value).startswith(line) and len(str(error.value)) < 200
-    assert options.parse_args_and_arch(parser, [str(tmp_path), "--arch", "transformer"]).arch == "transformer"
+    assert (
+        options.parse_args_and_arch(parser, [str(tmp_path), "--arch", "transformer"]).arch
+        == "transformer"
+    )
 
 
 BUILT = {
@@ -43,18 +49,26 @@ BUILT = {
 def test_an_unknown_name_in_a_config_is_one_line_that_asks_for_the_user_dir(flag):
     with pytest.raises(OptionError) as error:
         BUILT[flag](OmegaConf.create({"_name": "xyzzy"}))
-    assert str(error.value) == f"{flag} xyzzy: unknown; must be a known name; does it need another --user-dir?"
+    assert (
+        str(error.value)
+        == f"{flag} xyzzy: unknown; must be a known name; does it need another --user-dir?"
+    )
 
 
 def test_a_name_that_is_nearly_right_is_suggested():
-    with pytest.raises(OptionError, match=r"^--criterion cross_entrpy: unknown; did you mean cross_entropy or "):
+    with pytest.raises(
+        OptionError, match=r"^--criterion cross_entrpy: unknown; did you mean cross_entropy or "
+    ):
         criterions.build_criterion(OmegaConf.create({"_name": "cross_entrpy"}), None)
 
 
 MODEL = "is of another model; --arch and sizes must be the same:"
 OTHER = {
     "width": (["--encoder-ffn-embed-dim=40"], f"{MODEL} size mismatch"),
-    "optimizer": (["--optimizer", "nag"], "its optimizer is another one: Optimizer does not match; please reset"),
+    "optimizer": (
+        ["--optimizer", "nag"],
+        "its optimizer is another one: Optimizer does not match; please reset",
+    ),
     "criterion": (
         ["--criterion", "label_smoothed_cross_entropy"],
         "its criterion is another one: Criterion does not match; please reset",
@@ -64,11 +78,31 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("kind", ["width", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(OTHER)[1:])])
-def test_a_checkpoint_of_another_training_is_one_line(kind, translation_data, translation_checkpoint, tmp_path):
+@pytest.mark.parametrize(
+    "kind", ["width", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(OTHER)[1:])]
+)
+def test_a_checkpoint_of_another_training_is_one_line(
+    kind, translation_data, translation_checkpoint, tmp_path
+):
     flags, line = OTHER[kind]
-    command = ["fairseq-train", translation_data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer", *SIZES]
-    restored = [*TRAINING, "--save-dir", tmp_path, "--restore-file", translation_checkpoint, "--max-update", "2"]
+    command = [
+        "fairseq-train",
+        translation_data,
+        "--user-dir",
+        PLUGIN,
+        "--arch",
+        "mixhead_transformer",
+        *SIZES,
+    ]
+    restored = [
+        *TRAINING,
+        "--save-dir",
+        tmp_path,
+        "--restore-file",
+        translation_checkpoint,
+        "--max-update",
+        "2",
+    ]
     assert f"error: {translation_checkpoint}: {line}" in refusal(*command, *restored, *flags)
 
 
@@ -85,7 +119,9 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
     ],
 )
 def test_a_missing_file_is_one_line(name, said, translation_data, text_data, tmp_path):
-    arch, sizes = ("mixhead_transformer", SIZES) if "de" in name else ("mixhead_transformer_lm", LM_SIZES)
+    arch, sizes = (
+        ("mixhead_transformer", SIZES) if "de" in name else ("mixhead_transformer_lm", LM_SIZES)
+    )
     data = shutil.copytree(translation_data if "de" in name else text_data, tmp_path / "data")
     for path in (data / name, (data / name).with_suffix(".bin")):
         path.unlink(missing_ok=True)
@@ -100,11 +136,25 @@ def test_a_missing_file_is_one_line_where_fairseq_starts_the_workers(translation
     (tmp_path / "train.py").write_text(SPAWN)
     data = shutil.copytree(translation_data, tmp_path / "data")
     (data / "dict.de.txt").unlink()
-    flags = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
-    flags += ["--distributed-init-method", f"tcp://localhost:{free_port()}", "--save-dir", tmp_path / "save"]
+    flags = [
+        "--distributed-world-size",
+        "2",
+        "--distributed-backend",
+        "gloo",
+        "--ddp-backend",
+        "legacy_ddp",
+    ]
+    flags += [
+        "--distributed-init-method",
+        f"tcp://localhost:{free_port()}",
+        "--save-dir",
+        tmp_path / "save",
+    ]
     words = [data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer", *SIZES, *TRAINING, *flags]
     command = [str(word) for word in (sys.executable, tmp_path / "train.py", *words)]
     ended = subprocess.run(command, capture_output=True, text=True)
     said = [line for line in ended.stderr.splitlines() if ": error: " in line]
-    assert said == [f"fairseq-train: error: [Errno 2] No such file or directory: '{data}/dict.de.txt'"]
+    assert said == [
+        f"fairseq-train: error: [Errno 2] No such file or directory: '{data}/dict.de.txt'"
+    ]
     assert "Traceback" not in ended.stderr

@@ -1,6 +1,7 @@
 """Compute self-attention without query-key products (Tay et al. 2020, Synthesizer).
 
-Each score belongs to a key's absolute position, so inputs have a maximal length. The rest is `MixheadAttention`.
+Each score belongs to a key's absolute position, so inputs have a maximal length. The rest is
+`MixheadAttention`.
 """
 
 import math
@@ -35,15 +36,19 @@ class Sizes(NamedTuple):
 
 
 class TokenNetwork(nn.Module):
-    """Compute relu(W1 q + b1) over all heads; its products with `output`, a W2 that all heads share, are scores."""
+    """Compute relu(W1 q + b1) over all heads; its products with `output`, a W2 that all heads
+    share, are scores.
+    """
 
     def __init__(self, sizes: Sizes, outputs: int):
         super().__init__()
         inner_dim = sizes.num_heads * sizes.head_dim
         self.hidden = nn.Linear(inner_dim, inner_dim)
-        nn.init.xavier_uniform_(self.hidden.weight, gain=2**-0.5)  # as fairseq starts k_proj, which it replaces
+        # as fairseq starts k_proj, which it replaces
+        nn.init.xavier_uniform_(self.hidden.weight, gain=2**-0.5)
         # Each output starts as a vector of length about 1.
-        self.output = nn.Parameter(torch.randn(outputs, sizes.head_dim) * sizes.head_dim**-0.5)  # [outputs, D]
+        # [outputs, D]
+        self.output = nn.Parameter(torch.randn(outputs, sizes.head_dim) * sizes.head_dim**-0.5)
 
     def forward(self, query: Tensor) -> Tensor:
         """Map q [B, H, Nq, D] to relu(W1 q + b1) [B, H, Nq, D]."""
@@ -53,9 +58,11 @@ class TokenNetwork(nn.Module):
 
 
 class DenseSynthesizer(nn.Module):
-    """Compute the scores of all n keys from the projected query (Tay et al. 2020, Dense Synthesizer).
+    """Compute the scores of all n keys from the projected query (Tay et al. 2020, Dense
+    Synthesizer).
 
-    W1 replaces the key projection, and all heads share W2: this gives the 248M parameters of the Mixhead paper.
+    W1 replaces the key projection, and all heads share W2: this gives the 248M parameters of the
+    Mixhead paper.
     """
 
     def __init__(self, sizes: Sizes):
@@ -69,7 +76,8 @@ class DenseSynthesizer(nn.Module):
 
 
 class FactorizedDenseSynthesizer(nn.Module):
-    """Compute scores A[t, k mod a] B[t, k div a] by two networks of the token (Tay et al. 2020, Factorized Dense).
+    """Compute scores A[t, k mod a] B[t, k div a] by two networks of the token (Tay et al. 2020,
+    Factorized Dense).
 
     The scores are not a product of queries and keys, so memory holds all of them, [B, H, Nq, Nk].
     """
@@ -83,12 +91,16 @@ class FactorizedDenseSynthesizer(nn.Module):
     def forward(self, query: Tensor, n_keys: int) -> Scores:
         rows = (n_keys + self.factor - 1) // self.factor  # how many outputs of B the keys need
         a = upcast(torch.matmul(self.first(query), self.first.output.t()))  # [B, H, Nq, a]
-        b = upcast(torch.matmul(self.second(query), self.second.output[:rows].t()))  # [B, H, Nq, rows]
-        return _bias_alone(query, n_keys, (b[..., :, None] * a[..., None, :]).flatten(3)[..., :n_keys])
+        # [B, H, Nq, rows]
+        b = upcast(torch.matmul(self.second(query), self.second.output[:rows].t()))
+        return _bias_alone(
+            query, n_keys, (b[..., :, None] * a[..., None, :]).flatten(3)[..., :n_keys]
+        )
 
 
 class RandomSynthesizer(nn.Module):
-    """Give the same scores R[h, t, k] to all inputs, at first normal ones (Tay et al. 2020, Random and Fixed Random).
+    """Give the same scores R[h, t, k] to all inputs, at first normal ones (Tay et al. 2020, Random
+    and Fixed Random).
 
     Fixed scores are a buffer, so that checkpoints keep them.
     """
@@ -99,11 +111,15 @@ class RandomSynthesizer(nn.Module):
         self.scores = nn.Parameter(scores) if trained else nn.Buffer(scores)
 
     def forward(self, query: Tensor, n_keys: int) -> Scores:
-        return _bias_alone(query, n_keys, self.scores[None, :, n_keys - query.size(2) : n_keys, :n_keys])
+        return _bias_alone(
+            query, n_keys, self.scores[None, :, n_keys - query.size(2) : n_keys, :n_keys]
+        )
 
 
 class FactorizedRandomSynthesizer(nn.Module):
-    """Give the scores R1[h, t] . R2[h, k] (Tay et al. 2020, Factorized Random); at first their deviation is 1."""
+    """Give the scores R1[h, t] . R2[h, k] (Tay et al. 2020, Factorized Random); at first their
+    deviation is 1.
+    """
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -121,7 +137,9 @@ class FactorizedRandomSynthesizer(nn.Module):
 def _bias_alone(query: Tensor, n_keys: int, bias: Tensor) -> Scores:
     """Return `bias` beside queries and keys whose product is 0."""
     batch, heads, n_queries, _ = query.size()
-    return Scores(query.new_zeros(batch, heads, n_queries, 1), query.new_zeros(batch, heads, n_keys, 1), bias)
+    return Scores(
+        query.new_zeros(batch, heads, n_queries, 1), query.new_zeros(batch, heads, n_keys, 1), bias
+    )
 
 
 class SynthesizerKind(NamedTuple):
@@ -138,7 +156,9 @@ class SynthesizerKind(NamedTuple):
 
 SYNTHESIZERS = {
     "dense": SynthesizerKind(DenseSynthesizer, ("network",), reads_query=True, multiplies=True),
-    "random": SynthesizerKind(partial(RandomSynthesizer, trained=True), ("scores",), trained_bias=True),
+    "random": SynthesizerKind(
+        partial(RandomSynthesizer, trained=True), ("scores",), trained_bias=True
+    ),
     "fixed-random": SynthesizerKind(partial(RandomSynthesizer, trained=False), ("scores",)),
     "factorized-dense": SynthesizerKind(
         FactorizedDenseSynthesizer,
@@ -159,10 +179,12 @@ SYNTHESIZERS = {
 
 
 class SynthesizerAttention(MixheadAttention):
-    """Compute self-attention of a decoder with synthetic scores; called like `MixheadAttention`, with one input.
+    """Compute self-attention of a decoder with synthetic scores; called like `MixheadAttention`,
+    with one input.
 
-    It has no k_proj, and has q_proj only if the synthesizer or the head mixing reads the query: DistributedDataParallel
-    refuses parameters without a gradient. The cache of decoding has values but no keys.
+    It has no k_proj, and has q_proj only if the synthesizer or the head mixing reads the query:
+    DistributedDataParallel refuses parameters without a gradient. The cache of decoding has values
+    but no keys.
 
     Args:
         embed_dim, num_heads, options: as in `MixheadAttention`
@@ -203,7 +225,9 @@ class SynthesizerAttention(MixheadAttention):
         return {**signature, option: self.own_size} if option else signature
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Add the query projection that only the mixing reads to a checkpoint without head mixing."""
+        """Add the query projection that only the mixing reads to a checkpoint without
+        head mixing.
+        """
         super().upgrade_state_dict_named(state_dict, name)
         if self.q_proj is not None and not SYNTHESIZERS[self.kinds["synthesizer"]].reads_query:
             for key, value in self.q_proj.state_dict().items():
@@ -222,7 +246,8 @@ class SynthesizerAttention(MixheadAttention):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from `query` to itself, as `MixheadAttention.forward`; `key`, `value` and `static_kv` are ignored.
+        """Attend from `query` to itself, as `MixheadAttention.forward`; `key`, `value` and
+        `static_kv` are ignored.
 
         Raise OptionError if the input, cached tokens included, is longer than `max_length`.
         """
@@ -234,8 +259,12 @@ class SynthesizerAttention(MixheadAttention):
             self._set_input_buffer(incremental_state, saved)
         n_keys = v.size(2)
         if n_keys > self.max_length:
-            problem = f"an input has {n_keys} tokens, this --synthesizer has scores for {self.max_length}"
-            raise OptionError(f"--tokens-per-sample: {problem} (its length in training); must be at most that")
+            problem = (
+                f"an input has {n_keys} tokens, this --synthesizer has scores for {self.max_length}"
+            )
+            raise OptionError(
+                f"--tokens-per-sample: {problem} (its length in training); must be at most that"
+            )
         # [B, H, Nq, D]; only its shape matters if nothing reads it
         q = v.new_zeros(query.size(1), self.num_heads, query.size(0), self.head_dim)
         if self.q_proj is not None:
@@ -246,7 +275,14 @@ class SynthesizerAttention(MixheadAttention):
         if bias is not None:
             attn_mask = bias if attn_mask is None else bias + attn_mask  # [1 or B, H, Nq, Nk]
         inputs = self.inputs_of(
-            scores.query, scores.key, v, q, query.transpose(0, 1), attn_mask=attn_mask,
-            key_padding_mask=as_bool(key_padding_mask), dropout_p=self.dropout_p(), scale=self.scaling,
-        )  # fmt: skip
+            scores.query,
+            scores.key,
+            v,
+            q,
+            query.transpose(0, 1),
+            attn_mask=attn_mask,
+            key_padding_mask=as_bool(key_padding_mask),
+            dropout_p=self.dropout_p(),
+            scale=self.scaling,
+        )
         return self._output(inputs, query, 1, before_softmax, need_weights, need_head_weights)

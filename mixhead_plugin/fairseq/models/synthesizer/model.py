@@ -1,4 +1,6 @@
-"""Language model without query-key products, which fairseq lacks: architectures `<family>_synthesizer_lm*`."""
+"""Language model without query-key products, which fairseq lacks: architectures
+`<family>_synthesizer_lm*`.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -10,7 +12,10 @@ from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadDecoderLayer, flags_of_attention
 from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.fairseq.models.transformer import TransformerConfig
-from mixhead_plugin.fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
+from mixhead_plugin.fairseq.models.transformer_lm import (
+    TransformerLanguageModel,
+    TransformerLanguageModelConfig,
+)
 from mixhead_plugin.fairseq.options import AttentionSite, as_namespace
 
 
@@ -23,7 +28,9 @@ class SynthesizerOptions(FairseqDataclass):
     """The flags of the Synthesizer."""
 
     synthesizer: str = _flag(
-        "dense", f"where the scores of the attention come from; one of {', '.join(SYNTHESIZERS)} (default: dense)"
+        "dense",
+        f"where the scores of the attention come from; one of {', '.join(SYNTHESIZERS)} (default: "
+        "dense)",
     )
     synthesizer_rank: Optional[int] = _flag(
         None, "rank of each head's scores, with --synthesizer factorized-random (default: 8)"
@@ -68,7 +75,8 @@ class SynthesizerDecoder(MixheadDecoder):
 class SynthesizerLanguageModel(TransformerLanguageModel):
     """fairseq's decoder-only Transformer with synthetic scores, for inputs up to a maximal length.
 
-    That length is --max-target-positions. By default it is --tokens-per-sample, plus 1 with --add-bos-token.
+    That length is --max-target-positions. By default it is --tokens-per-sample, plus 1 with
+    --add-bos-token.
     """
 
     config = SynthesizerLanguageModelConfig
@@ -78,19 +86,30 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
         # These heads cannot be pruned, so --heads-per-layer has no meaning here.
-        return {site: shape._replace(layers=None) for site, shape in super().attention_sites(args).items()}
+        return {
+            site: shape._replace(layers=None)
+            for site, shape in super().attention_sites(args).items()
+        }
 
     @classmethod
     def check_args(cls, args: Any) -> None:
         super().check_args(args)
-        options, longest = cls.config.from_namespace(args), getattr(args, "max_target_positions", None)
+        options, longest = (
+            cls.config.from_namespace(args),
+            getattr(args, "max_target_positions", None),
+        )
         if longest is None and not getattr(args, "tokens_per_sample", None):
-            raise OptionError("--max-target-positions is missing: a synthesizer has scores only up to this position")
+            raise OptionError(
+                "--max-target-positions is missing: a synthesizer has scores only up to this "
+                "position"
+            )
         # With --sample-break-mode eos, fairseq leaves out sentences that are too long.
-        cuts = getattr(args, "sample_break_mode", "eos") != "eos"  # into blocks of --tokens-per-sample
+        # into blocks of --tokens-per-sample
+        cuts = getattr(args, "sample_break_mode", "eos") != "eos"
         if longest is not None and cuts and longest < _longest_block(args):
             raise OptionError(
-                f"--max-target-positions {longest}: must be at least {_longest_block(args)}, for --tokens-per-sample "
+                f"--max-target-positions {longest}: must be at least {_longest_block(args)}, for "
+                "--tokens-per-sample "
                 f"{args.tokens_per_sample}; a synthesizer has scores only up to this position"
             )
         _check_synthesizer(options, longest or _longest_block(args))
@@ -98,7 +117,10 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "SynthesizerLanguageModel":
         args = as_namespace(args)
-        if getattr(args, "max_target_positions", None) is None and getattr(args, "tokens_per_sample", None) is not None:
+        if (
+            getattr(args, "max_target_positions", None) is None
+            and getattr(args, "tokens_per_sample", None) is not None
+        ):
             args.max_target_positions = _longest_block(args)
         model = super().build_model(args, task)
         task.longest_input = args.max_target_positions  # see repairs/longer_inputs.py
@@ -113,7 +135,9 @@ def _longest_block(args: Any) -> int:
 def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) -> None:
     kind = SYNTHESIZERS.get(options.synthesizer)
     if kind is None:
-        raise OptionError(f"--synthesizer {options.synthesizer}: must be one of {', '.join(SYNTHESIZERS)}")
+        raise OptionError(
+            f"--synthesizer {options.synthesizer}: must be one of {', '.join(SYNTHESIZERS)}"
+        )
     for name, other in SYNTHESIZERS.items():
         value = getattr(options, other.size_option, None)
         flag = f"{option_name(other.size_option)} {value}"
@@ -122,17 +146,29 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
         if value is not None and value < 1:
             raise OptionError(f"{flag}: must be at least 1")
     if options.synthesizer_factor is not None and options.synthesizer_factor > longest:
-        raise OptionError(f"--synthesizer-factor {options.synthesizer_factor}: must be at most the length, {longest}")
+        raise OptionError(
+            f"--synthesizer-factor {options.synthesizer_factor}: must be at most the length, "
+            f"{longest}"
+        )
     if options.relative_position != "none":
-        raise OptionError(f"--relative-position {options.relative_position}: must be none, the scores are absolute")
+        raise OptionError(
+            f"--relative-position {options.relative_position}: must be none, the scores are "
+            "absolute"
+        )
     if options.feature_mixing in ("heads", "shared") and options.mixed_features != "v":
         flag = f"--mixed-features {options.mixed_features}"
-        raise OptionError(f"{flag}: must be v, a Synthesizer has values alone that --feature-mixing can mix")
+        raise OptionError(
+            f"{flag}: must be v, a Synthesizer has values alone that --feature-mixing can mix"
+        )
     if options.score_mixing != "none" and not kind.multiplies:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if other.multiplies)
         flag = f"--score-mixing {options.score_mixing}"
-        raise OptionError(f"{flag}: must be none, or --synthesizer one of {others}, whose products it can mix")
+        raise OptionError(
+            f"{flag}: must be none, or --synthesizer one of {others}, whose products it can mix"
+        )
     if options.attention_impl == "triton" and kind.trained_bias:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if not other.trained_bias)
         flag = "--attention-impl triton"
-        raise OptionError(f"{flag}: gives the scores no gradient; must be auto, or --synthesizer one of {others}")
+        raise OptionError(
+            f"{flag}: gives the scores no gradient; must be auto, or --synthesizer one of {others}"
+        )

@@ -1,7 +1,8 @@
 """Adaptive input and softmax with the parameters of Transformer-XL's published code.
 
-fairseq's own classes have no biases, one more projection in the input, and none for the first band of the softmax.
-Projections are never tied. The published code ties some for div_val > 1 on WikiText-103, which no table reports.
+fairseq's own classes have no biases, one more projection in the input, and none for the first band
+of the softmax. Projections are never tied. The published code ties some for div_val > 1 on
+WikiText-103, which no table reports.
 """
 
 import torch
@@ -14,12 +15,14 @@ from mixhead_plugin.ops.reference import upcast
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Embeddings by bands of the vocabulary, with fewer columns for rare words; scaled by sqrt(dim).
+    """Embeddings by bands of the vocabulary, with fewer columns for rare words; scaled by
+    sqrt(dim).
 
     Args:
         cutoffs: where each band ends, ascending; the last one is the size of the vocabulary
         dim: columns of the result
-        div_val: band i has dim // div_val**i columns; if it is not 1, every band has a projection to dim
+        div_val: band i has dim // div_val**i columns; if it is not 1, every band has a projection
+            to dim
     """
 
     def __init__(self, cutoffs: list[int], dim: int, div_val: int):
@@ -27,7 +30,8 @@ class AdaptiveEmbedding(nn.Module):
         self.cutoffs = cutoffs
         self.dim = dim
         self.bands = nn.ModuleList(
-            nn.Embedding(stop - start, dim // div_val**i) for i, (start, stop) in enumerate(zip([0, *cutoffs], cutoffs))
+            nn.Embedding(stop - start, dim // div_val**i)
+            for i, (start, stop) in enumerate(zip([0, *cutoffs], cutoffs))
         )
         self.projections = nn.ModuleList(
             nn.Linear(band.embedding_dim, dim, bias=False) for band in self.bands if div_val != 1
@@ -36,10 +40,12 @@ class AdaptiveEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [..., dim] of tokens [...], in the dtype of the weights."""
         out = self.bands[0].weight.new_empty(*tokens.shape, self.dim)
-        # The first and the last band have no outer limit, so that nn.Embedding refuses other tokens.
+        # The first and the last band have no outer limit, so that nn.Embedding refuses other
+        # tokens.
         bands = sum((tokens >= stop for stop in self.cutoffs[:-1]), torch.zeros_like(tokens))
         for i, (band, start) in enumerate(zip(self.bands, [0, *self.cutoffs])):
-            # A band without tokens runs too: DistributedDataParallel needs a gradient of every parameter.
+            # A band without tokens runs too: DistributedDataParallel needs a gradient of every
+            # parameter.
             rows = band(tokens[bands == i] - start)  # [words of the band, its columns]
             if self.projections:
                 rows = self.projections[i](rows)
@@ -48,9 +54,11 @@ class AdaptiveEmbedding(nn.Module):
 
 
 class Band(nn.Module):
-    """Logits of the words of one band and, in the first band, of `clusters` other bands; in float32 or better.
+    """Logits of the words of one band and, in the first band, of `clusters` other bands; in float32
+    or better.
 
-    The weights of `embedding` are shared. A projection, if wanted, maps `dim` to the columns of the embedding.
+    The weights of `embedding` are shared. A projection, if wanted, maps `dim` to the columns of the
+    embedding.
     """
 
     def __init__(self, embedding: nn.Embedding, dim: int, projected: bool, clusters: int = 0):
@@ -71,7 +79,10 @@ class Band(nn.Module):
             x = self.projection(x)
         weight, bias = self.weight, self.bias
         if self.cluster_weight is not None:
-            weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+            weight, bias = (
+                torch.cat([weight, self.cluster_weight]),
+                torch.cat([bias, self.cluster_bias]),
+            )
         # fairseq normalizes logits and sums losses in the dtype of the logits.
         return upcast(F.linear(x, weight, bias))
 
@@ -83,7 +94,8 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
     """
 
     def __init__(self, embedding: AdaptiveEmbedding):
-        super(FairseqAdaptiveSoftmax, self).__init__()  # fairseq's own __init__ makes other parameters
+        # fairseq's own __init__ makes other parameters
+        super(FairseqAdaptiveSoftmax, self).__init__()
         self.vocab_size = embedding.cutoffs[-1]
         self.cutoff = embedding.cutoffs
         self.input_dim = embedding.dim
@@ -96,15 +108,19 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
         self.tail = nn.ModuleList(Band(band, embedding.dim, projected) for band in others)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Do nothing: fairseq's method needs a version number, which its moving averages do not contain."""
+        """Do nothing: fairseq's method needs a version number, which its moving averages do not
+        contain.
+        """
 
     def get_log_prob(self, input: Tensor, target: Tensor | None) -> Tensor:
         """Return log-probabilities of the words, in float32 or better.
 
-        fairseq's method overwrites tensors that its backward pass needs, so only the adaptive loss can train with it.
+        fairseq's method overwrites tensors that its backward pass needs, so only the adaptive loss
+        can train with it.
 
-        Shapes: input [B, N, dim], target [B, N], result [B, N, vocabulary]. Words outside the band of a target, and of
-        the first band, get -inf. Without targets all words get their log-probability.
+        Shapes: input [B, N, dim], target [B, N], result [B, N, vocabulary]. Words outside the band
+        of a target, and of the first band, get -inf. Without targets all words get their
+        log-probability.
         """
         x = input.flatten(0, 1)  # [B * N, dim]
         head = self.lsm(self.head(x))  # [B * N, words + bands]
@@ -117,7 +133,10 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
                 parts.append(self.lsm(band(x)) + cluster)
                 continue
             rows = ((target >= start) & (target < stop)).flatten().nonzero()[:, 0]
-            # A band without targets runs too: DistributedDataParallel needs a gradient of every parameter.
+            # A band without targets runs too: DistributedDataParallel needs a gradient of every
+            # parameter.
             words = self.lsm(band(x[rows])) + cluster[rows]
-            parts.append(head.new_full((x.size(0), stop - start), float("-inf")).index_copy(0, rows, words))
+            parts.append(
+                head.new_full((x.size(0), stop - start), float("-inf")).index_copy(0, rows, words)
+            )
         return torch.cat(parts, 1).view(*input.shape[:2], -1)

@@ -1,4 +1,6 @@
-"""Attention, layers and decoder of Transformer-XL (Dai et al. 2019), which see the previous segment, too."""
+"""Attention, layers and decoder of Transformer-XL (Dai et al. 2019), which see the previous
+segment, too.
+"""
 
 from typing import Any
 
@@ -11,7 +13,11 @@ from torch import Tensor, nn
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.layers import flags_of_attention
-from mixhead_plugin.fairseq.models.transformer_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Band
+from mixhead_plugin.fairseq.models.transformer_xl.adaptive import (
+    AdaptiveEmbedding,
+    AdaptiveSoftmax,
+    Band,
+)
 from mixhead_plugin.fairseq.models.transformer_xl.mems import Mems
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.reference import upcast
@@ -19,22 +25,27 @@ from mixhead_plugin.ops.relative import RelativeScores
 
 
 def distance_encodings(length: int, dim: int, clamp: int, like: Tensor) -> Tensor:
-    """Return R [length, dim] in the dtype of `like`: sinusoids of the distances length - 1 down to 0.
+    """Return R [length, dim] in the dtype of `like`: sinusoids of the distances length - 1 down to
+    0.
 
-    All sines come before all cosines, as in the published code of Dai et al. The computation is in float32 or better:
-    half precision cannot tell distances above 2048 apart. Distances above `clamp` count as `clamp`, if it is positive.
+    All sines come before all cosines, as in the published code of Dai et al. The computation is in
+    float32 or better: half precision cannot tell distances above 2048 apart. Distances above
+    `clamp` count as `clamp`, if it is positive.
     """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     distance = torch.arange(length - 1, -1, -1, dtype=dtype, device=like.device)
     if clamp > 0:
         distance = distance.clamp(max=clamp)
-    frequency = 10000 ** (-torch.arange(0, dim, 2, dtype=dtype, device=like.device) / dim)  # [dim / 2]
+    # [dim / 2]
+    frequency = 10000 ** (-torch.arange(0, dim, 2, dtype=dtype, device=like.device) / dim)
     angle = distance[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], 1).to(like.dtype)
 
 
 def span_mask(n_queries: int, n_keys: int, span: int | None, like: Tensor) -> Tensor | None:
-    """Return an additive mask [n_queries, n_keys]: each query sees `span` keys up to its own; None for all of them."""
+    """Return an additive mask [n_queries, n_keys]: each query sees `span` keys up to its own; None
+    for all of them.
+    """
     if span is None:
         return None
     return like.new_full((n_queries, n_keys), float("-inf")).tril(n_keys - n_queries - span)
@@ -43,13 +54,22 @@ def span_mask(n_queries: int, n_keys: int, span: int | None, like: Tensor) -> Te
 class SegmentAttention(MixheadAttention):
     """Multi-head attention with content and position terms (Dai et al. 2019, section 3.3).
 
-    The score of key k for query t is scale * ((q_t + u) . k_k + (q_t + v) . r_{t-k}), with r = position_proj(R). The
-    caller gives u and v. Normalization and mixing are those of the base class. Position-wise mixing reads q_t without
-    u and v; score mixing acts on the content terms. No projection has a bias. Arguments are those of the base class.
+    The score of key k for query t is scale * ((q_t + u) . k_k + (q_t + v) . r_{t-k}), with r =
+    position_proj(R). The caller gives u and v. Normalization and mixing are those of the base
+    class. Position-wise mixing reads q_t without u and v; score mixing acts on the content terms.
+    No projection has a bias. Arguments are those of the base class.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, **options: Any):
-        super().__init__(embed_dim, num_heads, dropout=dropout, bias=False, self_attention=True, causal=True, **options)
+        super().__init__(
+            embed_dim,
+            num_heads,
+            dropout=dropout,
+            bias=False,
+            self_attention=True,
+            causal=True,
+            **options,
+        )
         self.position_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=False)
 
     def forward(
@@ -67,8 +87,9 @@ class SegmentAttention(MixheadAttention):
         Args:
             x: the segment, [Nq, B, embed_dim]
             memory: the states before it, [M, B, embed_dim], or None
-            positions: R for the distances Nk - 1 to 0, [Nk, embed_dim], Nk = M + Nq. With `incremental_state` its
-                length is the most keys that the step sees and the cache keeps.
+            positions: R for the distances Nk - 1 to 0, [Nk, embed_dim], Nk = M + Nq. With
+                `incremental_state` its length is the most keys that the step sees and the cache
+                keeps.
             content_bias: u, [H, D]
             position_bias: v, [H, D]
             attn_mask: added to the scores, [Nq, Nk]; keys after the query are hidden without it
@@ -86,15 +107,25 @@ class SegmentAttention(MixheadAttention):
             k = self._after_cached(saved, "prev_key", k)[:, :, -positions.size(0) :]
             v = self._after_cached(saved, "prev_value", v)[:, :, -positions.size(0) :]
             self._set_input_buffer(incremental_state, {"prev_key": k, "prev_value": v})
-        r = self.position_proj(positions).view(-1, self.num_heads, self.head_dim).transpose(0, 1)  # [H, Nk, D]
-        # Autocast lowers the projections but not the parameters u and v. `attention` does not scale relative scores.
+        # [H, Nk, D]
+        r = self.position_proj(positions).view(-1, self.num_heads, self.head_dim).transpose(0, 1)
+        # Autocast lowers the projections but not the parameters u and v. `attention` does not scale
+        # relative scores.
         relative = RelativeScores((q + position_bias[:, None].to(q)) * self.scaling, r.to(q))
         content = q + content_bias[:, None].to(q)
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         inputs = self.inputs_of(
-            content, k, v, q, x.transpose(0, 1), attn_mask=attn_mask, relative=relative, causal=True,
-            dropout_p=self.dropout_p(), scale=self.scaling,
-        )  # fmt: skip
+            content,
+            k,
+            v,
+            q,
+            x.transpose(0, 1),
+            attn_mask=attn_mask,
+            relative=relative,
+            causal=True,
+            dropout_p=self.dropout_p(),
+            scale=self.scaling,
+        )
         return self._output(inputs, x)[0]
 
     def cached(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> int:
@@ -104,11 +135,15 @@ class SegmentAttention(MixheadAttention):
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward block, each with a residual connection and a layer norm after it."""
+    """Attention and feed-forward block, each with a residual connection
+    and a layer norm after it.
+    """
 
     def __init__(self, cfg: Any):
         super().__init__()
-        self.self_attn = SegmentAttention(cfg.d_model, cfg.n_head, dropout=cfg.dropatt, **flags_of_attention(cfg))
+        self.self_attn = SegmentAttention(
+            cfg.d_model, cfg.n_head, dropout=cfg.dropatt, **flags_of_attention(cfg)
+        )
         self.self_attn_layer_norm = LayerNorm(cfg.d_model)
         self.fc1 = nn.Linear(cfg.d_model, cfg.d_inner)
         self.fc2 = nn.Linear(cfg.d_inner, cfg.d_model)
@@ -116,7 +151,9 @@ class TransformerXLLayer(nn.Module):
         self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
 
     def forward(self, x: Tensor, *attention: Any) -> Tensor:
-        """Return the output [Nq, B, C] for x [Nq, B, C]; the rest is passed to `SegmentAttention.forward`."""
+        """Return the output [Nq, B, C] for x [Nq, B, C]; the rest is passed to
+        `SegmentAttention.forward`.
+        """
         x = self.self_attn_layer_norm(x + self.dropout_module(self.self_attn(x, *attention)))
         inner = self.dropout_module(F.relu(self.fc1(x)))  # [Nq, B, d_inner]
         return self.final_layer_norm(x + self.dropout_module(self.fc2(inner)))
@@ -133,14 +170,19 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         self.mem_len = cfg.mem_len
         self.clamp_len = cfg.clamp_len
         self.max_target_positions = cfg.max_target_positions
-        self.span = cfg.mem_len if cfg.same_length else None  # how many positions a token sees; None for all
+        # how many positions a token sees; None for all
+        self.span = cfg.mem_len if cfg.same_length else None
         self.embed_tokens = AdaptiveEmbedding(cutoffs, cfg.d_model, cfg.div_val)
         self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
-        self.content_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))  # u of eq. (d) in section 3.3
+        # u of eq. (d) in section 3.3
+        self.content_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))
         self.position_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))  # v
         layers = [TransformerXLLayer(cfg) for _ in range(cfg.n_layer)]
         if cfg.checkpoint_activations or cfg.offload_activations:
-            layers = [checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations) for layer in layers]
+            layers = [
+                checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+                for layer in layers
+            ]
         self.layers = nn.ModuleList(layers)
         self.adaptive_softmax = AdaptiveSoftmax(self.embed_tokens)
         self.memory = Mems(cfg.mem_len, cfg.max_target_positions)
@@ -162,7 +204,8 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         for layer in self.layers:
             layer.self_attn.scale_values()
 
-    forward = FairseqDecoder.forward  # `extract_features` and `output_layer`; that of the base class raises
+    # `extract_features` and `output_layer`; that of the base class raises
+    forward = FairseqDecoder.forward
 
     def extract_features(
         self,
@@ -177,8 +220,10 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         Args:
             prev_output_tokens: [B, N], with padding on the right only
             src_lengths, encoder_out: not used
-            incremental_state: the cache of step-by-step decoding, which reads the last token and no memory
-            window: the number of this window in its text, see `Mems`; None continues from the last call
+            incremental_state: the cache of step-by-step decoding, which reads the last token and no
+                memory
+            window: the number of this window in its text, see `Mems`; None continues from the last
+                call
         """
         if incremental_state is not None:
             prev_output_tokens = prev_output_tokens[:, -1:]
@@ -193,17 +238,22 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
             # A token sees at most as many positions as the last token of a window does in training.
             most = self.mem_len + self.max_target_positions if self.span is None else self.span
             n_keys = min(1 + self.layers[0].self_attn.cached(incremental_state), most)
-        positions = self.dropout_module(distance_encodings(n_keys, x.size(2), self.clamp_len, x))  # [Nk, C]
+        # [Nk, C]
+        positions = self.dropout_module(distance_encodings(n_keys, x.size(2), self.clamp_len, x))
 
         inputs = []
         for i, layer in enumerate(self.layers):
             inputs.append(x)
             before = memory[i] if memory else None
-            x = layer(x, before, positions, self.content_bias, self.position_bias, mask, incremental_state)
+            x = layer(
+                x, before, positions, self.content_bias, self.position_bias, mask, incremental_state
+            )
         if incremental_state is None:
             self.memory.keep(window, memory, inputs)
         x = self.dropout_module(x).transpose(0, 1)  # [B, N, C]
-        return upcast(x), None  # fairseq sums the adaptive loss in this dtype: float16 ends at 65504
+        return upcast(
+            x
+        ), None  # fairseq sums the adaptive loss in this dtype: float16 ends at 65504
 
     def output_layer(self, features: Tensor, **kwargs: Any) -> Tensor:
         """Return `features`: criterion, scorer and search call `adaptive_softmax` themselves."""

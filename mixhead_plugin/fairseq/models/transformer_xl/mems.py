@@ -16,20 +16,23 @@ STATES, POSITION = "version_1.states", "version_1.place"
 
 class Memory(NamedTuple):
     states: list[Tensor]  # [M, B, C] for each layer: its inputs at the last M positions, detached
-    window: int | None  # the number of the window at whose end they are; None if windows have no numbers
+    # the number of the window at whose end they are; None if windows have no numbers
+    window: int | None
     before: list[Tensor]  # the states that this window saw
 
 
 class Mems(nn.Module):
     """Keep two memories of one decoder: one for training and one for evaluation.
 
-    A memory serves the next window, in the same mode and with the same number of rows. For every other window it is
-    empty, such as the first of a text, set or epoch. A window that is computed again, as after an overflow under
-    --amp, sees the same memory again. Windows without numbers continue from call to call. A change from training to
-    evaluation empties the memory of evaluation.
+    A memory serves the next window, in the same mode and with the same number of rows. For every
+    other window it is empty, such as the first of a text, set or epoch. A window that is computed
+    again, as after an overflow under --amp, sees the same memory again. Windows without numbers
+    continue from call to call. A change from training to evaluation empties the memory of
+    evaluation.
 
-    A checkpoint contains the memory of training, of `length` positions, so that training can resume within an epoch. It
-    belongs to the first worker and to numbered windows of `window_length`; otherwise training resumes without it.
+    A checkpoint contains the memory of training, of `length` positions, so that training can resume
+    within an epoch. It belongs to the first worker and to numbered windows of `window_length`;
+    otherwise training resumes without it.
     """
 
     def __init__(self, length: int, window_length: int):
@@ -39,7 +42,8 @@ class Mems(nn.Module):
         self._memories: dict[bool, Memory] = {}  # by `self.training`
 
     def recall(self, window: int | None, like: Tensor) -> list[Tensor]:
-        """Return the states [M, B, C] before a window, one for each layer; an empty list if there are none.
+        """Return the states [M, B, C] before a window, one for each layer; an empty list if there
+        are none.
 
         `window` is its number, None if it has none; `like` are states of the window, [Nq, B, C].
         """
@@ -51,10 +55,13 @@ class Mems(nn.Module):
         return [states.to(like) for states in memory.before] if window == memory.window else []
 
     def keep(self, window: int | None, before: list[Tensor], states: list[Tensor]) -> None:
-        """Remember a window by its number, what `recall` returned for it, and the input of each layer, [Nq, B, C]."""
+        """Remember a window by its number, what `recall` returned for it, and the input of each
+        layer, [Nq, B, C].
+        """
         if self.length > 0:
             every = (torch.cat([*before[i : i + 1], new.detach()]) for i, new in enumerate(states))
-            kept = [rows[-self.length :].clone() for rows in every]  # a view would keep all states in memory
+            # a view would keep all states in memory
+            kept = [rows[-self.length :].clone() for rows in every]
             self._memories[self.training] = Memory(kept, window, before)
 
     def reset(self) -> None:
@@ -69,7 +76,9 @@ class Mems(nn.Module):
     def make_generation_fast_(self, **kwargs: Any) -> None:
         self.reset()  # fairseq calls this before generation: the memory of training is not needed
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         memory = self._memories.get(True)
         if memory is None or memory.window is None:
@@ -78,21 +87,32 @@ class Mems(nn.Module):
         held = states.size(1)
         # Always of the same size, because checkpoints are averaged tensor by tensor.
         destination[prefix + STATES] = F.pad(states, [0, 0, 0, 0, self.length - held, 0])
-        destination[prefix + POSITION] = torch.tensor([memory.window, held, _workers(), self.window_length])
+        destination[prefix + POSITION] = torch.tensor(
+            [memory.window, held, _workers(), self.window_length]
+        )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        states, position = state_dict.pop(prefix + STATES, None), state_dict.pop(prefix + POSITION, None)
+        states, position = (
+            state_dict.pop(prefix + STATES, None),
+            state_dict.pop(prefix + POSITION, None),
+        )
         self.reset()
         if states is not None and position is not None and self.length > 0:
             self._load(states, *position.tolist())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _load(self, states: Tensor, window: int, held: int, workers: int, window_length: int) -> None:
+    def _load(
+        self, states: Tensor, window: int, held: int, workers: int, window_length: int
+    ) -> None:
         if (workers, window_length) != (_workers(), self.window_length):
-            logger.info("memory: empty, the checkpoint has another number of workers or length of windows")
+            logger.info(
+                "memory: empty, the checkpoint has another number of workers or length of windows"
+            )
             return
         if workers > 1:
-            logger.info("memory: of the first worker, from the checkpoint; the other workers start empty")
+            logger.info(
+                "memory: of the first worker, from the checkpoint; the other workers start empty"
+            )
             if distributed.get_data_parallel_rank() > 0:
                 return
         held = min(held, self.length)

@@ -14,27 +14,43 @@ from mixhead_plugin.fairseq.models.transformer_xl.decoder import TransformerXLDe
 from mixhead_plugin.fairseq.options import AttentionOptions, AttentionSite
 
 try:  # this registers the task
-    from fairseq.examples.truncated_bptt.transformer_xl_model import TransformerXLConfig as UpstreamConfig
-    from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMTask as OrderedTask
+    from fairseq.examples.truncated_bptt.transformer_xl_model import (
+        TransformerXLConfig as UpstreamConfig,
+    )
+    from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import (
+        TruncatedBPTTLMTask as OrderedTask,
+    )
 except ImportError:  # a fairseq without its examples: no Transformer-XL is registered
     UpstreamConfig, OrderedTask = FairseqDataclass, None
 
 DEFAULT_MAX_TARGET_POSITIONS = 1024
 
-LEAST = {"n_layer": 1, "n_head": 1, "d_model": 2, "d_head": 1, "d_inner": 1, "div_val": 1, "mem_len": 0}
+LEAST = {
+    "n_layer": 1,
+    "n_head": 1,
+    "d_model": 2,
+    "d_head": 1,
+    "d_inner": 1,
+    "div_val": 1,
+    "mem_len": 0,
+}
 
 
 @dataclass
 class TransformerXLConfig(AttentionOptions, UpstreamConfig):
     """fairseq's config of Transformer-XL plus the flags of the plugin."""
 
-    head_dim: Optional[int] = field(default=None, metadata={"help": "size of one head (default: --d-head)"})
+    head_dim: Optional[int] = field(
+        default=None, metadata={"help": "size of one head (default: --d-head)"}
+    )
     max_target_positions: Optional[int] = II("task.max_target_positions")
     tokens_per_sample: int = II("task.tokens_per_sample")
 
 
 class TransformerXLModel(FamilyModel, FairseqLanguageModel):
-    """A language model with a memory of the text before each window (Dai et al. 2019) and the plugin's attention."""
+    """A language model with a memory of the text before each window (Dai et al. 2019) and the
+    plugin's attention.
+    """
 
     config = TransformerXLConfig
     by_dataclass = True
@@ -52,15 +68,29 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         cfg = cls.config.from_namespace(args)
         for name, least in LEAST.items():
             if getattr(cfg, name) < least:
-                raise OptionError(f"{option_name(name)} {getattr(cfg, name)}: must be at least {least}")
+                raise OptionError(
+                    f"{option_name(name)} {getattr(cfg, name)}: must be at least {least}"
+                )
         if cfg.d_model % 2:
-            raise OptionError(f"--d-model {cfg.d_model}: must be even, for as many sines as cosines of the distance")
+            raise OptionError(
+                f"--d-model {cfg.d_model}: must be even, for as many sines as cosines of the "
+                "distance"
+            )
         if cfg.cutoffs != sorted({cutoff for cutoff in cfg.cutoffs if cutoff > 0}):
-            raise OptionError(f"--cutoffs {cfg.cutoffs}: must be numbers of words in ascending order, as 20000,40000")
+            raise OptionError(
+                f"--cutoffs {cfg.cutoffs}: must be numbers of words in ascending order, as "
+                "20000,40000"
+            )
         if cfg.same_length and cfg.mem_len == 0:
-            raise OptionError("--same-length: needs a --mem-len of at least 1: each token sees that many positions")
+            raise OptionError(
+                "--same-length: needs a --mem-len of at least 1: each token sees that many "
+                "positions"
+            )
         if cfg.relative_position != "none":
-            raise OptionError(f"--relative-position {cfg.relative_position}: must be none, Transformer-XL has its own")
+            raise OptionError(
+                f"--relative-position {cfg.relative_position}: must be none, Transformer-XL has "
+                "its own"
+            )
         super().check_args(args)
         task = getattr(args, "task", None)  # a name only on the command line
         if isinstance(task, str):
@@ -73,10 +103,13 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         if isinstance(task, FairseqTask):
             _check_order(cfg, getattr(task.cfg, "_name", None) or type(task).__name__, type(task))
         cfg.head_dim = cfg.head_dim or cfg.d_head
-        cfg.max_target_positions = cfg.max_target_positions or cfg.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
+        cfg.max_target_positions = (
+            cfg.max_target_positions or cfg.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
+        )
         cutoffs = _cutoffs(cfg, len(task.target_dictionary))
         if isinstance(task, OrderedTask):
-            task.numbers_windows = True  # for repairs/truncated_bptt.py: a new epoch or set empties the memory
+            # for repairs/truncated_bptt.py: a new epoch or set empties the memory
+            task.numbers_windows = True
         return cls(TransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
 
     def reset_memory(self) -> None:
@@ -88,8 +121,10 @@ def _check_order(cfg: TransformerXLConfig, name: str, task: type[FairseqTask]) -
     """Refuse --mem-len for a task whose windows do not come in the order of their text."""
     if cfg.mem_len > 0 and not issubclass(task, OrderedTask):
         raise OptionError(
-            f"--mem-len {cfg.mem_len}: --task {name} does not keep the windows of a text in order; must be 0 "
-            f"(for a trained model: --model-overrides \"{{'mem_len': 0}}\"), or --task truncated_bptt_lm"
+            f"--mem-len {cfg.mem_len}: --task {name} does not keep the windows of a text in order; "
+            "must be 0 "
+            f"(for a trained model: --model-overrides \"{{'mem_len': 0}}\"), or --task "
+            "truncated_bptt_lm"
         )
 
 
@@ -98,7 +133,8 @@ def _cutoffs(cfg: TransformerXLConfig, vocabulary: int) -> list[int]:
     cutoffs = [*(cutoff for cutoff in cfg.cutoffs if cutoff < vocabulary), vocabulary]
     if cfg.d_model < cfg.div_val ** (len(cutoffs) - 1):
         raise OptionError(
-            f"--div-val {cfg.div_val}: leaves the last of {len(cutoffs)} bands (--cutoffs) no column of --d-model "
+            f"--div-val {cfg.div_val}: leaves the last of {len(cutoffs)} bands (--cutoffs) no "
+            "column of --d-model "
             f"{cfg.d_model}"
         )
     return cutoffs
