@@ -3,17 +3,25 @@
 
     scripts/benchmark.py core module         two cases; docs/speed.md has more commands
 
-Cases: core the attention alone, from queries, keys and values, with a causal mask module the
-  multi-head attention with its projections: short padded sentences, and long rows with a causal
-  mask variants the same with every normalizer, and with everything that the flags add, one at a
-  time training one update of a language model by fairseq's trainer decoding a beam search of a
-  translation model by fairseq's generator, forward alone memory the peak memory of `core` beyond
-  its inputs (on a GPU every case shows its peak)
+Cases:
+  core      the attention alone, from queries, keys and values, with a causal mask, beside what
+            people write instead
+  module    the multi-head attention with its projections: short padded sentences, and long rows
+            with a causal mask
+  variants  the same with every normalizer, and with everything that the flags add, one at a time
+  training  one update of a language model by fairseq's trainer
+  decoding  a beam search of a translation model by fairseq's generator, forward alone
+  memory    the peak memory of `core` beyond its inputs, each contender in a process of its own
+            (`core` shows its peak, too, and on a GPU every case does)
 
 Otherwise forward and backward pass are timed together. First the results of each contender are
 checked; if one is wrong, the command ends without times. Then the contenders take turns, round by
 round. `by upstream` is the time divided by that of torch or fairseq, `by softmax` by that of the
 plugin's own softmax; both are medians over the rounds.
+
+Some contenders of `core` need a C++ compiler, which takes minutes. Without one they are left out.
+`compile s` is what their first call takes longer; torch keeps on disk what it has compiled, so a
+second command shows less.
 """
 
 import argparse
@@ -30,14 +38,16 @@ from typing import Any
 
 import torch
 
-# this checkout, whichever one is installed
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # this checkout, whichever one is installed
 
 from benchmarks import core
 from benchmarks.measure import CLOCKS, measure
 
 CASES = ("core", "module", "variants", "training", "decoding", "memory")
-COLUMNS = ("ms", "ms_min", "ms_max", "by_upstream", "by_softmax", "peak_mib")
+COLUMNS = ("ms", "ms_min", "ms_max", "by_upstream", "by_softmax", "peak_mib", "compile_s")
+COLUMNS += ("ms_checkpointed", "peak_checkpointed_mib")  # of a loop, with checkpointing
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -66,6 +76,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help=clock)
     sizes = "batch, heads, length, head size of `core` and `memory`"
     parser.add_argument("--sizes", nargs="+", metavar="BxHxNxD", help=sizes)
+    without = "leave out contenders of `core` and `memory` whose name holds one of the words"
+    parser.add_argument("--without", nargs="+", default=[], metavar="WORD", help=without)
     parser.add_argument(
         "--tokens", type=int, default=2560, help="batch x length of `module` (default: %(default)s)"
     )
@@ -93,7 +105,9 @@ def memory(args: argparse.Namespace, size: core.Size) -> list[dict[str, Any]]:
     """Return a row for each contender of `core`; each runs in a fresh process."""
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for chosen in core.cores("cpu", args.dtype, args.dropout):
+        for chosen in core.cores("cpu", args.dtype, args.dropout, args.without):
+            if chosen.is_compiled or "checkpointed" in chosen.provider:
+                continue  # `core` shows their memory
             peak = pool.submit(core.peak, size, chosen, args.dtype, args.dropout).result()
             row = {
                 "case": "memory",
@@ -114,7 +128,7 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     timed = functools.partial(measure, rounds=args.rounds, device=args.device, clock=args.clock)
     if "core" in args.cases:
         for size in args.sizes:
-            yield from map(timed, core.cases(size, *own, args.dropout))
+            yield from core.tables(size, *own, args.dropout, args.rounds, args.clock, args.without)
     if "module" in args.cases:
         short = [
             (heads, length, 256 // heads, False) for heads in (8, 32) for length in (10, 16, 25, 64)
@@ -140,13 +154,15 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     columns = [column for column in COLUMNS if any(column in row for row in rows)]
-    print(
-        f"\n{rows[0]['case']}: {rows[0]['size']}\n{'':32}"
-        + "".join(f"{c.replace('_', ' '):>13}" for c in columns)
-    )
+    headings = [column.replace("_", " ") for column in columns]
+    widths = [max(13, len(heading) + 2) for heading in headings]
+    named = max(30, *(len(row["name"]) for row in rows))
+
+    print(f"\n{rows[0]['case']}: {rows[0]['size']}")
+    print(" " * (2 + named) + "".join(map(str.rjust, headings, widths)))
     for row in rows:
-        cells = [f"{row[column]:13.3g}" if column in row else " " * 13 for column in columns]
-        print(f"  {row['name']:30}" + "".join(cells), flush=True)
+        cells = [f"{row[column]:.3g}" if column in row else "" for column in columns]
+        print(f"  {row['name']:{named}}" + "".join(map(str.rjust, cells, widths)), flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:

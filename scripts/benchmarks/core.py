@@ -1,24 +1,24 @@
-"""Benchmark the attention alone: causal, from queries, keys and values,
-forward and backward pass.
-"""
+"""Benchmark the attention alone: causal, from queries, keys and values."""
 
 import ctypes
 import functools
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Case, resident
-from benchmarks.opponents import OPPONENTS, Attend
+from benchmarks.measure import Case, measure, resident
+from benchmarks.opponents import OPPONENTS, Attend, problem
 from mixhead_plugin.ops.accuracy import compare, fault_in, results
 from mixhead_plugin.ops.api import attend
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 Size = tuple[int, int, int, int]  # batch, heads, length, head size
+MIXED = [("softmax", "A"), ("softmax", "B")]
 VARIANTS = [("softmax", ""), ("softmax", "A"), ("softmax", "B"), ("sigsoftmax", ""), ("l2", "")]
 
 
@@ -35,20 +35,41 @@ class Core(NamedTuple):
         kind = f"Mixhead {self.mixing}" if self.mixing else self.normalizer
         return f"{self.provider}: {kind}" + ("" if self.causal else ", not causal")
 
+    @property
+    def is_opponent(self) -> bool:
+        return self.provider in OPPONENTS
 
-def cores(device: str, dtype: str, dropout_p: float) -> list[Core]:
-    """Return the contenders, upstream's first; with dropout there is no formula."""
-    upstream = (
-        ("flash", "mask") if (device, dtype) == ("cuda", "bfloat16") else ("mask", "is_causal")
-    )
-    providers = [
-        *([] if dropout_p else ["formula"]),
-        "auto",
-        *(["blockwise"] if device == "cuda" else []),
-    ]
+    @property
+    def is_compiled(self) -> bool:
+        return self.is_opponent and OPPONENTS[self.provider].compiled
+
+    @property
+    def forward_only(self) -> bool:
+        return self.is_opponent and OPPONENTS[self.provider].forward_only
+
+
+def cores(device: str, dtype: str, dropout_p: float, without: Sequence[str] = ()) -> list[Core]:
+    """Return the contenders, torch's own first.
+
+    Args:
+        without: words; a contender whose name holds one is left out
+    """
+    if (device, dtype) == ("cuda", "bfloat16"):
+        upstream = [Core("flash"), Core("mask")]
+    else:
+        upstream = [Core("is_causal"), Core("mask")]
+    mixing = [provider for provider, opponent in OPPONENTS.items() if opponent.mixes]
+
+    found = list(upstream)
+    if not dropout_p:
+        found.append(Core("flex"))  # has no dropout
+    for provider in ("auto", "blockwise") if device == "cuda" else ("auto",):
+        found += [Core(provider, *variant) for variant in VARIANTS]
+    for provider in mixing:
+        found += [Core(provider, *variant) for variant in MIXED]
+    needed = (found[0], Core("auto"))  # others are compared with these two
     return [
-        *map(Core, upstream),
-        *(Core(provider, *variant) for provider in providers for variant in VARIANTS),
+        core for core in found if core in needed or not any(word in core.name for word in without)
     ]
 
 
@@ -87,7 +108,7 @@ class Inputs:
         )
 
     def attend(self, core: Core, call: AttentionInputs) -> Tensor:
-        if core.provider not in OPPONENTS:
+        if not core.is_opponent:
             return attend(call, core.provider)
         if core not in self.functions:
             self.functions[core] = OPPONENTS[core.provider].make()
@@ -117,7 +138,7 @@ class Inputs:
         call = self.call(core, 0.0)
         d_output = torch.zeros_like(self.d_output)
         d_output[chosen] = self.d_output[chosen]
-        if core.provider in OPPONENTS and OPPONENTS[core.provider].forward_only:
+        if core.forward_only:
             # Only the output is judged: the gradients of the formula stand where this contender has
             # none.
             found = self.run(core._replace(provider="formula"), 0.0, d_output)
@@ -140,29 +161,94 @@ def title(size: Size, dropout_p: float) -> str:
     return "batch {}, heads {}, length {}, head size {}".format(*size) + f", dropout {dropout_p}"
 
 
-def cases(size: Size, device: str, dtype: str, dropout_p: float) -> Iterator[Case]:
-    """Yield the checked contenders of one size, without dropout and with it."""
+def tables(
+    size: Size,
+    device: str,
+    dtype: str,
+    dropout_p: float,
+    rounds: int,
+    clock: str,
+    without: Sequence[str] = (),
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of one size: both passes without and with dropout, and the forward pass alone.
+
+    A contender that gives other numbers than the formula ends the command. All take turns in this
+    process.
+    """
     inputs = Inputs(size, device, dtype)
-    for core in cores(device, dtype, 0.0):
-        if fault := inputs.fault(core):
+    chosen = []
+    for core in cores(device, dtype, 0.0, without):
+        if why := problem(core.provider, device):
+            print(f"left out: {core.name}: {why}")
+        elif fault := inputs.fault(core):
             sys.exit(f"{core.name}: {fault}; nothing is timed")
+        else:
+            chosen.append(core)
+    own = Core("auto").name
+
+    both = [core for core in chosen if not core.forward_only]
     for p in dict.fromkeys([0.0, dropout_p]):
-        chosen = cores(device, dtype, p)
-        contenders = {
-            core.name: functools.partial(inputs.run, core, p, inputs.d_output) for core in chosen
-        }
-        yield Case("core", title(size, p), contenders, Core("auto").name)
+        runs = {core.name: functools.partial(inputs.run, core, p, inputs.d_output) for core in both}
+        seconds = {core.name: first_call(inputs, core, p) for core in both if core.is_compiled}
+        rows = measure(Case("core", title(size, p), runs, own), rounds, device, clock)
+        for row in rows:
+            if row["name"] in seconds:
+                row["compile_s"] = seconds[row["name"]]
+            if device == "cpu":
+                row["peak_mib"] = peak_of(runs[row["name"]])
+        yield beside_checkpointed(rows)
+
+    # Without gradients a compiled contender would be compiled once more; only FlexAttention has
+    # nothing else.
+    alone = [core for core in chosen if core.forward_only or not core.is_compiled]
+    alone = [core for core in alone if "checkpointed" not in core.provider]
+    forward = {core.name: functools.partial(inputs.forward, core, 0.0) for core in alone}
+    yield measure(
+        Case("core, forward pass alone", title(size, 0.0), forward, own), rounds, device, clock
+    )
+
+
+def first_call(inputs: Inputs, core: Core, dropout_p: float) -> float:
+    """Return how many seconds longer the first call of a compiled contender takes than the next.
+
+    That is little if torch finds on disk what it has compiled before.
+    """
+    inputs.functions.pop(core, None)
+    took = []
+    for _ in range(2):
+        began = time.perf_counter()
+        inputs.run(core, dropout_p, inputs.d_output)
+        took.append(time.perf_counter() - began)
+    return took[0] - took[1]
+
+
+CHECKPOINTED = ", checkpointed"
+
+
+def beside_checkpointed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put time and memory of a loop with checkpointing into columns of the same loop without it."""
+    plain = {row["name"]: row for row in rows if CHECKPOINTED not in row["name"]}
+    for row in rows:
+        if CHECKPOINTED in row["name"]:
+            without = plain[row["name"].replace(CHECKPOINTED, "")]
+            without["ms_checkpointed"] = row["ms"]
+            without["peak_checkpointed_mib"] = row["peak_mib"]
+    return list(plain.values())
+
+
+def peak_of(function: Callable[[], Any]) -> float:
+    """Return the peak memory that a call adds to this process, in MiB, as Linux counts."""
+    # free memory that the process keeps would lower the peak: malloc_trim(3)
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts here: proc(5)
+    before = resident("VmRSS")
+    function()
+    return (resident("VmHWM") - before) / 2**10
 
 
 def peak(size: Size, core: Core, dtype: str, dropout_p: float) -> float:
-    """Return the peak memory of a contender beyond its inputs, in MiB, as Linux counts; call it in
-    a fresh process.
-    """
+    """Return the peak memory of a contender beyond its inputs, in MiB, in a fresh process."""
     for length in (min(256, size[2]), size[2]):  # in the first, libraries load and threads start
         inputs = Inputs((size[0], size[1], length, size[3]), "cpu", dtype)
-        # free memory that the process keeps would lower the peak: malloc_trim(3)
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts here: proc(5)
-        before = resident("VmRSS")
-        inputs.run(core, dropout_p, inputs.d_output)
-    return (resident("VmHWM") - before) / 2**10
+        found = peak_of(functools.partial(inputs.run, core, dropout_p, inputs.d_output))
+    return found

@@ -182,8 +182,24 @@ def compiled(attend: Attend) -> Callable[[], Attend]:
     return make
 
 
-LOOPS = {block: functools.partial(loop, block=block) for block in (64, 128, 256)}
-CHECKPOINTED = functools.partial(loop, block=128, checkpointed=True)
+BLOCKS = (64, 128, 256)  # queries of a block
+
+
+def loops() -> dict[str, Opponent]:
+    """Return the loops over blocks of queries: eager, compiled, checkpointed."""
+    found = {}
+    for block in BLOCKS:
+        plain = functools.partial(loop, block=block)
+        checkpointed = functools.partial(loop, block=block, checkpointed=True)
+        found[f"loop {block}"] = Opponent(eager(plain), mixes=True)
+        found[f"loop {block}, checkpointed"] = Opponent(eager(checkpointed), mixes=True)
+        found[f"loop {block}, compiled"] = Opponent(compiled(plain), mixes=True, compiled=True)
+        if block == 128:  # one of them: a compiler needs minutes for each
+            both = Opponent(compiled(checkpointed), mixes=True, compiled=True)
+            found[f"loop {block}, compiled, checkpointed"] = both
+    return found
+
+
 OPPONENTS = {
     "mask": Opponent(eager(with_mask)),
     "is_causal": Opponent(eager(is_causal)),
@@ -192,12 +208,7 @@ OPPONENTS = {
     "flex": Opponent(flex, compiled=True, forward_only=True),
     "formula": Opponent(eager(formula), mixes=True),
     "formula, compiled": Opponent(compiled(formula), mixes=True, compiled=True),
-    **{f"loop {n}": Opponent(eager(f), mixes=True) for n, f in LOOPS.items()},
-    **{
-        f"loop {n}, compiled": Opponent(compiled(f), mixes=True, compiled=True)
-        for n, f in LOOPS.items()
-    },
-    "loop 128, checkpointed": Opponent(eager(CHECKPOINTED), mixes=True),
+    **loops(),
 }
 
 

@@ -8,6 +8,7 @@ from benchmarks import core, measure, model, module
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 
+SLOW = ["compiled", "flex"]  # need a compiler, and seconds or minutes for each
 TINY = ["--rounds", "2", "--sizes", "3x2x24x8", "--tokens", "64"]
 
 
@@ -17,8 +18,13 @@ def rows(*words):
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype, capsys):
-    found = rows("core", "--dtype", dtype)
-    expected = {(c.name, p) for p in (0.0, 0.1) for c in core.cores("cpu", dtype, p)}
+    found = rows("core", "--dtype", dtype, "--without", *SLOW)
+    expected = {
+        (c.name, p)
+        for p in (0.0, 0.1)
+        for c in core.cores("cpu", dtype, p, SLOW)
+        if "checkp" not in c.name
+    }
     assert {(row["name"], float(row["size"].split()[-1])) for row in found} == expected
     for row in found:
         assert (
@@ -28,6 +34,28 @@ def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype,
         )
     assert {row["by_softmax"] for row in found if row["name"] == "auto: softmax"} == {1.0}
     assert "auto: Mixhead B" in capsys.readouterr().out
+
+
+def test_checkpointing_stands_beside_the_loop_that_it_changes():
+    found = {
+        row["name"]: row
+        for row in rows("core", "--without", *SLOW, "--dropout", "0")
+        if row["case"] == "core"
+    }
+    assert {name for name, row in found.items() if "ms_checkpointed" in row} == {
+        f"loop {block}: Mixhead {mixing}" for block in (64, 128, 256) for mixing in "AB"
+    }
+
+
+def test_the_forward_pass_is_timed_alone():
+    found = rows("core", "--without", *SLOW, "--dropout", "0")
+    alone = {row["name"] for row in found if row["case"] == "core, forward pass alone"}
+    assert alone >= {
+        "is_causal: softmax",
+        "auto: Mixhead A",
+        "loop 64: Mixhead B",
+        "formula: Mixhead A",
+    }
 
 
 CASES = {
@@ -60,7 +88,7 @@ def test_memory_is_that_of_a_fresh_process(monkeypatch):
     chosen = core.cores("cpu", "float32", 0.1)
     monkeypatch.setattr(core, "cores", lambda *_: [chosen[0], core.Core("auto", "softmax", "B")])
     found = {row["name"]: row["peak_mib"] for row in rows("memory", "--sizes", "1x2x1024x8")}
-    assert found.keys() == {"mask: softmax", "auto: Mixhead B"} and min(found.values()) > 0
+    assert found.keys() == {"is_causal: softmax", "auto: Mixhead B"} and min(found.values()) > 0
 
 
 WRONG = {
@@ -81,7 +109,7 @@ def test_no_speed_is_printed_of_what_is_wrong(fault, monkeypatch, capsys):
         core, "attend", lambda call, impl: function(call, lambda call: right(call, impl))
     )
     with pytest.raises(SystemExit, match=f"auto: softmax: {message}"):
-        rows("core")
+        rows("core", "--without", *SLOW)
     assert " ms" not in capsys.readouterr().out
 
 
@@ -99,6 +127,6 @@ def test_no_speed_is_printed_of_a_wrong_update(dtype, monkeypatch):
 
 @pytest.mark.gpu
 def test_everything_runs_on_a_gpu():
-    found = rows("core", "module", "--device", "cuda")
+    found = rows("core", "module", "--device", "cuda", "--without", *SLOW)
     assert {row["name"] for row in found} >= {"flash: softmax", "auto: Mixhead B", "fairseq"}
     assert all(row["peak_mib"] > 0 for row in found)
