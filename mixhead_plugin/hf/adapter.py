@@ -14,8 +14,15 @@ from mixhead_plugin.heads import study as heads_of
 from mixhead_plugin.heads.study import LayerHeads
 from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.attend import MixedHeads
-from mixhead_plugin.hf.layouts import NAME, Site, check_order, sites_of
-from mixhead_plugin.hf.mixing import PRUNED, attach, refuse_offloaded, refuse_quantised
+from mixhead_plugin.hf.layouts import NAME, Site, sites_of
+from mixhead_plugin.hf.mixing import (
+    PRUNED,
+    attach,
+    has_adapters,
+    refuse_offloaded,
+    refuse_quantised,
+)
+from mixhead_plugin.hf.trial import check_row
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.reference import mix_heads, reference_with_weights
 from mixhead_plugin.parts import complete
@@ -171,12 +178,22 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
             heads that need each other, or a model with adapters, or with weights that are offloaded
             or quantised
     """
+    if has_adapters(model):
+        raise ValueError(
+            f"{type(model).__name__}: has adapters; must be pruned before they are added"
+        )
     refuse_offloaded(model, "pruned")
     refuse_quantised(model, "pruned")
-    for site in sites_of(model):
-        if NAME not in vars(site.module):  # what is mixed was checked then
-            site.check_sizes(model)
-            check_order(site, model)
+
+    found = heads_in(model)
+    for each in found:
+        if each.mixed is None:  # what is mixed was checked then
+            each.site.check_sizes(model)
+            check_row(each.site, model)
+    for layer, some in heads_of.choose(found, heads).items():
+        pruning.check(model, found[layer].site, layer, some)
+        pruning.try_out(model, found[layer].site, some)
+
     return prune_checked(model, heads)
 
 
@@ -186,10 +203,6 @@ def prune_checked(
     """Prune a model whose weights may be empty, because they are loaded later."""
     found = heads_in(model)
     chosen = heads_of.choose(found, heads)
-    if any(hasattr(module, "base_layer") for module in model.modules()):
-        raise ValueError(
-            f"{type(model).__name__}: has adapters; must be pruned before they are added"
-        )
     for layer, some in chosen.items():
         pruning.check(model, found[layer].site, layer, some)
     if found[0].mixed is None:

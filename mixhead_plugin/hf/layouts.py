@@ -1,16 +1,15 @@
 """The attentions of `transformers` that can be mixed: one row of LAYOUTS each."""
 
-import copy
-import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
+from torch import nn
 
 # of the implementation, of the options in a config, and of what `mix` notes in an attention
 NAME = "mixhead"
+# The fields of Layout whose features an attention function gets, in its order.
+KINDS = ("queries", "keys", "values")
 
 
 class Layout(NamedTuple):
@@ -54,8 +53,6 @@ _LAYOUTS = {
 LAYOUTS = {
     f"{name}Attention": layout for names, layout in _LAYOUTS.items() for name in names.split()
 }
-# the tests of this project run each; rows of a user are checked by `check_order`
-_TRIED = dict(LAYOUTS)
 
 
 class Site(NamedTuple):
@@ -99,16 +96,9 @@ class Site(NamedTuple):
         by its name in the model.
         """
         found: dict[str, list[str]] = {}
-        for kind in ("queries", "keys", "values"):
+        for kind in KINDS:
             found.setdefault(self.path(kind), []).append(kind)
         return found
-
-    def packs_by_own_numbers(self) -> bool:
-        """Return whether one projection gives several kinds, in an attention that this project does
-        not know.
-        """
-        several = any(len(kinds) > 1 for kinds in self.packed().values())
-        return several and _TRIED.get(type(self.module).__name__) is not self.layout
 
     def widths(self, model: nn.Module) -> dict[str, int]:
         """Return how many features queries, keys and values have, as far as the sizes of the
@@ -127,7 +117,7 @@ class Site(NamedTuple):
     def check_names(self, model: nn.Module) -> None:
         """Raise ValueError unless the attention has all that its row names."""
         try:
-            for kind in ("queries", "keys", "values", "output"):
+            for kind in (*KINDS, "output"):
                 model.get_submodule(self.path(kind))
             _ = self.heads, self.head_dim
         except AttributeError as error:
@@ -216,81 +206,3 @@ def left_out(model: nn.Module, sites: Sequence[Site]) -> dict[str, list[str]]:
         if kind.endswith("Attention") and has_projections and not related:
             found.setdefault(kind, []).append(name)
     return found
-
-
-class _Arrived(Exception):
-    """Brings queries and values back from an attention that is asked for their order."""
-
-
-def _bring_back(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *others: Any, **settings: Any
-) -> Any:
-    raise _Arrived(query, value)
-
-
-_PROBE = f"{NAME}_order"
-AttentionInterface.register(_PROBE, _bring_back)
-
-
-def check_order(site: Site, model: nn.Module) -> None:
-    """Raise ValueError unless a projection that gives several kinds gives each for all heads, as
-    Layout says.
-
-    Some models give queries, keys and values of one head, then those of the next. So the attention
-    runs once, with zeros as queries and numbers as keys and values; what arrives as query and value
-    tells where it was taken from.
-    """
-    # Without a config, no attention can be put in place; MixedHeads says so.
-    if not site.packs_by_own_numbers() or not hasattr(site.module, "config"):
-        return
-    path, kinds = max(site.packed().items(), key=lambda item: len(item[1]))
-    projection, module = model.get_submodule(path), site.module
-    widths, size = site.widths(model), site.head_dim
-    numbers = torch.arange(out_features(projection), dtype=torch.float32)
-    if kinds[0] == "queries":
-        numbers[: widths["queries"]] = 0
-    weight = next(projection.parameters())
-    numbers = numbers.to(weight.device)
-    hook = projection.register_forward_hook(lambda _, args, output: numbers.expand(output.shape))
-    config, module.config = module.config, copy.copy(module.config)
-    module.config._attn_implementation_internal = _PROBE
-    try:
-        with torch.no_grad():
-            module.forward(
-                **_arguments(module, weight.new_zeros(1, 2, in_features(projection)), size)
-            )
-        right = False
-    except _Arrived as arrived:
-        query, value = arrived.args
-        wanted = numbers[-widths["values"] :].view(-1, 1, size).expand(-1, 2, -1)  # [G, 2, D]
-        right = value.shape[1:] == wanted.shape and bool((value[0] == wanted).all())
-        right = right and not (kinds[0] == "queries" and query.any()) and kinds[-1] == "values"
-    except Exception:  # it may want arguments that only its model can give
-        right = False
-    finally:
-        hook.remove()
-        module.config = config
-    if not right:
-        needed = f"must give {', '.join(kinds)} one after another, each for all heads"
-        raise ValueError(
-            f"{type(module).__name__}: {path} {needed}; with another order it cannot be mixed or "
-            "pruned"
-        )
-
-
-def _arguments(module: nn.Module, x: Tensor, size: int) -> dict[str, Any]:
-    """Return arguments for one call of an attention alone: the input x [1, N, C], and what it
-    cannot do without.
-    """
-    parameters = inspect.signature(module.forward).parameters
-    given: dict[str, Any] = {}
-    for name, parameter in parameters.items():
-        if (
-            parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            and parameter.default is parameter.empty
-        ):
-            given[name] = None
-    if "position_embeddings" in parameters:  # cosines and sines of no rotation
-        ones = x.new_ones(*x.shape[:2], size)
-        given["position_embeddings"] = ones, torch.zeros_like(ones)
-    return given | {next(iter(parameters)): x}

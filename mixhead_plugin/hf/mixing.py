@@ -10,7 +10,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.attend import FEATURES, SPLIT, MixedHeads, note_wishes, remove_hook
-from mixhead_plugin.hf.layouts import NAME, check_order, left_out, sites_of
+from mixhead_plugin.hf.layouts import NAME, left_out, sites_of
+from mixhead_plugin.hf.trial import check_row
 from mixhead_plugin.parts import PARTS, complete, effective, refuse_nothing
 from mixhead_plugin.parts.head_mixing import own_numbers
 
@@ -63,7 +64,7 @@ def mix(
     refuse_nothing(asked)
     for site in sites:
         site.check_sizes(model)
-        check_order(site, model)
+        check_row(site, model)
     attach(model, variant, impl)
     if others := left_out(model, sites):
         classes = ", ".join(f"{len(names)} {kind}, as {names[0]}" for kind, names in others.items())

@@ -1,14 +1,46 @@
 """Cut heads off one attention for good."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from mixhead_plugin.hf.attend import MixedHeads
-from mixhead_plugin.hf.layouts import NAME, Site
+from mixhead_plugin.hf.layouts import KINDS, NAME, Site
+from mixhead_plugin.hf.trial import check_fewer
 from mixhead_plugin.parts import parameters
+
+
+class Rest(NamedTuple):
+    """What is left of an attention without some heads."""
+
+    mixes: bool  # then queries and keys stay, because other heads use them
+    size: int  # features of a head of queries
+    heads: dict[str, list[int]]  # of each field of Layout, by its present number
+    cut_groups: int  # heads of values that go
+
+
+def _rest(model: nn.Module, site: Site, heads: Sequence[int]) -> Rest:
+    mixed: MixedHeads | None = vars(site.module).get(NAME)
+    if mixed is None:
+        source = total = site.heads
+        group = site.group(model)
+        mixes = False
+    else:
+        source, total = mixed.sizes.num_heads, mixed.sizes.mixed_heads
+        group = mixed.group
+        mixes = mixed.head_mixing is not None
+
+    kept = [head for head in range(total) if head not in heads]
+    groups = [head // group for head in kept[::group]]
+    stays = {
+        "queries": list(range(source)) if mixes else kept,
+        "keys": list(range(source // group)) if mixes else groups,
+        "values": groups,
+        "output": kept,
+    }
+    return Rest(mixes, site.head_dim, stays, total // group - len(groups))
 
 
 def check(model: nn.Module, site: Site, layer: int, heads: Sequence[int]) -> None:
@@ -18,12 +50,6 @@ def check(model: nn.Module, site: Site, layer: int, heads: Sequence[int]) -> Non
         total, group = site.heads, site.group(model)
     else:
         total, group = mixed.sizes.mixed_heads, mixed.group
-    if site.packs_by_own_numbers() and (mixed is None or mixed.head_mixing is None):
-        kind = type(site.module).__name__
-        raise ValueError(
-            f"{kind}: cuts its one projection by numbers of its own, which stay; ablate heads, or "
-            "mix first"
-        )
     if len(heads) == total:
         raise ValueError(f"heads {heads} of layer {layer}: must leave one head")
     for option, kind in ({} if mixed is None else mixed.parts()).items():
@@ -37,63 +63,67 @@ def check(model: nn.Module, site: Site, layer: int, heads: Sequence[int]) -> Non
         )
 
 
+def try_out(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
+    """Raise ValueError if an attention would not go on without some heads."""
+    rest = _rest(model, site, heads)
+    widths = {kind: len(rest.heads[kind]) * rest.size for kind in KINDS}
+    if rest.mixes:
+        widths["values"] = widths["keys"]  # zeros stand in place of the cut ones
+    mixed: MixedHeads | None = vars(site.module).get(NAME)
+    value_dim = rest.size if mixed is None else mixed.sizes.value_dim
+    check_fewer(site, model, widths, _numbers(site, rest), (len(rest.heads["output"]), value_dim))
+
+
+def _numbers(site: Site, rest: Rest) -> dict[str, int]:
+    """Return the attributes of an attention that count its heads, as they are afterwards."""
+    # With mixing, queries and keys still have all heads. T5's layers share biases of all heads.
+    if rest.mixes or hasattr(site.module, "has_relative_attention_bias"):
+        return {}
+    kept = len(rest.heads["output"])
+    numbers = {
+        site.layout.heads: kept,
+        "split_size": kept * rest.size,
+        "all_head_size": kept * rest.size,
+    }
+    return {name: number for name, number in numbers.items() if hasattr(site.module, name)}
+
+
 def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     """Remove heads of an attention that `attach` has seen and `check` has allowed."""
     mixed: MixedHeads = getattr(site.module, NAME)
-    size, group, source, total = (
-        site.head_dim,
-        mixed.group,
-        mixed.sizes.num_heads,
-        mixed.sizes.mixed_heads,
-    )
-    kept = [head for head in range(total) if head not in heads]
-    groups = [head // group for head in kept[::group]]
-    mixes = mixed.head_mixing is not None
-    stays = {
-        "queries": range(source) if mixes else kept,
-        "keys": range(source // group) if mixes else groups,
-        "values": groups,
-    }
+    rest = _rest(model, site, heads)
     for path, kinds in site.packed().items():
         columns: list[int] = []
         for kind, where in mixed.slices(kinds).items():
-            for head in stays[kind]:
-                start = where.start + head * size
-                columns.extend(range(start, start + size))
+            columns.extend(
+                where.start + feature for feature in _features(rest.heads[kind], rest.size)
+            )
         _keep(model.get_submodule(path), columns, of_outputs=True)
-    _keep(
-        model.get_submodule(site.path("output")),
-        [h * size + i for h in kept for i in range(size)],
-        of_outputs=False,
-    )
+    kept = rest.heads["output"]
+    _keep(model.get_submodule(site.path("output")), _features(kept, rest.size), of_outputs=False)
 
-    stay = {"source": list(stays["queries"]), "mixed": kept}
+    stay = {"source": rest.heads["queries"], "mixed": kept}
     for option, row in mixed.parts().items():
         part = getattr(mixed, option)
         for name, tensor in (
             [] if part is None else [*part.named_parameters(), *part.named_buffers()]
         ):
-            smaller = parameters.cut(tensor.detach(), row.parameters[name], stay, size)
+            smaller = parameters.cut(tensor.detach(), row.parameters[name], stay, rest.size)
             is_buffer = name in dict(part.named_buffers())
             setattr(
                 part, name, smaller if is_buffer else nn.Parameter(smaller, tensor.requires_grad)
             )
     mixed.sizes = mixed.sizes._replace(
-        num_heads=len(stay["source"]), key_heads=len(stays["keys"]), mixed_heads=len(kept)
+        num_heads=len(stay["source"]), key_heads=len(rest.heads["keys"]), mixed_heads=len(kept)
     )
     mixed.kept = {kind: [mixed.kept[kind][i] for i in some] for kind, some in stay.items()}
-    if mixes:
-        mixed.missing_values += (total // group - len(groups)) * size
-        return
-    # T5's layers share biases of all heads
-    if not hasattr(site.module, "has_relative_attention_bias"):
-        names = {
-            site.layout.heads: len(kept),
-            **dict.fromkeys(("split_size", "all_head_size"), len(kept) * size),
-        }
-        vars(site.module).update(
-            {name: number for name, number in names.items() if hasattr(site.module, name)}
-        )
+    if rest.mixes:
+        mixed.missing_values += rest.cut_groups * rest.size
+    vars(site.module).update(_numbers(site, rest))
+
+
+def _features(heads: Sequence[int], size: int) -> list[int]:
+    return [head * size + feature for head in heads for feature in range(size)]
 
 
 def _keep(projection: Any, features: Sequence[int], of_outputs: bool) -> None:

@@ -46,10 +46,11 @@ def test_a_projection_that_gives_all_queries_then_keys_then_values_is_served(
     expected = mixed(**inputs).logits
     assert not torch.allclose(expected, before)
     torch.testing.assert_close(hf.fold(mixed)(**inputs).logits, expected)
-    with pytest.raises(
-        ValueError,
-        match=r"^Phi3Attention: cuts its one projection by numbers of its own, which stay; abl",
-    ):
+    problem = (
+        "^Phi3Attention: cannot be cut, because its forward needs all heads; "
+        "ablate them, or mix them first$"
+    )
+    with pytest.raises(ValueError, match=problem):
         hf.prune(model, {0: [2, 3]})
     shake(hf.mix(model, "position-wise"))
     with hf.ablate(model, {0: [2, 3]}):
@@ -82,6 +83,74 @@ def test_rotations_that_ask_for_more_than_positions_do_not_hide_the_order(monkey
     model, inputs = build("ModernBertModel")
     before = model(**inputs)[0]
     torch.testing.assert_close(hf.mix(model, "position-wise")(**inputs)[0], before)
+
+
+def test_keys_and_values_in_the_wrong_order_are_noticed(monkeypatch):
+    row(
+        monkeypatch,
+        "Granite",
+        ("q_proj",),
+        "num_attention_heads",
+        "head_dim",
+        ("v_proj",),
+        ("k_proj",),
+    )
+    model, inputs = build("GraniteForCausalLM")
+    before = model(**inputs).logits
+    problem = (
+        r"^GraniteAttention: does not fit its row of hf\.LAYOUTS, "
+        r"model\.layers\.0\.self_attn\.v_proj does not give the keys that its attention gets$"
+    )
+    for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.prune(model, {0: [0, 1]})):
+        with pytest.raises(ValueError, match=problem):
+            refused()
+    assert torch.equal(model(**inputs).logits, before)
+
+
+ALONE = {"GPTJ": {"rotary_dim": 4}, "GPTNeo": {"attention_types": [[["global"], 2]]}}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_attentions_that_compute_everything_themselves_are_refused(name, monkeypatch):
+    kind = {"GPTJ": "GPTJ", "GPTNeo": "GPTNeoSelf"}[name]
+    heads = {"GPTJ": "num_attention_heads", "GPTNeo": "num_heads"}[name]
+    row(monkeypatch, kind, ("q_proj",), heads, "head_dim")
+    model, _ = build(f"{name}ForCausalLM", ALONE[name])
+    problem = (
+        f"^{kind}Attention: computes its attention itself; "
+        "must call it through the AttentionInterface$"
+    )
+    for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.prune(model, {0: [0]})):
+        with pytest.raises(ValueError, match=problem):
+            refused()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name, config, heads, culprit",
+    [
+        ("Olmo2", {}, "num_attention_heads", "q_norm"),
+        ("StableLm", {"qk_layernorm": True}, "num_heads", "its forward"),
+    ],
+    ids=["norm over all heads", "norm for each head"],
+)
+def test_an_attention_that_needs_all_heads_is_cut_only_behind_mixing(
+    name, config, heads, culprit, monkeypatch
+):
+    row(monkeypatch, name, ("q_proj",), heads, "head_dim")
+    model, inputs = build(f"{name}ForCausalLM", config)
+    before = model(**inputs).logits
+    problem = (
+        f"^{name}Attention: cannot be cut, because {culprit} needs all heads; "
+        "ablate them, or mix them first$"
+    )
+    with pytest.raises(ValueError, match=problem):
+        hf.prune(model, {0: [0, 1]})
+    assert torch.equal(model(**inputs).logits, before)
+    shake(hf.mix(model, "position-wise"))
+    with hf.ablate(model, {0: [0, 1]}):
+        expected = model(**inputs).logits
+    torch.testing.assert_close(hf.prune(model, {0: [0, 1]})(**inputs).logits, expected)
 
 
 ROWS = {

@@ -8,6 +8,8 @@ import json
 import pytest
 import torch
 from accelerate import cpu_offload
+from safetensors.torch import load_model, save_model
+from torch import nn
 
 from tests.hf.models import CONFIG, build, hf, shake, transformers, whole
 
@@ -128,6 +130,18 @@ def test_tensors_without_an_entry_in_the_config_are_named(size, kind, tmp_path):
     )
     with pytest.raises(ValueError, match=problem):
         hf.load(tmp_path, variant="fp16" if kind == "fp16" else None)
+
+
+def test_tensors_of_a_module_around_a_mixed_model_are_not_loaded_without_the_mixing(tmp_path):
+    encoder, _ = pair()
+    plain = nn.Sequential(copy.deepcopy(encoder))
+    around = nn.Sequential(hf.mix(encoder, "position-wise"))
+    path = tmp_path / "model.safetensors"
+    save_model(around, path)  # as the Trainer does, without a config
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*\n?.*0\.encoder.*head_mixing\.bias"):
+        load_model(plain, path)
+    with pytest.raises(ValueError, match=r"no entry mixhead; but it has 0\.encoder.*head_mixing\."):
+        hf.load(tmp_path)
 
 
 def test_from_pretrained_says_what_to_do_and_heads_are_not_split(tmp_path):

@@ -1,0 +1,261 @@
+"""Try one attention alone: does it fit its row of LAYOUTS, and would it go on with fewer heads?
+
+The rows of this project are tested with models. A row of a user can be wrong in ways that names
+and sizes do not show: the order of queries, keys and values, an attention that computes everything
+itself, a norm over all heads. So such an attention is called once before anything changes, with
+random features in place of what its projections give, and with an attention function that keeps
+what arrives.
+"""
+
+import copy
+import inspect
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from mixhead_plugin.hf.layouts import KINDS, LAYOUTS, NAME, Site, in_features
+
+_TRIAL = f"{NAME}_trial"
+_TESTED = dict(LAYOUTS)  # the tests of this project run each of these rows
+
+
+class _Ended(Exception):
+    """Ends a trial where the outputs of the heads reach the output projection."""
+
+
+class Trial:
+    """One call of an attention alone, and what was seen of it.
+
+    Args:
+        widths: the numbers of features of queries, keys and values
+        numbers: attributes that the attention has in this call
+        output: the number of heads and of features of a head that the attention function returns
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        model: nn.Module,
+        widths: Mapping[str, int],
+        numbers: Mapping[str, int],
+        output: tuple[int, int],
+    ):
+        self.site = site
+        self.output = output
+        self.arrived: dict[
+            str, Tensor
+        ] = {}  # what the attention function got, by kind [1, H or G, 2, D]
+        self.features: dict[str, Tensor] = {}  # what each projection gave, by its path [features]
+        self.outputs: Any = None  # what goes to the output projection [1, 2, features]
+        self.problem: Exception | None = None
+
+        # The copy shares the projections with the attention, but not its numbers and its config.
+        module = copy.copy(site.module)
+        vars(module).update(numbers)
+        module.config = copy.copy(module.config)
+        module.config._attn_implementation_internal = _TRIAL
+        vars(module)[_TRIAL] = self
+
+        # A generator of its own: whoever mixes draws the same numbers afterwards.
+        self.generator = torch.Generator().manual_seed(0)
+        handles = []
+        for path, kinds in site.packed().items():
+            projection = model.get_submodule(path)
+            features = self._random(
+                sum(widths[kind] for kind in kinds), next(projection.parameters())
+            )
+            self.features[path] = features.requires_grad_()
+            handles.append(projection.register_forward_hook(_gives(self.features[path])))
+        reader = model.get_submodule(site.path("output"))
+        handles.append(reader.register_forward_pre_hook(self._end))
+
+        first = model.get_submodule(site.path("queries"))
+        x = next(first.parameters()).new_zeros(1, 2, in_features(first))
+        try:
+            for arguments in _ways_to_call(module, x, site.head_dim):
+                self._call(module, arguments)
+                if self.arrived or self.problem is None:
+                    break
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _call(self, module: nn.Module, arguments: dict[str, Any]) -> None:
+        self.problem = None
+        try:
+            with torch.enable_grad():
+                found = module.forward(**arguments)
+            self.outputs = found[0] if isinstance(found, tuple) else found
+        except _Ended:
+            pass
+        except Exception as error:
+            self.problem = error
+
+    def _random(self, count: int, like: Tensor) -> Tensor:
+        return torch.rand(count, generator=self.generator, device="cpu").to(like) + 0.5
+
+    def _end(self, projection: nn.Module, args: tuple[Any, ...]) -> None:
+        self.outputs = args[0]
+        raise _Ended
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.arrived = dict(zip(KINDS, (query, key, value)))
+        return query.new_zeros(query.size(0), query.size(2), *self.output)
+
+    def source_of_the_last_head(self, kind: str) -> dict[str, Tensor]:
+        """Return on which features of each projection the last head of what arrived depends.
+
+        Bool [features] for each, by its path.
+        """
+        found: dict[str, Tensor] = {}
+        with torch.enable_grad():
+            head = self.arrived[kind][:, -1]
+            weights = self._random(head.numel(), head).view_as(head)
+            total = (head * weights).sum()
+        for path, features in self.features.items():
+            gradient = None
+            if total.requires_grad:  # else it comes from no projection that the row names
+                (gradient,) = torch.autograd.grad(
+                    total, features, retain_graph=True, allow_unused=True
+                )
+            found[path] = torch.zeros_like(features) != 0 if gradient is None else gradient != 0
+        return found
+
+    def culprit(self) -> str:
+        """Return the name of the module in the attention that had the problem, '' for none."""
+        names = {id(module): name for name, module in self.site.module.named_modules()}
+        found = ""
+        if self.problem is not None:
+            for frame, _ in traceback.walk_tb(self.problem.__traceback__):
+                found = names.get(id(frame.f_locals.get("self")), found)
+        return found
+
+
+def _gives(features: Tensor) -> Any:
+    # A copy, because some attentions scale it in place.
+    return lambda projection, args, output: features.expand(*output.shape[:-1], -1).clone()
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *others: Any, **settings: Any
+) -> tuple[Tensor, None]:
+    return vars(module)[_TRIAL].attend(query, key, value), None
+
+
+AttentionInterface.register(_TRIAL, _attend)
+
+
+def _ways_to_call(module: nn.Module, x: Tensor, size: int) -> Iterator[dict[str, Any]]:
+    """Yield arguments for a call of an attention alone, from the plainest on.
+
+    Args:
+        x: its input [1, N, C]
+        size: features of a head
+    """
+    parameters = inspect.signature(module.forward).parameters
+    given: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        if (
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            and parameter.default is parameter.empty
+        ):
+            given[name] = None
+    if "position_ids" in parameters:
+        given["position_ids"] = torch.arange(x.size(1), device=x.device)[None]
+
+    # The input of its keys, which some can do without.
+    others = [name for name in ("encoder_hidden_states", "key_value_states") if name in parameters]
+    for states in ({}, dict.fromkeys(others, x)):
+        # The cosine and the sine of no rotation. One number for all features serves attentions that
+        # rotate a part of a head, too, but some count the features.
+        for width in (1, size):
+            one = x.new_ones(*x.shape[:2], width)
+            rotation = {"position_embeddings": (one, torch.zeros_like(one))}
+            yield {
+                **given,
+                **(rotation if "position_embeddings" in parameters else {}),
+                **states,
+                next(iter(parameters)): x,
+            }
+
+
+def _to_be_tried(site: Site) -> bool:
+    # Without a config, no attention function can be put in place; MixedHeads says so.
+    return (
+        hasattr(site.module, "config")
+        and _TESTED.get(type(site.module).__name__) is not site.layout
+    )
+
+
+def check_row(site: Site, model: nn.Module) -> None:
+    """Raise ValueError unless queries, keys and values arrive from where the row says."""
+    if not _to_be_tried(site):
+        return
+    name = type(site.module).__name__
+    trial = Trial(site, model, site.widths(model), {}, (site.heads, site.head_dim))
+    if not trial.arrived and trial.problem is None:
+        raise ValueError(
+            f"{name}: computes its attention itself; must call it through the AttentionInterface"
+        )
+    if not trial.arrived:
+        problem = str(trial.problem).partition("\n")[0]
+        raise ValueError(
+            f"{name}: must work alone, or its row of hf.LAYOUTS cannot be checked; {problem}"
+        )
+
+    for path, kinds in site.packed().items():
+        end = 0
+        for kind in kinds:
+            start, end = end, end + site.widths(model)[kind]
+            if not _comes_from(trial, kind, path, start, end):
+                raise ValueError(f"{name}: {_wrong(path, kind, kinds)}")
+
+
+def _comes_from(trial: Trial, kind: str, path: str, start: int, end: int) -> bool:
+    """Return whether what arrived comes from these features of this projection alone.
+
+    The last head has to be the last of its kind. It may depend on the others, too, as behind a norm
+    over all heads.
+    """
+    found = trial.source_of_the_last_head(kind)
+    own = found.pop(path)
+    others = [*found.values(), own[:start], own[end:]]
+    return bool(own[end - trial.site.head_dim : end].all()) and not any(
+        each.any() for each in others
+    )
+
+
+def _wrong(path: str, kind: str, kinds: Sequence[str]) -> str:
+    if len(kinds) == 1:
+        problem = f"{path} does not give the {kind} that its attention gets"
+        return f"does not fit its row of hf.LAYOUTS, {problem}"
+    needed = f"must give {', '.join(kinds)} one after another, each for all heads"
+    return f"{path} {needed}; with another order it cannot be mixed or pruned"
+
+
+def check_fewer(
+    site: Site,
+    model: nn.Module,
+    widths: Mapping[str, int],
+    numbers: Mapping[str, int],
+    output: tuple[int, int],
+) -> None:
+    """Raise ValueError if an attention would not go on with fewer heads; arguments as in Trial."""
+    if not _to_be_tried(site):
+        return
+    trial = Trial(site, model, widths, numbers, output)
+    right = trial.problem is None and trial.outputs.size(-1) == output[0] * output[1]
+    for kind, tensor in trial.arrived.items():
+        # Some attentions repeat the keys and values that several queries share.
+        right = right and tensor.size(1) * tensor.size(3) in (widths[kind], widths["queries"])
+    if right:
+        return
+    what = trial.culprit() or "its forward"
+    raise ValueError(
+        f"{type(site.module).__name__}: cannot be cut, because {what} needs all heads; "
+        "ablate them, or mix them first"
+    )
