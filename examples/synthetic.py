@@ -108,7 +108,7 @@ def train(task: Task, setting: Setting) -> nn.Module:
         [{"params": some, "factor": f} for f, some in groups.items()], betas=(0.9, 0.98)
     )
     generator = torch.Generator().manual_seed(setting.seed)
-    # scripts/fairseq_logs.py counts CPU time from this line on, so that start-up does not count
+    # scripts/studies/fairseq_logs.py counts CPU time from this line on: start-up does not count
     logging.getLogger("train").info("Start iterating over samples")
 
     for step in range(setting.steps):

@@ -30,16 +30,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import effect_figures
-import effects
 import matplotlib
-import planned
-from grids import fail
-from inference import Estimate
 from matplotlib import pyplot as plt
 from matplotlib import ticker
-from provenance import ROOT
-from studies import (
+from studies import effect_figures, effects, planned
+from studies.grids import fail
+from studies.inference import Estimate
+from studies.provenance import ROOT
+from studies.study import (
     LOSS,
     LOWER_IS_BETTER,
     Row,

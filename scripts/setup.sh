@@ -41,7 +41,7 @@ fi
 asked_fairseq=${FAIRSEQ-$(recorded asked_fairseq)}
 
 command -v -- "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON: not found; must be a Python >= 3.11"
-readonly PROBE="$ROOT/scripts/interpreter.py"
+readonly PROBE="$ROOT/scripts/development/interpreter.py"
 facts=$("$PYTHON" "$PROBE" "$VENV" 2>/dev/null) ||
     fail "PYTHON=$PYTHON: $({ "$PYTHON" "$PROBE" "$VENV" 2>&1 >/dev/null || true; } | tail -n 1)"
 mapfile -t facts <<<"$facts"

@@ -29,10 +29,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import running
-from grids import EVALUATION, TRAINING, Grid, Point, Run, fail, read_grid, runs
-from provenance import ROOT
-from running import Failure, Runner, dry_run
+from studies import running
+from studies.grids import EVALUATION, TRAINING, Grid, Point, Run, fail, read_grid, runs
+from studies.provenance import ROOT
+from studies.running import Failure, Runner, dry_run
 from tqdm import tqdm
 
 

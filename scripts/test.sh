@@ -12,7 +12,7 @@ status=0
 .venv/bin/python -m ruff format --check . || status=1
 .venv/bin/python -m mypy || status=1
 shopt -s globstar nullglob
-.venv/bin/shellcheck -S warning scripts/*.sh examples/**/*.sh .ci/* || status=1
+.venv/bin/shellcheck -S warning scripts/**/*.sh examples/**/*.sh .ci/* || status=1
 if ((status)); then echo "test.sh: ruff, mypy or shellcheck found faults (above); the run fails even if tests pass" >&2; fi
 # One process more than cores (tests/conftest.py), at most 4 for the memory; idle ones take tests from the others.
 # `-n 0`: a single process.

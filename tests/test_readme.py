@@ -13,9 +13,9 @@ import tomllib
 
 import bert
 import pytest
-import readme_tables
 import recipes
 import torch
+from development import readme_tables
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -40,7 +40,7 @@ def test_the_tables_are_those_of_the_code():
     for document in readme_tables.DOCUMENTS:
         text = document.read_text()
         assert readme_tables.with_tables(text) == text, (
-            f"{document.name}: run scripts/readme_tables.py"
+            f"{document.name}: run scripts/development/readme_tables.py"
         )
 
 

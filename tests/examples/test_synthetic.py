@@ -5,13 +5,13 @@ import logging
 import subprocess
 import sys
 
-import grids
 import pytest
 import synthetic
 import torch
-from fairseq_logs import Progress
 from nearest_neighbour.run import TASK
 from recipes import EXAMPLES, ROOT
+from studies import grids
+from studies.fairseq_logs import Progress
 from synthetic import Setting, run, share_of_rate, train
 
 QUICK = TASK._replace(steps=2)

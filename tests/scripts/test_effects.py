@@ -6,11 +6,10 @@ import math
 import re
 import statistics
 
-import effect_figures
-import effects
 import pytest
 from recipes import ROOT
 from scipy import stats
+from studies import effect_figures, effects
 
 COMPARISONS = effects.read_comparisons(effects.RESULTS / "comparisons.csv")
 FOUND = effects.effects()

@@ -1,6 +1,6 @@
 """The log of a training gives its points, also of one that was resumed."""
 
-from fairseq_logs import Progress
+from studies.fairseq_logs import Progress
 
 
 def inner(update, loss="2.0"):

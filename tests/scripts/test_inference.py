@@ -3,9 +3,9 @@
 import math
 import statistics
 
-import inference
 import pytest
 from scipy import optimize, stats
+from studies import inference
 
 OURS = [1.86, 1.83, 1.90, 1.85, 1.79, 1.88]
 THEIRS = [1.89, 1.85, 1.91, 1.90, 1.83, 1.89]

@@ -7,12 +7,11 @@ import itertools
 import math
 import statistics
 
-import grids
-import planned
 import pytest
 import report
 from scipy import stats
-from studies import Study
+from studies import grids, planned
+from studies.study import Study
 
 GRID = {
     "title": "Toy",

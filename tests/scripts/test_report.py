@@ -6,13 +6,13 @@ import re
 import shutil
 import sys
 
-import grids
 import pytest
 import report
 import sweep
 from recipes import ROOT
 from scipy import stats
-from studies import is_run
+from studies import grids
+from studies.study import is_run
 
 RESULTS = sorted((ROOT / "results").glob("*.json"))
 GRID = """

@@ -281,7 +281,7 @@ def test_test_sh_leaves_slow_tests_out_and_passes_the_rest_on(checkout):
     checkout.set_up()
     assert checkout.run("test.sh", "tests/ops", "-k", "a b").returncode == 0
     command = "-m pytest -n auto --maxprocesses 4 --dist worksteal"
-    lint = ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-S warning scripts/audit.sh"]
+    lint = ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-S warning scripts/demo.sh"]
     assert [call[: len(expected)] for call, expected in zip(checkout.calls, lint)] == lint
     assert checkout.calls[4:] == [f"{command} -m not slow tests/ops -k a b"]
     assert checkout.run("test.sh", "--all", "-x").returncode == 0

@@ -11,12 +11,10 @@ import subprocess
 import sys
 import time
 
-import grids
-import provenance
 import pytest
-import running
 import sweep
 from recipes import EXAMPLES, ROOT, parse, script, wait_until_unlocked
+from studies import grids, provenance, running
 
 VARIABLES = (
     *grids.TRAINING,
@@ -323,7 +321,7 @@ def start(toy, tmp_path):
     (tmp_path / "toy.toml").write_text(GRID.replace("--heads 16", "--heads 16 --wait"))
     assert running.GRACE > 0.2  # or setting it does nothing
     setting = "running.EXAMPLES, running.GRACE = sweep.Path(sys.argv.pop(1)), 0.2"
-    code = f"import running, sweep, sys; {setting}; sys.exit(sweep.main())"
+    code = f"import sweep, sys; from studies import running; {setting}; sys.exit(sweep.main())"
     command = [
         sys.executable,
         "-c",

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grids import Grid, fail, read_grid, runs
-from inference import Estimate, paired
-from provenance import ROOT
 from sweep import grid_of
+
+from studies.grids import Grid, fail, read_grid, runs
+from studies.inference import Estimate, paired
+from studies.provenance import ROOT
 
 Row = tuple[str, ...]
 # of the last validation, in bits a token; a metric that needs no evaluation

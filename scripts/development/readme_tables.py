@@ -7,13 +7,17 @@ import argparse
 import inspect
 import re
 import statistics
+import sys
 import textwrap
 from dataclasses import fields
 from pathlib import Path
 
-import effects
-import gpu_tables
+# Python looks in the folder of the command alone
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from studies import effects
+
+from development import gpu_tables
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.options import (
@@ -27,7 +31,7 @@ from mixhead_plugin.fairseq.repairs import GROUPS, REPAIRS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, attention
 from mixhead_plugin.parts import PARTS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from effects import fold, shown, table
-from inference import holm, paired
 from matplotlib import pyplot as plt
 from scipy import stats
-from studies import Row, Study
 
 from mixhead_plugin.heads.figures import colours
+from studies.effects import fold, shown, table
+from studies.inference import holm, paired
+from studies.study import Row, Study
 
 NEVER = math.inf  # the steps of a training that has not learned
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from effects import ALONG, Effect, along, effects, study_of
-from inference import Estimate, paired
-
 from mixhead_plugin.heads import figures
+from studies.effects import ALONG, Effect, along, effects, study_of
+from studies.inference import Estimate, paired
 
 ZERO = figures.VARIANTS["softmax"]  # the line of softmax with the same heads
 BARS = {"ms": 4, "capsize": 2, "elinewidth": 0.8}

@@ -1,13 +1,13 @@
 """Tables of what scripts/gpu_report.sh measured, from results/gpu, for the pages.
 
-scripts/readme_tables.py writes them.
+scripts/development/readme_tables.py writes them.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-REPORTS = Path(__file__).resolve().parents[1] / "results" / "gpu"
+REPORTS = Path(__file__).resolve().parents[2] / "results" / "gpu"
 
 # batch x heads x tokens x size of a head, dtype, dropout, and what the page calls them
 SIZES = {

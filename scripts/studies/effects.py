@@ -2,7 +2,8 @@
 
 results/comparisons.csv lists the comparisons, results/*.json have the runs.
 
-scripts/report.py prints these tables, scripts/readme_tables.py writes them into the pages.
+scripts/report.py prints these tables, and scripts/development/readme_tables.py writes them into the
+pages.
 """
 
 import csv
@@ -13,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grids import fail
-from inference import Estimate, Summary, holm, paired, random_effects, ratio
-from provenance import ROOT
-from studies import Row, Study, from_results
+from studies.grids import fail
+from studies.inference import Estimate, Summary, holm, paired, random_effects, ratio
+from studies.provenance import ROOT
+from studies.study import Row, Study, from_results
 
 RESULTS = ROOT / "results"
 # Nats an answer; a run of recall has learned it below the first, and nearly below the second.

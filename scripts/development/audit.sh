@@ -3,7 +3,7 @@
 # The exit status is 0 only if every package is in the database and has no known vulnerability.
 # Flags are those of pip-audit; `-s osv` names another database.
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
 scripts/setup.sh
 folder=$(mktemp -d)

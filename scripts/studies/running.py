@@ -19,10 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fairseq_logs import NUMBER, Progress, last_line
-from grids import Run, as_name, canonical, fail, is_variable
-from provenance import CORES, ROOT, about, add_commit, checksum
 from tqdm import tqdm
+
+from studies.fairseq_logs import NUMBER, Progress, last_line
+from studies.grids import Run, as_name, canonical, fail, is_variable
+from studies.provenance import CORES, ROOT, about, add_commit, checksum
 
 EXAMPLES = ROOT / "examples"
 OF_ONE_MACHINE = {"--user-dir", "--save-dir", "--continue-once"}  # flags left out of the record

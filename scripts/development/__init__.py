@@ -1,0 +1,1 @@
+"""What only people need who change this project."""
