@@ -45,7 +45,9 @@ def read_checkpoint(args: Namespace, classes: int) -> dict[str, Any]:
         overrides = {"data": args.data, **ast.literal_eval(args.model_overrides)}
         state = checkpoint_utils.load_checkpoint_to_cpu(args.path, overrides)
         found = state["cfg"].task.get("num_classes")
-    except (OptionError, RuntimeError, LookupError, AttributeError) as error:
+    except OptionError as error:  # names the file, or what nothing reads in --model-overrides
+        fail(str(error))
+    except (RuntimeError, LookupError, AttributeError) as error:
         fail(
             f"--path {args.path}: is no checkpoint of fairseq-train ({str(error).splitlines()[0]})"
         )
