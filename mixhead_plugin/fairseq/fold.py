@@ -33,8 +33,10 @@ def fold(file: str, out: str) -> None:
         OptionError: a part that cannot fold, a model that fairseq does not have, no `file`, or an
             `out` that exists
     """
-    if os.path.exists(out) or not os.path.isfile(file):
-        raise OptionError(f"{file}, {out}: the first must be a file, the second must not exist")
+    if not os.path.isfile(file):
+        raise OptionError(f"{file}: no such file; must be a checkpoint")
+    if os.path.exists(out):
+        raise OptionError(f"{out}: exists; must be the name of a new file")
     state = checkpoint_utils.load_checkpoint_to_cpu(file)
     if state.get("cfg") is None:
         raise OptionError(

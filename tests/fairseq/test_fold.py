@@ -128,8 +128,18 @@ def test_what_cannot_fold_is_refused_in_one_line_that_names_the_part(arch, flags
     with pytest.raises(OptionError, match=named) as error:
         fold(str(tmp_path / "in.pt"), str(tmp_path / "out.pt"))
     assert "\n" not in str(error.value) and not (tmp_path / "out.pt").exists()
-    with pytest.raises(OptionError, match="the second must not"):
-        fold(str(tmp_path / "in.pt"), str(tmp_path / "in.pt"))
+
+
+def test_a_missing_file_and_a_name_in_use_are_refused(tmp_path):
+    used, unused = tmp_path / "in.pt", tmp_path / "out.pt"
+    used.touch()
+    for given, out, named in (
+        (unused, used, f"{unused}: no such file; must be a checkpoint"),
+        (used, used, f"{used}: exists; must be the name of a new file"),
+    ):
+        with pytest.raises(OptionError) as error:
+            fold(str(given), str(out))
+        assert str(error.value) == named
 
 
 HAND_MADE = {
