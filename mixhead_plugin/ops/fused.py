@@ -17,38 +17,40 @@ LOWEST = -1e4
 
 def serves(inputs: AttentionInputs) -> bool:
     """Return whether torch has a fused kernel for this call."""
-    query, key, value, mask = *inputs[:3], inputs.attn_mask
+    query, key, value = inputs[:3]
+    mask = inputs.attn_mask
     if inputs.normalizer != "softmax" or inputs.given().keys() != {"query", "key", "value"}:
         return False
     if query.device.type != "cpu":
         return True
     # On a CPU torch has no kernel for the following, and would keep all weights.
-    if (
-        inputs.dropout_p > 0
-        or query.shape[3] != value.shape[3]
-        or any(t.stride(3) != 1 for t in (query, key, value))
-    ):
+    if inputs.dropout_p > 0 or query.shape[3] != value.shape[3]:
         return False
-    # The same holds for a mask with a gradient; a mask beside half precision would be rounded.
-    if mask is not None and (mask.requires_grad or query.dtype in (torch.float16, torch.bfloat16)):
+    if query.stride(3) != 1 or key.stride(3) != 1 or value.stride(3) != 1:
         return False
-    if mask is not None and _loses_gradients(inputs[:3], mask):
+    if inputs.causal and inputs.key_padding_mask is not None:  # both together need a mask [B, 1, Nq, Nk]
         return False
-    # both together need a mask [B, 1, Nq, Nk]
-    return not inputs.causal or inputs.key_padding_mask is None
+    if mask is None:
+        return True
+    if mask.requires_grad:
+        return False
+    if query.dtype in (torch.float16, torch.bfloat16):  # the mask would be rounded
+        return False
+    return not _loses_gradients(inputs[:3], mask)
 
 
 def _loses_gradients(tensors: Sequence[Tensor], mask: Tensor) -> bool:
     """Return whether gradients would come from a logarithm of sum exp(s) that is too large for its
     digits.
 
-    A row whose scores are all about -1e8, or the lowest float, has such a sum. torch's kernel
-    differentiates weights by it, so each gradient of the row would be several times too large,
-    without a word. The compiler may not look.
+    A row whose scores are all about -1e8, or the lowest float, has such a sum. torch's kernel differentiates weights
+    by it, so each gradient of the row would be several times too large, without a word.
     """
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
         return False
-    if torch.compiler.is_compiling() or mask.numel() == 0:
+    if torch.compiler.is_compiling():  # a program that is compiled whole cannot look at the numbers of a mask
+        return True
+    if mask.numel() == 0:
         return False
     largest = mask.detach().amax(-1)  # -inf in rows that see no key
     return bool(((largest < LOWEST) & (largest > float("-inf"))).any())
@@ -86,7 +88,7 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
             is_causal=plain_causal,
             scale=inputs.scale,
         )
-    if out.grad_fn is not None and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and out.grad_fn is not None:  # the compiler knows no `grad_fn`
         out.grad_fn.register_hook(_name_the_missing_derivative)
     return out if unseen is None else out.masked_fill(unseen, 0.0)
 
