@@ -27,6 +27,7 @@ MOST_DRAWS = 4  # times as many are drawn where the formula is not finite in som
 ROWS = 100  # a result should have as many in all draws
 FEW = 5  # the fewest draws that judge a part as sharply as a whole result
 PART = 16  # positions of a part, as in the smallest tile
+NEAR = 4e-6  # rounding to float32 may give a score so near to 0 the other sign
 
 
 class CallKind(NamedTuple):
@@ -202,20 +203,23 @@ def sample_call(
     return inputs.with_tensors(laid), laid_out(d_out, kind.layouts[0])
 
 
-def formula_weights(inputs: AttentionInputs) -> Tensor:
-    """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12, every step in the dtype of the
-    inputs.
+def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:
+    """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12, every step in the dtype of the inputs.
+
+    Scores nearer to 0 than `turned` change their sign, as rounding might do.
     """
-    scores = mix_heads(
-        inputs.query @ inputs.key.transpose(2, 3) * inputs.scale, inputs.score_mixing
-    )
+    scores = mix_heads(inputs.query @ inputs.key.transpose(2, 3) * inputs.scale, inputs.score_mixing)
     if inputs.relative_query is not None and inputs.relative_key is not None:
         scores = scores + relative_scores(
             inputs.relative_query, inputs.relative_key, inputs.key.shape[2]
         )
     mask = additive_mask(inputs, scores.dtype)
-    with_sink = append_sink(scores if mask is None else scores + mask, inputs.sink)
-    weights = NORMALIZERS[inputs.normalizer].weights(with_sink)[..., : scores.shape[3]]
+    if mask is not None:
+        scores = scores + mask
+    if turned:
+        scores = torch.where(scores.abs() < turned, -scores, scores)
+    n_keys = scores.shape[3]
+    weights = NORMALIZERS[inputs.normalizer].weights(append_sink(scores, inputs.sink))[..., :n_keys]
     return mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)
 
 
@@ -236,18 +240,14 @@ def in_float64(inputs: AttentionInputs) -> AttentionInputs:
 
 
 class Errors(NamedTuple):
-    """What one draw says about one result, summed over each row: [B, H, N] or, of what all
-    positions share, [rows].
+    """What one draw says about one result: sums of squares, by row.
 
-    A row holds the numbers of one position of one head; of M by query, those of one position; of a
-    sink, and of an M or L for all queries, a single number.
+    A row holds the numbers of one position of one head, [B, H, N]; of M or L by query, those of one position,
+    [B, 1, Nq]. Of what all positions share, a sink, or an M or L for all queries, each number is a row, [rows].
     """
 
-    found: Tensor  # sum of the squared errors
+    found: Tensor  # squared errors
     formula: Tensor  # the same of the formula in the same dtype
-    # sum of the squares of both squared errors' sum: tells whether few numbers make all of it
-    fourth: Tensor
-    numbers: Tensor  # how many
 
 
 Draw = dict[str, Errors]  # by result
@@ -259,26 +259,25 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
     `kept` holds the factors of dropout on the weights, [B, H', Nq, Nk], or 1.
     """
 
-    def formula(call: AttentionInputs) -> Tensor:
-        return (formula_weights(call) * kept.to(call.value.dtype)) @ call.value
+    def formula(call: AttentionInputs, turned: float = 0.0) -> Tensor:
+        return (formula_weights(call, turned) * kept.to(call.value.dtype)) @ call.value
 
+    exact_inputs = in_float64(inputs)
+    exact_d_out = d_out.double()
+    exact = results(formula, exact_inputs, exact_d_out)
     by_formula = results(formula, inputs, d_out)
-    exact = results(formula, in_float64(inputs), d_out.double())
-    return {
-        name: _errors(name, found[name], by_formula[name], right) for name, right in exact.items()
-    }
 
+    # Where a gradient jumps at a score of 0, rounding decides on which side a score lies. Both sides are right.
+    other_side = exact
+    if NORMALIZERS[inputs.normalizer].jumps:
+        other_side = results(lambda call: formula(call, NEAR), exact_inputs, exact_d_out)
 
-def _errors(name: str, found: Tensor, by_formula: Tensor, right: Tensor) -> Errors:
-    """Return the errors of one result, `found`, beside those of the formula; `right` is exact."""
-    error = (found - right).square()
-    formulas = (by_formula - right).square()
-    return Errors(
-        found=_by_row(name, error),
-        formula=_by_row(name, formulas),
-        fourth=_by_row(name, (error + formulas).square()),
-        numbers=_by_row(name, torch.ones_like(right)),
-    )
+    draw = {}
+    for name, right in exact.items():
+        error = (found[name] - right).square()
+        formulas = (by_formula[name] - right).square() + (other_side[name] - right).square()
+        draw[name] = Errors(found=_by_row(name, error), formula=_by_row(name, formulas))
+    return draw
 
 
 def _by_row(name: str, numbers: Tensor) -> Tensor:
@@ -337,26 +336,20 @@ def _stacked(draws: Sequence[Errors]) -> Errors:
     return Errors(
         found=torch.stack([draw.found for draw in draws]),
         formula=torch.stack([draw.formula for draw in draws]),
-        fourth=torch.stack([draw.fourth for draw in draws]),
-        numbers=torch.stack([draw.numbers for draw in draws]),
     )
 
 
 def _shares_of_whole(errors: Errors) -> list[Tensor]:
-    """Return the shares of both statistics, for a result as a whole."""
-    total = Errors(*(sums.sum() for sums in errors))
-    return [
-        _mean_square_share(total),
-        _typical_share(errors.found.flatten(), errors.formula.flatten()),
-    ]
+    """Return the shares by both statistics, for a result as a whole."""
+    # A single score can spoil all heads of its position, because heads mix; and all of what positions share.
+    heads = 2 if errors.found.dim() == 4 else 1
+    positions = Errors(*(sums.sum(heads).flatten() for sums in errors))
+    return [_mean_square_share(positions), _typical_share(errors.found.flatten(), errors.formula.flatten())]
 
 
 def _shares_of_part(part: Errors) -> list[Tensor]:
-    """Return the largest share of any sentence and head by both statistics, for errors [draws, B *
-    H, rows].
-    """
-    by_draw = Errors(*(sums.sum(2) for sums in part))  # [draws, B * H]
-    mean_square = _mean_square_share(by_draw).median(0).values
+    """Return the largest share of any sentence and head by both statistics, for errors [draws, B * H, rows]."""
+    mean_square = _mean_square_share(part).median(0).values
     # [draws, B * H, rows] -> [B * H, draws * rows]
     found = part.found.transpose(0, 1).flatten(1)
     formula = part.formula.transpose(0, 1).flatten(1)
@@ -374,16 +367,17 @@ def _parts(errors: Errors) -> Iterator[Errors]:
 
 
 def _mean_square_share(errors: Errors) -> Tensor:
-    """Return the root mean square of the errors as a share of what is allowed, for each of the
-    sums.
-    """
-    # How many numbers make the sum of squares: 1 where one of them is nearly all of it, and n where
-    # they come from one normal distribution, in which the mean of the fourth powers is 3 times the
-    # squared mean of the squares.
-    both = errors.found + errors.formula
-    makers = (3 * both.square() / errors.fourth - 2).nan_to_num(1.0).clamp(min=1)
-    ratio = errors.found.sqrt() / (errors.formula.sqrt() + 1e-38)  # 0 / 0 is right
-    return ratio / _allowed(torch.minimum(makers, errors.numbers))
+    """Return the root mean square of errors [..., rows] as a share of what is allowed."""
+    found = errors.found.sum(-1)
+    formula = errors.formula.sum(-1)
+    ratio = found.sqrt() / (formula.sqrt() + 1e-38)  # 0 / 0 is right
+
+    # How many rows make the sum of squares: 1 where one of them is nearly all of it, and n where each is one number of
+    # the same normal distribution, in which the mean of the fourth powers is 3 times the squared mean of the squares.
+    # The numbers of a row do not count, because the error of a single score may make all of them.
+    fourth = (errors.found + errors.formula).square().sum(-1)
+    makers = (3 * (found + formula).square() / fourth - 2).nan_to_num(1.0).clamp(min=1)
+    return ratio / _allowed(makers)
 
 
 def _typical_share(found: Tensor, formula: Tensor) -> Tensor:
@@ -405,13 +399,13 @@ def _typical_share(found: Tensor, formula: Tensor) -> Tensor:
     return at_quantile[..., 0] / 2
 
 
-def _allowed(numbers: Tensor) -> Tensor:
-    """Return how many times the formula's error is allowed, from so many numbers.
+def _allowed(rows: Tensor) -> Tensor:
+    """Return how many times the formula's error is allowed, where so many rows make it.
 
     The ratio of two errors of n numbers varies by exp(1 / sqrt(n)). If few, they may differ by 7
     such factors.
     """
-    return torch.exp(7 * numbers.rsqrt()).clamp(min=2)
+    return torch.exp(7 * rows.rsqrt()).clamp(min=2)
 
 
 def fault_in(draws: Sequence[Draw], most: float = 1.0) -> str:

@@ -32,6 +32,7 @@ class Normalizer(NamedTuple):
     formula: str
     source: str
     takes_sink: bool = False  # whether one more key of score 0 changes the other weights
+    jumps: bool = False  # whether the gradient has two values where a score is 0, one on each side
 
 
 def _largest(scores: Tensor) -> Tensor:
@@ -377,6 +378,7 @@ NORMALIZERS = {
         True,
         "relu(exp(s) - 1) / sum |exp(s) - 1|",
         "Zuhri et al. 2025; they add a constant below",
+        jumps=True,
     ),
     "entmax15": Normalizer(
         entmax15,
