@@ -1,6 +1,6 @@
 """The public function `attention`: check the arguments, choose an implementation, call it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -176,21 +176,28 @@ def check(inputs: AttentionInputs, impl: str) -> None:
         )
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl {impl!r}: must be one of auto, {', '.join(IMPLEMENTATIONS)}")
-    if isinstance(inputs.scale, Tensor) or not 0.0 <= inputs.dropout_p <= 1.0:
-        raise ValueError(
-            f"scale {inputs.scale}, dropout_p {inputs.dropout_p}: must be a float, and a "
-            "probability"
-        )
+    if isinstance(inputs.scale, Tensor):
+        raise ValueError(f"scale {inputs.scale}: must be a float, not a tensor")
+    if not 0.0 <= inputs.dropout_p <= 1.0:
+        raise ValueError(f"dropout_p {inputs.dropout_p}: must be a probability")
     if inputs.sink is not None and (problem := sink_problem(inputs.normalizer)):
         raise ValueError(f"sink: {problem}")
-    _check_kinds(inputs)
-    query, key, value = inputs.query, inputs.key, inputs.value
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
+
+    # A tiny call takes half of its time here, so names are made readable only where something is wrong.
+    given = inputs.given()
+    _check_kinds(inputs, given)
+    for name in ("query", "key", "value"):
+        tensor = given[name]
         if tensor.dim() != 4:
-            raise ValueError(
-                f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]"
-            )
-    (batch, heads, n_queries, head_dim), n_keys = query.shape, key.shape[2]
+            raise ValueError(f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]")
+    for name, tensor in given.items():
+        if tensor.dtype not in FLOATS:
+            raise TypeError(f"{_shown(name)} is {tensor.dtype}: must be float16, bfloat16, float32 or float64")
+        if name in AS_THE_QUERY and tensor.dtype != inputs.query.dtype:
+            raise TypeError(f"{_shown(name)} is {tensor.dtype}: must be {inputs.query.dtype}, as the query")
+
+    batch, heads, n_queries, head_dim = inputs.query.shape
+    n_keys = inputs.key.shape[2]
     sizes = {
         "B": batch,
         "H": heads,
@@ -198,44 +205,41 @@ def check(inputs: AttentionInputs, impl: str) -> None:
         "Nk": n_keys,
         "P": max(0, n_queries + n_keys - 1),
         "D": head_dim,
+        "H'": heads if inputs.mixing is None else inputs.value.shape[1],
+        "Dv": inputs.value.shape[3],
     }
-    sizes |= {"H'": heads if inputs.mixing is None else value.shape[1], "Dv": value.shape[3]}
     if inputs.relative_query is not None:
         sizes["R"] = inputs.relative_query.shape[-1]
-    for name, tensor in inputs.given().items():
-        name = name.replace("relative_", "relative.")
-        same = name in ("query", "key", "value") or name.startswith("relative")
-        if tensor.dtype not in FLOATS:
-            raise TypeError(
-                f"{name} is {tensor.dtype}: must be float16, bfloat16, float32 or float64"
-            )
-        if same and tensor.dtype != query.dtype:
-            raise TypeError(f"{name} is {tensor.dtype}: must be {query.dtype}, as the query")
-    for name, tensor in inputs.given().items():
-        _check_shape(
-            name, tensor, *(tuple(sizes[dim] for dim in shape) for shape in DIMENSIONS[name])
-        )
+    for name, tensor in given.items():
+        fitting = [tuple([sizes[dim] for dim in shape]) for shape in DIMENSIONS[name]]
+        _check_shape(name, tensor, fitting)
     _check_masks(inputs.attn_mask, inputs.key_padding_mask, (batch, heads, n_queries, n_keys))
 
 
-def _check_kinds(inputs: AttentionInputs) -> None:
+AS_THE_QUERY = ("query", "key", "value", "relative_query", "relative_key")  # these have one dtype
+
+
+def _shown(name: str) -> str:
+    """Return the name of an input as the caller of `attention` wrote it."""
+    return name.replace("relative_", "relative.")
+
+
+def _check_kinds(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
     """Refuse what is no dense tensor on the device of the query."""
-    masks = {"attn_mask": inputs.attn_mask, "key_padding_mask": inputs.key_padding_mask}
-    for name, tensor in {**inputs.given(), **masks}.items():
-        name = name.replace("relative_", "relative.")
-        if tensor is None:
-            continue
+    tensors = dict(given)
+    if inputs.attn_mask is not None:
+        tensors["attn_mask"] = inputs.attn_mask
+    if inputs.key_padding_mask is not None:
+        tensors["key_padding_mask"] = inputs.key_padding_mask
+    device = inputs.query.device
+    for name, tensor in tensors.items():
         if tensor.is_nested:
-            raise TypeError(
-                f"{name} is a nested tensor: must be padded, with key_padding_mask for what is no "
-                "key"
-            )
+            wanted = "must be padded, with key_padding_mask for what is no key"
+            raise TypeError(f"{_shown(name)} is a nested tensor: {wanted}")
         if tensor.layout != torch.strided:
-            raise TypeError(f"{name} is {tensor.layout}: must be dense, as by to_dense()")
-        if tensor.device != inputs.query.device:
-            raise ValueError(
-                f"{name} is on {tensor.device}: must be on {inputs.query.device}, as the query"
-            )
+            raise TypeError(f"{_shown(name)} is {tensor.layout}: must be dense, as by to_dense()")
+        if tensor.device != device:
+            raise ValueError(f"{_shown(name)} is on {tensor.device}: must be on {device}, as the query")
 
 
 def _check_masks(mask: Tensor | None, padding: Tensor | None, full: tuple[int, ...]) -> None:
@@ -250,15 +254,15 @@ def _check_masks(mask: Tensor | None, padding: Tensor | None, full: tuple[int, .
     if padding is not None:
         if padding.dtype != torch.bool:
             raise TypeError(f"key_padding_mask is {padding.dtype}: must be bool, True hides a key")
-        _check_shape("key_padding_mask", padding, (full[0], full[3]))
+        _check_shape("key_padding_mask", padding, [(full[0], full[3])])
 
 
-def _check_shape(name: str, tensor: Tensor, *fitting: tuple[int, ...]) -> None:
-    if not any(len(shape) == tensor.dim() and tensor.shape == shape for shape in fitting):
-        expected = " or ".join(str(list(shape)) for shape in fitting)
-        raise ValueError(
-            f"{name.replace('relative_', 'relative.')} {list(tensor.shape)}: must be {expected}"
-        )
+def _check_shape(name: str, tensor: Tensor, fitting: Sequence[tuple[int, ...]]) -> None:
+    for shape in fitting:
+        if len(shape) == tensor.dim() and tensor.shape == shape:
+            return
+    expected = " or ".join(str(list(shape)) for shape in fitting)
+    raise ValueError(f"{_shown(name)} {list(tensor.shape)}: must be {expected}")
 
 
 def fastest(inputs: AttentionInputs) -> str:
