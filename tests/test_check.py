@@ -62,21 +62,27 @@ def test_what_cannot_be_checked_is_refused_in_one_line(flag, value, problem, rep
         report(flag, value)
 
 
-# a few huge terms of exp(s), or quotients of small numbers, make nearly all of the error
-FEW_NUMBERS = [
-    ("unnormalized", 1, 1, torch.float32),
-    ("unnormalized", 8, 2, torch.float16),
-    ("swish-l2", 2, 2, torch.float32),
-    ("softpick", 8, 2, torch.float32),
-]
+ALL_QUERIES = {"mixing_dim": 2, "causal": True}
+BY_HEAD = {"mask": torch.float32, "mask_by": "head"}
+RIGHT = {  # by what could make a right implementation look wrong
+    "one number": (("unnormalized", 1, 1, torch.float32), ALL_QUERIES),
+    "few terms of exp(s) make the sum": (("unnormalized", 8, 2, torch.float16), ALL_QUERIES),
+    "quotients of small numbers": (("swish-l2", 2, 2, torch.float32), ALL_QUERIES),
+    "differences of small numbers": (("softpick", 8, 2, torch.float32), ALL_QUERIES),
+    "one score makes the error of all heads": (
+        ("unnormalized", 2, 21, torch.float32),
+        {"score_mixing_dim": 4, **BY_HEAD},
+    ),
+    "a score beside the gradient's jump": (("softpick", 8, 57, torch.float32), {"mixing_dim": 2, **BY_HEAD}),
+}
 
 
-@pytest.mark.parametrize("normalizer, heads, head_dim, dtype", FEW_NUMBERS)
-def test_heads_of_few_numbers_are_right(normalizer, heads, head_dim, dtype):
-    mixing = {"mixing_dim": 2, "mixing": dtype}
-    kind = CallKind(
-        normalizer, heads, head_dim, head_dim, dtype, torch.device("cpu"), **mixing, causal=True
-    )
+@pytest.mark.parametrize("why", RIGHT)
+def test_right_results_are_not_called_wrong(why):
+    (normalizer, heads, head_dim, dtype), fields = RIGHT[why]
+    if "mixing_dim" in fields:
+        fields = {**fields, "mixing": dtype}
+    kind = CallKind(normalizer, heads, head_dim, head_dim, dtype, torch.device("cpu"), **fields)
     assert check.judge(kind)["fault"] == ""
 
 
