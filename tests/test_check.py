@@ -73,7 +73,10 @@ RIGHT = {  # by what could make a right implementation look wrong
         ("unnormalized", 2, 21, torch.float32),
         {"score_mixing_dim": 4, **BY_HEAD},
     ),
-    "a score beside the gradient's jump": (("softpick", 8, 57, torch.float32), {"mixing_dim": 2, **BY_HEAD}),
+    "a score beside the gradient's jump": (
+        ("softpick", 8, 57, torch.float32),
+        {"mixing_dim": 2, **BY_HEAD},
+    ),
 }
 
 

@@ -204,11 +204,13 @@ def sample_call(
 
 
 def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:
-    """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12, every step in the dtype of the inputs.
+    """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12.
 
-    Scores nearer to 0 than `turned` change their sign, as rounding might do.
+    Every step is in the dtype of the inputs. Scores nearer to 0 than `turned` change their sign, as rounding might do.
     """
-    scores = mix_heads(inputs.query @ inputs.key.transpose(2, 3) * inputs.scale, inputs.score_mixing)
+    scores = mix_heads(
+        inputs.query @ inputs.key.transpose(2, 3) * inputs.scale, inputs.score_mixing
+    )
     if inputs.relative_query is not None and inputs.relative_key is not None:
         scores = scores + relative_scores(
             inputs.relative_query, inputs.relative_key, inputs.key.shape[2]
@@ -242,8 +244,9 @@ def in_float64(inputs: AttentionInputs) -> AttentionInputs:
 class Errors(NamedTuple):
     """What one draw says about one result: sums of squares, by row.
 
-    A row holds the numbers of one position of one head, [B, H, N]; of M or L by query, those of one position,
-    [B, 1, Nq]. Of what all positions share, a sink, or an M or L for all queries, each number is a row, [rows].
+    - A row holds the numbers of one position of one head, [B, H, N].
+    - A row of M or L by query holds those of one position, [B, 1, Nq].
+    - Of what all positions share, a sink, or an M or L for all queries, each number is a row, [rows].
     """
 
     found: Tensor  # squared errors
@@ -267,7 +270,8 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
     exact = results(formula, exact_inputs, exact_d_out)
     by_formula = results(formula, inputs, d_out)
 
-    # Where a gradient jumps at a score of 0, rounding decides on which side a score lies. Both sides are right.
+    # Where a gradient jumps at a score of 0, rounding decides on which side a score lies. Both
+    # sides are right.
     other_side = exact
     if NORMALIZERS[inputs.normalizer].jumps:
         other_side = results(lambda call: formula(call, NEAR), exact_inputs, exact_d_out)
@@ -341,14 +345,21 @@ def _stacked(draws: Sequence[Errors]) -> Errors:
 
 def _shares_of_whole(errors: Errors) -> list[Tensor]:
     """Return the shares by both statistics, for a result as a whole."""
-    # A single score can spoil all heads of its position, because heads mix; and all of what positions share.
+    # A single score can spoil all heads of its position, because heads mix; and all of what
+    # positions share.
     heads = 2 if errors.found.dim() == 4 else 1
     positions = Errors(*(sums.sum(heads).flatten() for sums in errors))
-    return [_mean_square_share(positions), _typical_share(errors.found.flatten(), errors.formula.flatten())]
+    return [
+        _mean_square_share(positions),
+        _typical_share(errors.found.flatten(), errors.formula.flatten()),
+    ]
 
 
 def _shares_of_part(part: Errors) -> list[Tensor]:
-    """Return the largest share of any sentence and head by both statistics, for errors [draws, B * H, rows]."""
+    """Return the largest share of any sentence and head by both statistics.
+
+    The errors are [draws, B * H, rows].
+    """
     mean_square = _mean_square_share(part).median(0).values
     # [draws, B * H, rows] -> [B * H, draws * rows]
     found = part.found.transpose(0, 1).flatten(1)
@@ -372,9 +383,10 @@ def _mean_square_share(errors: Errors) -> Tensor:
     formula = errors.formula.sum(-1)
     ratio = found.sqrt() / (formula.sqrt() + 1e-38)  # 0 / 0 is right
 
-    # How many rows make the sum of squares: 1 where one of them is nearly all of it, and n where each is one number of
-    # the same normal distribution, in which the mean of the fourth powers is 3 times the squared mean of the squares.
-    # The numbers of a row do not count, because the error of a single score may make all of them.
+    # How many rows make the sum of squares: 1 where one of them is nearly all of it, and n where
+    # each is one number of the same normal distribution, in which the mean of the fourth powers is
+    # 3 times the squared mean of the squares. The numbers of a row do not count, because the error
+    # of a single score may make all of them.
     fourth = (errors.found + errors.formula).square().sum(-1)
     makers = (3 * (found + formula).square() / fourth - 2).nan_to_num(1.0).clamp(min=1)
     return ratio / _allowed(makers)

@@ -183,18 +183,25 @@ def check(inputs: AttentionInputs, impl: str) -> None:
     if inputs.sink is not None and (problem := sink_problem(inputs.normalizer)):
         raise ValueError(f"sink: {problem}")
 
-    # A tiny call takes half of its time here, so names are made readable only where something is wrong.
+    # A tiny call takes much of its time here. So names are made readable only where something is
+    # wrong.
     given = inputs.given()
     _check_kinds(inputs, given)
     for name in ("query", "key", "value"):
         tensor = given[name]
         if tensor.dim() != 4:
-            raise ValueError(f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]")
+            raise ValueError(
+                f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]"
+            )
     for name, tensor in given.items():
         if tensor.dtype not in FLOATS:
-            raise TypeError(f"{_shown(name)} is {tensor.dtype}: must be float16, bfloat16, float32 or float64")
+            raise TypeError(
+                f"{_shown(name)} is {tensor.dtype}: must be float16, bfloat16, float32 or float64"
+            )
         if name in AS_THE_QUERY and tensor.dtype != inputs.query.dtype:
-            raise TypeError(f"{_shown(name)} is {tensor.dtype}: must be {inputs.query.dtype}, as the query")
+            raise TypeError(
+                f"{_shown(name)} is {tensor.dtype}: must be {inputs.query.dtype}, as the query"
+            )
 
     batch, heads, n_queries, head_dim = inputs.query.shape
     n_keys = inputs.key.shape[2]
@@ -239,7 +246,9 @@ def _check_kinds(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
         if tensor.layout != torch.strided:
             raise TypeError(f"{_shown(name)} is {tensor.layout}: must be dense, as by to_dense()")
         if tensor.device != device:
-            raise ValueError(f"{_shown(name)} is on {tensor.device}: must be on {device}, as the query")
+            raise ValueError(
+                f"{_shown(name)} is on {tensor.device}: must be on {device}, as the query"
+            )
 
 
 def _check_masks(mask: Tensor | None, padding: Tensor | None, full: tuple[int, ...]) -> None:

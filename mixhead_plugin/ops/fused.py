@@ -28,7 +28,9 @@ def serves(inputs: AttentionInputs) -> bool:
         return False
     if query.stride(3) != 1 or key.stride(3) != 1 or value.stride(3) != 1:
         return False
-    if inputs.causal and inputs.key_padding_mask is not None:  # both together need a mask [B, 1, Nq, Nk]
+    if (
+        inputs.causal and inputs.key_padding_mask is not None
+    ):  # both together need a mask [B, 1, Nq, Nk]
         return False
     if mask is None:
         return True
@@ -43,12 +45,15 @@ def _loses_gradients(tensors: Sequence[Tensor], mask: Tensor) -> bool:
     """Return whether gradients would come from a logarithm of sum exp(s) that is too large for its
     digits.
 
-    A row whose scores are all about -1e8, or the lowest float, has such a sum. torch's kernel differentiates weights
-    by it, so each gradient of the row would be several times too large, without a word.
+    A row whose scores are all about -1e8, or the lowest float, has such a sum. torch's kernel
+    differentiates weights by it, so each gradient of the row would be several times too large,
+    without a word. Only kernels on a CPU were looked at.
     """
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
         return False
-    if torch.compiler.is_compiling():  # a program that is compiled whole cannot look at the numbers of a mask
+    if (
+        torch.compiler.is_compiling()
+    ):  # a program that is compiled whole cannot look at the numbers of a mask
         return True
     if mask.numel() == 0:
         return False
@@ -91,7 +96,9 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
             is_causal=plain_causal,
             scale=inputs.scale,
         )
-    if not torch.compiler.is_compiling() and out.grad_fn is not None:  # the compiler knows no `grad_fn`
+    if (
+        not torch.compiler.is_compiling() and out.grad_fn is not None
+    ):  # the compiler knows no `grad_fn`
         out.grad_fn.register_hook(_name_the_missing_derivative)
     return out if unseen is None else out.masked_fill(unseen, 0.0)
 

@@ -450,10 +450,22 @@ class _Elsewhere:
 
 FLOAT = "must be float16, bfloat16, float32 or float64"
 WRONG = {
-    "normalizer": (dict(normalizer="max"), ValueError, f"normalizer 'max': must be one of {', '.join(NORMALIZERS)}"),
-    "impl": (dict(impl="fast"), ValueError, f"impl 'fast': must be one of auto, {', '.join(IMPLEMENTATIONS)}"),
+    "normalizer": (
+        dict(normalizer="max"),
+        ValueError,
+        f"normalizer 'max': must be one of {', '.join(NORMALIZERS)}",
+    ),
+    "impl": (
+        dict(impl="fast"),
+        ValueError,
+        f"impl 'fast': must be one of auto, {', '.join(IMPLEMENTATIONS)}",
+    ),
     "dropout_p": (dict(dropout_p=1.5), ValueError, "dropout_p 1.5: must be a probability"),
-    "scale": (dict(scale=torch.tensor(0.5)), ValueError, "scale 0.5: must be a float, not a tensor"),
+    "scale": (
+        dict(scale=torch.tensor(0.5)),
+        ValueError,
+        "scale 0.5: must be a float, not a tensor",
+    ),
     "query": (
         dict(query=torch.zeros(2, 3).double()),
         ValueError,
@@ -469,7 +481,11 @@ WRONG = {
         TypeError,
         "key is torch.float32: must be torch.float64, as the query",
     ),
-    "key": (dict(key=torch.zeros(B, H, NK, D + 1).double()), ValueError, "key [3, 4, 14, 6]: must be [3, 4, 14, 5]"),
+    "key": (
+        dict(key=torch.zeros(B, H, NK, D + 1).double()),
+        ValueError,
+        "key [3, 4, 14, 6]: must be [3, 4, 14, 5]",
+    ),
     "value": (
         dict(value=torch.zeros(B, H, NK + 1, D).double()),
         ValueError,
@@ -515,7 +531,11 @@ WRONG = {
         ValueError,
         "score_mixing [4, 5]: must be [4, 4] or [3, 11, 4, 4]",
     ),
-    "sink of other heads": (dict(sink=torch.zeros(H + 1).double()), ValueError, "sink [5]: must be [4]"),
+    "sink of other heads": (
+        dict(sink=torch.zeros(H + 1).double()),
+        ValueError,
+        "sink [5]: must be [4]",
+    ),
     "sink without a denominator": (
         dict(sink=torch.zeros(H).double(), normalizer="relu2"),
         ValueError,
@@ -642,7 +662,10 @@ def test_a_traced_program_has_only_operations_of_torch_and_serves_other_sizes():
 
 
 def softmax_attention(query, key, value, attn_mask):
-    """Sum scores and mask as torch does. `definitions.attention` has no shift, so exp(s) would be 0 in such rows."""
+    """Sum scores and mask as torch does.
+
+    `definitions.attention` has no shift, so exp(s) would be 0 in rows of low scores.
+    """
     scores = query @ key.mT * query.shape[3] ** -0.5
     return torch.softmax(scores + attn_mask, -1) @ value
 
@@ -650,15 +673,20 @@ def softmax_attention(query, key, value, attn_mask):
 @pytest.mark.parametrize("way", ["eager", "compiled"])
 @pytest.mark.parametrize("lowest", [-1e8, torch.finfo(torch.float32).min])
 def test_gradients_of_rows_of_low_scores_are_those_of_the_definition(lowest, way):
-    """torch's own kernel gives such rows gradients that are several times too large, so "auto" may not take it."""
+    """torch's own kernel gives such rows gradients that are several times too large.
+
+    So "auto" may not take it.
+    """
     torch._dynamo.reset()
     attend = attention
     if way == "compiled":
         attend = torch.compile(attention, backend="aot_eager", fullgraph=True)
     mask = torch.zeros(NQ, NK)
-    mask[1] = lowest  # as left padding of transformers: a query that may see no key has a row of such scores
+    mask[1] = lowest  # as transformers writes for a query that may see no key, with left padding
     for dtype in (torch.float64, torch.float32):
-        made = tensors(value_dim=D, dtype=dtype)  # values as large as keys, as torch's kernel wants them
+        made = tensors(
+            value_dim=D, dtype=dtype
+        )  # values as large as keys, as torch's kernel wants them
         expected = outcome(made, softmax_attention, attn_mask=mask.to(dtype))
         assert_same(outcome(made, attend, attn_mask=mask.to(dtype)), expected)
 
@@ -667,4 +695,6 @@ def test_a_compiled_program_without_breaks_has_the_gradients_of_torchs_kernel():
     torch._dynamo.reset()
     made = tensors(value_dim=D)
     compiled = torch.compile(attention, backend="eager", fullgraph=True)
-    assert_same(outcome(made, compiled, causal=True), outcome(made, definitions.attention, causal=True))
+    assert_same(
+        outcome(made, compiled, causal=True), outcome(made, definitions.attention, causal=True)
+    )

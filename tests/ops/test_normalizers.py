@@ -69,12 +69,14 @@ def test_weights_and_gradients_are_those_of_the_definition(name, offset, dtype, 
 
 @every_normalizer
 def test_it_says_whether_its_gradient_jumps_at_a_score_of_0(name):
-    """`mixhead check` allows either value there, because rounding decides on which side a score lies."""
+    """`mixhead check` allows either value, because rounding decides on which side a score lies."""
     gradients = []
     for near in (-1e-12, 1e-12):
         scores = torch.tensor([near, 0.5, -0.7], dtype=torch.float64, requires_grad=True)
         weights = NORMALIZERS[name].weights(scores)
-        gradients.append(torch.autograd.grad(weights @ torch.tensor([1.0, 2.0, 3.0]).double(), scores)[0])
+        gradients.append(
+            torch.autograd.grad(weights @ torch.tensor([1.0, 2.0, 3.0]).double(), scores)[0]
+        )
     below, above = gradients
     assert NORMALIZERS[name].jumps == (not torch.allclose(below, above))
 
