@@ -206,7 +206,8 @@ def sample_call(
 def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:
     """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12.
 
-    Every step is in the dtype of the inputs. Scores nearer to 0 than `turned` change their sign, as rounding might do.
+    Every step is in the dtype of the inputs. Scores nearer to 0 than `turned` change their sign, as
+    rounding might do.
     """
     scores = mix_heads(
         inputs.query @ inputs.key.transpose(2, 3) * inputs.scale, inputs.score_mixing
@@ -246,7 +247,8 @@ class Errors(NamedTuple):
 
     - A row holds the numbers of one position of one head, [B, H, N].
     - A row of M or L by query holds those of one position, [B, 1, Nq].
-    - Of what all positions share, a sink, or an M or L for all queries, each number is a row, [rows].
+    - Of what all positions share, each number is a row, [rows]. That is a sink, and an M or L for
+      all queries.
     """
 
     found: Tensor  # squared errors
