@@ -12,12 +12,18 @@ from tests.launcher import ONE_THREAD
 # Before torch is imported. The suite starts many small processes on few cores: what the caller
 # exports (clusters set OMP_NUM_THREADS) does not count.
 os.environ.update(ONE_THREAD)
+# Images of containers ask Python to keep no bytecode. Then each of the suite's many processes would
+# compile fairseq, transformers and the plugin anew, which takes longer than importing them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Scripts look for the commands of this environment, which need not be activated.
 os.environ["PATH"] = os.pathsep.join(
     [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
 )
 
 import torch
+
+from tests import covering, ids
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
     # Its first import decides whether its functions can be interpreted, and transformers imports
@@ -45,6 +51,14 @@ def pytest_xdist_auto_num_workers():
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return cores + 1
+
+
+def pytest_generate_tests(metafunc):
+    covering.parametrize(metafunc)
+
+
+def pytest_make_parametrize_id(val, argname):
+    return ids.id_of(val, argname)
 
 
 def pytest_collection_modifyitems(items):
