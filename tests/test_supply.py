@@ -1,5 +1,5 @@
-"""Exactly the pinned packages are installed; those that run code at installation are pinned by
-hash.
+"""The pinned packages are installed, with all that they need; those that run code at installation
+are pinned by hash.
 """
 
 import importlib.metadata
@@ -44,44 +44,83 @@ def venv_of_setup() -> bool:
     return Path(sys.prefix) == ROOT / ".venv" and (ROOT / ".venv" / ".setup").is_dir()
 
 
+def sees_system_packages() -> bool:
+    settings = ROOT / ".venv" / "pyvenv.cfg"
+    if not settings.exists():
+        return False
+    return (
+        re.search(r"(?m)^include-system-site-packages *= *true", settings.read_text()) is not None
+    )
+
+
 def test_every_pin_is_one_version():
     for name, requirement in pins().items():
         (specifier,) = requirement.specifier
         assert specifier.operator == "==" and "*" not in specifier.version, name
 
 
-@pytest.mark.skipif(not venv_of_setup(), reason="needs the .venv of scripts/setup.sh")
-def test_all_that_is_installed_is_pinned_and_all_that_is_pinned_is_installed():
-    settings = (ROOT / ".venv" / "pyvenv.cfg").read_text()
-    if re.search(r"(?m)^include-system-site-packages *= *true", settings):
-        pytest.skip("the interpreter's own packages are seen too: it brought torch")
+def installed() -> dict[str, importlib.metadata.Distribution]:
+    """Return the packages of .venv by name."""
     packages = next(
         folder for folder in sys.path if folder.endswith("site-packages") and sys.prefix in folder
     )
-    installed = {
-        canonicalize_name(found.metadata["Name"]): found.version.partition("+")[0]
-        for found in importlib.metadata.distributions(path=[packages])
-    }
-    del installed["mixhead-plugin"]
-    wanted = {
+    found = importlib.metadata.distributions(path=[packages])
+    return {canonicalize_name(each.metadata["Name"]): each for each in found}
+
+
+def wanted() -> dict[str, Requirement]:
+    """Return the pins that this platform installs."""
+    return {
         name: pin for name, pin in pins().items() if pin.marker is None or pin.marker.evaluate()
     }
-    (other,) = FAIRSEQS - set(installed)
-    del wanted[other]
-    free = set()
+
+
+def brought_by_torch(name: str) -> bool:
+    """Return True for a package that torch pins itself, or that comes with another torch."""
     asked = ROOT / ".venv" / ".setup" / "asked_torch"
-    if asked.exists() and asked.read_text():  # another torch, with its own requirements
-        free = {*pins("torch.txt"), *pins("triton.txt")}
-    # torch pins each of them
-    brought = {name for name in installed if name.startswith(("nvidia-", "cuda-", "triton"))}
-    assert set(installed) - set(wanted) - free - brought == set()
-    assert set(wanted) - set(installed) - free == set()
-    wrong = {
-        name: found
-        for name, found in installed.items()
-        if name in wanted and name not in free | brought and found not in wanted[name].specifier
+    if asked.exists() and asked.read_text() and name in {*pins("torch.txt"), *pins("triton.txt")}:
+        return True
+    return name.startswith(("nvidia-", "cuda-", "triton"))
+
+
+def needs_of(found: importlib.metadata.Distribution) -> set[str]:
+    """Return what a package needs, without what its extras need."""
+    asked = map(Requirement, found.requires or [])
+    return {
+        canonicalize_name(each.name)
+        for each in asked
+        if each.marker is None or each.marker.evaluate({"extra": ""})
     }
-    assert wrong == {}
+
+
+needs_venv_of_setup = pytest.mark.skipif(
+    not venv_of_setup(), reason="needs the .venv of scripts/setup.sh"
+)
+needs_own_torch = pytest.mark.skipif(
+    sees_system_packages(), reason="the interpreter's own packages are seen too: it brought torch"
+)
+
+
+@needs_venv_of_setup
+@needs_own_torch
+def test_all_that_is_pinned_is_installed_in_its_version():
+    versions = {name: each.version.partition("+")[0] for name, each in installed().items()}
+    for name, pin in wanted().items():
+        if name in FAIRSEQS - versions.keys() or brought_by_torch(name):
+            continue
+        assert versions.get(name) in pin.specifier, name
+
+
+@needs_venv_of_setup
+@needs_own_torch
+def test_all_that_a_pinned_package_needs_is_pinned():
+    """Other packages may be installed, too: a contributor may want ipython."""
+    here = installed()
+    # fairseq and triton are installed without what they ask for
+    with_needs = wanted().keys() & here.keys() - FAIRSEQS - {"triton"}
+    for name in sorted(with_needs):
+        missing = needs_of(here[name]) & here.keys() - wanted().keys()
+        assert not [each for each in missing if not brought_by_torch(each)], name
 
 
 def test_what_runs_code_when_it_is_installed_has_a_hash():

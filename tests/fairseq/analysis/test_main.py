@@ -35,7 +35,10 @@ def test_the_last_line_names_what_is_wrong(arguments, status, analysis, tmp_path
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "view"])
+DRAWING = [name for name in COMMANDS if name != "view"]  # view writes a page
+
+
+@pytest.mark.parametrize("name", DRAWING)
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
     name, analysis, monkeypatch, tmp_path
 ):
@@ -58,8 +61,12 @@ PICTURES = {
 }
 
 
+def test_the_pictures_of_every_command_are_tested():
+    assert list(PICTURES) == DRAWING
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", PICTURES)
+@pytest.mark.parametrize("command", DRAWING)
 def test_pictures_and_numbers_are_written_and_named(command, lm_checkpoint, analysis, tmp_path):
     status, printed, _ = analysis(command, lm_checkpoint, "--output", tmp_path)
     assert status == 0
