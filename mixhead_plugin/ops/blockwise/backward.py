@@ -1,7 +1,16 @@
-"""The backward pass: each block computes its weights again and adds to the gradients."""
+"""The backward pass: each block has its weights, kept or computed again, and adds to the gradients.
+
+The equations stand in blockwise.md. With the names of forward.py, for one block:
+
+    dO [b * h', n, Dv]  x  V [b * h', k, Dv]   ->  dPbar  [b * h', n, k]
+    P x dPbar, over the keys                   ->  dM     [H, H'] or [b, n, H, H']
+    dPbar    M mixes back                      ->  dP     [b * h, n, k]
+    dP, P    normalizer's gradient             ->  dS     [b * h, n, k]
+    dS x K   ->  dQ [b * h, n, D];    Q x dS   ->  dK^T [b * h, D, k];   dO x Pbar  ->  dV^T
+"""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -15,36 +24,41 @@ from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 
 # Blocks add to these gradients, which start at 0. They write all others, completely if
 # `plan.complete`.
-ADDED = {"attn_mask", *(name for name, (dims, *_) in DIMENSIONS.items() if {"Nk", "P"} & {*dims})}
+ADDED = {
+    "attn_mask",
+    *(name for name, (dims, *_) in DIMENSIONS.items() if {"Nk", "P"} & {*dims}),
+}
+# Products of rows with weights, [D, n] x [n, k], take about three quarters of the time of products
+# of weights with rows, [k, n] x [n, D]. So these gradients are summed as [B, H, D, Nk].
+TRANSPOSED = ("key", "value")
 
 
-def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the gradients of the named inputs in the dtype of the computation, from d_output [B,
-    H', Nq, Dv].
+def backward(
+    plan: Plan, d_output: Tensor, names: Sequence[str], kept: Tensor | None
+) -> dict[str, Tensor]:
+    """Return gradients in the dtype of the computation.
 
     The gradient of attn_mask has four dimensions; that of relative_key has a row for each distance.
+
+    Args:
+        plan: the blocks of the call
+        d_output: the gradient of the output, [B, H', Nq, Dv]
+        names: of the inputs whose gradients are asked for
+        kept: what the forward pass has kept, or None
     """
     dtype = plan.inputs.query.dtype
-    grads = {name: torch.empty_like(getattr(plan.inputs, name), dtype=dtype) for name in names}
-    for name in grads.keys() & ADDED if plan.complete else grads:
-        grads[name].zero_()
-    totals = dict(grads)  # what the blocks add to
-    if "attn_mask" in grads:
-        totals["attn_mask"] = grads["attn_mask"][(None,) * (4 - grads["attn_mask"].dim())]
-    shared = [name for name in grads.keys() - ADDED if grads[name].dim() < 4]
-    for name in shared:  # one term for each block, to be summed
-        totals[name] = grads[name].new_zeros(len(plan.blocks), *grads[name].shape)
     d_output = d_output.to(dtype)
+    grads, totals = _memory_for(plan, names)
+
     items = []
     for block in plan.blocks:
         views = {name: block.part(name, total) for name, total in totals.items()}
-        items.append(
-            (block, inputs_of(plan, block), block.part("output", d_output).flatten(0, 1), views)
-        )
-    turns = _Turns(plan.blocks)
+        d_out = block.part("output", d_output).flatten(0, 1)
+        items.append((block, inputs_of(plan, block), d_out, views))
+    turns = _Turns(plan.blocks, ADDED.intersection(names))
 
     def work(items: Iterator[tuple[Block, AttentionInputs, Tensor, dict[str, Tensor]]]) -> None:
-        steps = Steps(plan)
+        steps = Steps(plan, kept, written=True)
         for block, part, d_out, views in items:
             try:
                 _add_gradients(steps, turns, block, part, d_out, views)
@@ -53,9 +67,58 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> dict[str, Te
                 raise
 
     parallel_for(work, items, d_output.device)
-    for name in shared:
-        grads[name].copy_(totals[name].sum(0))
+    for name in TRANSPOSED:
+        grads[name] = _turned(totals.pop(name), getattr(plan.inputs, name))
+    for name in grads:
+        if _has_terms(name, grads[name]):
+            grads[name].copy_(totals[name].sum(0))
     return grads
+
+
+def _memory_for(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the gradients, except those of TRANSPOSED, and what the blocks add to."""
+    grads = {}
+    totals = {}
+    for name in names:
+        like = getattr(plan.inputs, name)
+        if name in TRANSPOSED:
+            b, h, k, size = like.shape
+            totals[name] = plan.inputs.query.new_zeros(b, h, size, k).transpose(2, 3)
+            continue
+        grad = torch.empty_like(like, dtype=plan.inputs.query.dtype)
+        if name in ADDED or not plan.complete:
+            grad.zero_()
+        grads[name] = grad
+        totals[name] = grad
+        if name == "attn_mask":
+            totals[name] = grad[(None,) * (4 - grad.dim())]
+        elif _has_terms(name, grad):
+            totals[name] = grad.new_zeros(len(plan.blocks), *grad.shape)
+    return grads, totals
+
+
+def _has_terms(name: str, grad: Tensor) -> bool:
+    """Return whether each block has a term of its own, which are summed at the end."""
+    return name not in ADDED and grad.dim() < 4
+
+
+def _turned(total: Tensor, like: Tensor) -> Tensor:
+    """Return a sum that lies in memory as [B, H, D, Nk] with the strides of `like`, [B, H, Nk, D].
+
+    Where `like` is contiguous, each head is turned in its own memory, so that no second tensor of
+    this size is needed.
+    """
+    if not like.is_contiguous():
+        return torch.empty_like(like, dtype=total.dtype).copy_(total)
+    lying = total.transpose(2, 3).flatten(0, 1)  # [B * H, D, Nk]
+    turned = lying.view(like.flatten(0, 1).shape)  # [B * H, Nk, D] in the same memory
+    buffer = total.new_empty(turned.shape[1:])
+    for before, after in zip(lying, turned):
+        buffer.copy_(
+            before.t()
+        )  # torch copies a transposed matrix by tiles, but not a stack of them
+        after.copy_(buffer)
+    return turned.view(like.shape)
 
 
 class _Turns:
@@ -66,8 +129,8 @@ class _Turns:
     wait for one another.
     """
 
-    def __init__(self, blocks: Sequence[Block]):
-        self.done = {name: [threading.Event() for _ in blocks] for name in ADDED}
+    def __init__(self, blocks: Sequence[Block], names: Iterable[str]):
+        self.done = {name: [threading.Event() for _ in blocks] for name in names}
 
     @contextmanager
     def turn(self, name: str, block: Block) -> Iterator[None]:
@@ -93,26 +156,35 @@ def _add_gradients(
     d_output: Tensor,
     grads: dict[str, Tensor],
 ) -> None:
-    """Add the block's terms to the gradients by the equations of blockwise.md; d_output [b * h', n,
-    Dv].
+    """Add the block's terms to the gradients by the equations of blockwise.md.
+
+    Args:
+        part: the block's part of the inputs, as `inputs_of` shapes it
+        d_output: [b * h', n, Dv]
+        grads: the block's part of the gradients
     """
+    # The weights, and the mixed ones that the forward pass has multiplied with the values
     scores, with_sink = steps.weights(block, part)  # [b * h, n, k] or [b * h, n, k + 1]
     weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
     with_gain = steps.apply_gain(weights, block, part.gain)
-    mixed, n = with_gain, block.shape[2]
+    mixed = with_gain
+    n = block.shape[2]
     mixing = part.mixing
     if mixing is not None:
         arranged = steps.arranged(with_gain, mixing, "by query")
         mixed = steps.mix_arranged(arranged, mixing, n)  # [b * h', n, k]
+
+    # Through the product with the values, and dropout
     d_mixed = steps.buffer("d_mixed", mixed.shape)
     product(d_output, part.value.transpose(1, 2), steps.dropout_scale, d_mixed)
     if steps.dropout_p > 0:
         mask = steps.dropout_mask(block, mixed.shape)
-        mixed = mixed * mask if part.mixing is None else mixed.mul_(mask)
         d_mixed.mul_(mask)
+        mixed = torch.mul(mixed, mask, out=mask)  # not in place: these may be kept for another pass
     with turns.turn("value", block):
-        _add_products(grads["value"], mixed, d_output, steps.dropout_scale)
+        _add_products(grads["value"], d_output, mixed, steps.dropout_scale)
 
+    # Through the mixing
     d_weights = d_mixed
     if mixing is not None:
         d_arranged = steps.arranged(d_mixed, mixing.transpose(-2, -1), "d by query")
@@ -124,15 +196,19 @@ def _add_gradients(
         with turns.turn("gain", block):
             grads["gain"].add_(d_gain)
 
-    out = steps.buffer("d_scores" if part.mixing is None else "d_mixed", with_sink.shape)
+    # Through the normalizer, whose rows have a column more with a sink
+    out = steps.buffer("d_scores" if mixing is None else "d_mixed", with_sink.shape)
     if part.sink is not None:
-        d_of_keys, d_weights = d_weights, steps.buffer("d_with sink", with_sink.shape)
-        d_weights[..., :-1], d_weights[..., -1] = d_of_keys, 0.0
-    # [b * h, n, k] or [b * h, n, k + 1]
+        d_of_keys = d_weights
+        d_weights = steps.buffer("d_with sink", with_sink.shape)
+        d_weights[..., :-1] = d_of_keys
+        d_weights[..., -1] = 0.0
     d_scores = steps.normalizer.grad(scores, with_sink, d_weights, out)
     if part.sink is not None:
         grads["sink"].copy_(d_scores[..., -1].view(block.shape[:3]).sum((0, 2)))
         d_scores = steps.without_sink(d_scores, part)
+
+    # Through what was added to the scores
     if "attn_mask" in grads:
         with turns.turn("attn_mask", block):
             add_mask_grad(grads["attn_mask"], d_scores.view(block.shape), block)
@@ -141,19 +217,18 @@ def _add_gradients(
         grads["relative_query"].copy_(d_relative_query)
         with turns.turn("relative_key", block):
             grads["relative_key"].add_(d_relative_key)
+
+    # Through the product of queries and keys
     if part.score_mixing is not None:
-        arranged = steps.arranged(
-            steps.buffer("products", d_scores.shape), part.score_mixing, "by query"
-        )
-        d_arranged = steps.arranged(d_scores, part.score_mixing.transpose(-2, -1), "d by query")
+        back = part.score_mixing.transpose(-2, -1)
+        arranged = steps.arranged(steps.products(block), part.score_mixing, "by query")
+        d_arranged = steps.arranged(d_scores, back, "d by query")
         _mixing_grad(arranged, d_arranged, grads["score_mixing"])
-        d_scores = steps.mix_arranged(
-            d_arranged, part.score_mixing.transpose(-2, -1), n, "mixed products"
-        )
+        d_scores = steps.mix_arranged(d_arranged, back, n, "mixed products")
     d_query = product(d_scores, part.key, steps.scale)  # [b * h, n, D]
     grads["query"].copy_(d_query.view(grads["query"].shape))
     with turns.turn("key", block):
-        _add_products(grads["key"], d_scores, part.query, steps.scale)
+        _add_products(grads["key"], part.query, d_scores, steps.scale)
 
 
 def _mixing_grad(weights: Tensor, d_mixed: Tensor, out: Tensor) -> None:
@@ -163,25 +238,28 @@ def _mixing_grad(weights: Tensor, d_mixed: Tensor, out: Tensor) -> None:
     in_place = out.flatten(0, 1) if out.dim() == 4 and out.is_contiguous() else None
     # [b, H, H'] or [b * n, H, H']
     found = torch.bmm(weights, d_mixed.transpose(1, 2), out=in_place)
-    if in_place is None:
-        out.copy_(found.sum(0) if out.dim() == 2 else found.view(out.shape))
+    if in_place is not None:
+        return
+    if out.dim() == 2:
+        out.copy_(found.sum(0))
+    else:
+        out.copy_(found.view(out.shape))
 
 
 def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor) -> Tensor:
     """Return the gain's gradient [h, n + k - 1]."""
     distances, shifted = steps.distances(block, 1)
     distances.zero_()
-    torch.sum(
-        weights.view(block.shape) * d_with_gain.view(block.shape), 0, keepdim=True, out=shifted
-    )
+    terms = weights.view(block.shape) * d_with_gain.view(block.shape)
+    torch.sum(terms, 0, keepdim=True, out=shifted)
     return distances.sum(1)
 
 
 def _relative_grads(
     steps: Steps, block: Block, part: AttentionInputs, d_scores: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the relative query, [b, h, n, R], and of the relative key, [h, n + k
-    - 1, R].
+    """Return the gradients of the relative query, [b, h, n, R], and of the relative key,
+    [h, n + k - 1, R].
     """
     b, _, n, _ = block.shape
     d_distances, shifted = steps.distances(block, b)
@@ -192,9 +270,18 @@ def _relative_grads(
     return d_query, torch.bmm(d_distances.transpose(1, 2), part.relative_query)
 
 
-def _add_products(total: Tensor, weights: Tensor, rows: Tensor, factor: float) -> None:
-    """Add factor * W^T R to total [b, h, k, D], with W [b * h, n, k] and R [b * h, n, D]."""
-    if len(total) == 1 and rows.shape[2] >= NARROW:
-        total[0].baddbmm_(weights.transpose(1, 2), rows, alpha=factor)
-    else:  # many small products: at once, then added
-        total.add_(product(weights.transpose(1, 2), rows, factor).unflatten(0, total.shape[:2]))
+def _add_products(total: Tensor, rows: Tensor, weights: Tensor, factor: float) -> None:
+    """Add factor * W^T R to a gradient.
+
+    Args:
+        total: [b, h, k, D], which lies in memory as [b, h, D, k]
+        rows: R, [b * h, n, D]
+        weights: W, [b * h, n, k]
+    """
+    lying = total.transpose(2, 3).flatten(0, 1)  # [b * h, D, k]
+    several = total.shape[0] > 1 and not lying.is_contiguous()
+    if several or weights.shape[2] < NARROW:
+        # torch would start a product for each sentence and head. So all at once, then added.
+        lying.add_(product(rows.transpose(1, 2), weights, factor))
+    else:
+        lying.baddbmm_(rows.transpose(1, 2), weights, alpha=factor)

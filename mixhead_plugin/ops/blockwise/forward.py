@@ -1,5 +1,12 @@
 """The forward pass of one block of queries after the other, and the steps that the backward pass
 repeats.
+
+    Q [b, h, n, D]  x  K [b, h, k, D]    ->  S     scores            [b * h, n, k]
+    S    normalizer, row by row          ->  P     weights           [b * h, n, k]
+    P    M mixes the heads               ->  Pbar  mixed weights     [b * h', n, k]
+    Pbar, some dropped  x  V [b, h', k, Dv]   ->   O   output        [b * h', n, Dv]
+
+for b sentences, h heads before and h' after mixing, n queries and k keys of one block.
 """
 
 import math
@@ -16,19 +23,26 @@ from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 
 
-def forward(plan: Plan, output: Tensor) -> None:
-    """Write O = dropout(Pbar) V into `output` [B, H', Nq, Dv], which holds zeros unless
-    `plan.complete`.
+def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
+    """Write O = dropout(Pbar) V into `output`.
+
+    Args:
+        plan: the blocks of the call
+        output: [B, H', Nq, Dv]; it holds zeros unless `plan.complete`
+        kept: memory of `plan.kept_numbers` for what the backward pass reads again, or None
     """
 
     def work(items: Iterator[tuple[Block, AttentionInputs, Tensor]]) -> None:
-        steps = Steps(plan)
+        steps = Steps(plan, kept)
         for block, part, out in items:
-            weights = steps.without_sink(steps.weights(block, part)[1], part)  # [b * h, n, k]
-            # [b * h', n, k]
-            mixed = steps.mix(steps.apply_gain(weights, block, part.gain), part.mixing)
+            _, with_sink = steps.weights(block, part)
+            weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
+            with_gain = steps.apply_gain(weights, block, part.gain)
+            mixed = steps.mix(with_gain, part.mixing)  # [b * h', n, k]
             if steps.dropout_p > 0:
-                mixed = mixed.mul_(steps.dropout_mask(block, mixed.shape))
+                # not in place: these may be the weights that are kept
+                mask = steps.dropout_mask(block, mixed.shape)
+                mixed = torch.mul(mixed, mask, out=mask)
             rows = product(mixed, part.value, steps.dropout_scale)  # [b * h', n, Dv]
             out.copy_(rows.view(out.shape))
 
@@ -37,8 +51,9 @@ def forward(plan: Plan, output: Tensor) -> None:
 
 
 def product(a: Tensor, b: Tensor, alpha: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """Return alpha A B, [batch, m, n], for A [batch, m, k] and B [batch, k, n]; narrow ones as (B^T
-    A^T)^T.
+    """Return alpha A B, [batch, m, n], for A [batch, m, k] and B [batch, k, n].
+
+    Narrow ones are computed as (B^T A^T)^T.
     """
     if a.is_cpu and b.shape[2] < NARROW <= a.shape[1]:
         found = product(b.transpose(1, 2), a.transpose(1, 2), alpha).transpose(1, 2)
@@ -51,12 +66,18 @@ def product(a: Tensor, b: Tensor, alpha: float = 1.0, out: Tensor | None = None)
 def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
     """Return the block's part of the inputs, shaped for products of matrices; masks stay whole.
 
-    Shapes: query [b * h, n, D], key [b * h, k, D], value [b * h', k, Dv], mixing [H, H'] or [b, n,
-    H, H'], relative_query [h, b * n, R], relative_key [h, n + k - 1, R], gain [h, n + k - 1], sink
-    [h], score_mixing as mixing.
-
     Views are cheap, but not while another thread runs Python. The caller makes all of them before
-    threads start.
+    threads start. Their shapes:
+
+        query           [b * h, n, D]
+        key             [b * h, k, D]
+        value           [b * h', k, Dv]
+        mixing          [H, H'] or [b, n, H, H']
+        score_mixing    [H, H] or [b, n, H, H]
+        relative_query  [h, b * n, R]
+        relative_key    [h, n + k - 1, R]
+        gain            [h, n + k - 1]
+        sink            [h]
     """
     parts = {name: block.part(name, tensor) for name, tensor in plan.inputs.given().items()}
     for name in ("query", "key", "value"):
@@ -70,31 +91,42 @@ class Steps:
     """The steps of both passes, with buffers that serve one block after the other.
 
     Sentences and heads are one dimension, [b * h, n, k], except where heads mix.
+
+    Args:
+        plan: the blocks of the call
+        kept: memory of `plan.kept_numbers` for what the backward pass reads again; None: it
+            computes all of it again
+        written: whether `kept` holds it already, so that this is the backward pass
     """
 
-    def __init__(self, plan: Plan):
-        self.plan, self.scale = plan, plan.inputs.scale
+    def __init__(self, plan: Plan, kept: Tensor | None = None, written: bool = False):
+        self.plan = plan
+        self.scale = plan.inputs.scale
         self.normalizer = NORMALIZERS[plan.inputs.normalizer]
+        self.kept = kept
+        self.written = written
         self.memory: dict[str, Tensor] = {}
         self.shaped: dict[tuple[Any, ...], Tensor] = {}
-        # Mixed weights may overwrite scores that no gradient will read.
-        self.mixed = "mixed" if self.normalizer.grad_reads_scores else "scores"
-        self.dropout_p = p = plan.inputs.dropout_p
+
+        p = plan.inputs.dropout_p
+        self.dropout_p = p
         self.dropout_scale = 1 / (1 - p) if p < 1 else 0.0  # of the weights that stay
         if p > 0:
             device = plan.inputs.query.device
             assert plan.inputs.seed is not None
-            self.seed, self.generator = int(plan.inputs.seed), torch.Generator(device)
+            self.seed = int(plan.inputs.seed)
+            self.generator = torch.Generator(device)
             # 16 random bits for each weight; 32 where that would round the probability noticeably
             self.draw = torch.int16 if 0.01 <= p <= 0.9 else torch.int32
             self.draws = 8 // self.draw.itemsize  # in one 64-bit number
-            self.bits = torch.empty(
-                math.ceil(plan.largest / self.draws), dtype=torch.int64, device=device
-            )
+            most = math.ceil(plan.largest / self.draws)
+            self.bits = torch.empty(most, dtype=torch.int64, device=device)
+
+    # ---- memory --------------------------------------------------------------------------------
 
     def buffer(self, name: str, shape: tuple[int, ...], most: int | None = None) -> Tensor:
-        """Return memory that every block reuses: fresh pages of the system cost as much as the sums
-        in them.
+        """Return memory that every block reuses, as fresh pages of the system cost as much as the
+        sums in them.
 
         `most` is its size in the largest block; None for that of the scores.
         """
@@ -105,16 +137,38 @@ class Steps:
             view = self.shaped[name, shape] = self.memory[name][: math.prod(shape)].view(shape)
         return view
 
+    def lasting(self, name: str, block: Block, shape: tuple[int, ...]) -> Tensor:
+        """Return memory for one of `plan.keeps`: the call's own if it keeps weights, or a buffer.
+
+        In `kept` each block has a stretch, with room of the same length for each name.
+        """
+        if self.kept is None:
+            return self.buffer(name, shape)
+        start = self.plan.kept_at(name, block)
+        return self.kept[start : start + math.prod(shape)].view(shape)
+
+    # ---- weights -------------------------------------------------------------------------------
+
     def weights(self, block: Block, part: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """Return the scores and P, [b * h, n, k];
-        with a sink one more column, [b * h, n, k + 1].
+        """Return the scores and P, [b * h, n, k]; with a sink one more column, [b * h, n, k + 1].
+
+        Where the normalizer's gradient reads no scores, P overwrites them.
         """
         b, h, n, k = block.shape
-        scores = self.buffer("scores", (b * h, n, k if part.sink is None else k + 1))
+        width = k if part.sink is None else k + 1
+        weights = self.lasting("weights", block, (b * h, n, width))
+        scores = weights
+        if self.normalizer.grad_reads_scores:
+            scores = self.lasting("scores", block, weights.shape)
+        if self.kept is not None and self.written:
+            return scores, weights
+
         of_keys = scores[..., :k]
-        products = of_keys if part.score_mixing is None else self.buffer("products", (b * h, n, k))
-        product(part.query, part.key.transpose(1, 2), self.scale, products)
-        if part.score_mixing is not None:
+        if part.score_mixing is None:
+            product(part.query, part.key.transpose(1, 2), self.scale, of_keys)
+        else:
+            products = self.products(block)
+            product(part.query, part.key.transpose(1, 2), self.scale, products)
             of_keys.copy_(self.mix(products, part.score_mixing, "mixed products"))
         if part.sink is not None:
             scores.view(b, h, n, k + 1)[..., k] = part.sink[:, None]
@@ -124,30 +178,41 @@ class Steps:
             torch.bmm(part.relative_query, part.relative_key.transpose(1, 2), out=distances)
             by_head.add_(shifted)
         self.plan.masks.add_to(by_head, block)
-        return scores, self.normalizer.weights(
-            scores, self.plan.masks.seen, self.buffer("weights", scores.shape)
-        )
+        return scores, self.normalizer.weights(scores, self.plan.masks.seen, weights)
+
+    def products(self, block: Block) -> Tensor:
+        """Return memory for scale * Q K^T before scores are mixed, [b * h, n, k]."""
+        b, h, n, k = block.shape
+        return self.lasting("products", block, (b * h, n, k))
 
     def without_sink(self, weights: Tensor, part: AttentionInputs) -> Tensor:
-        """Return P [b * h, n, k] in one piece of memory, without the column of the sink if there is
-        one.
-        """
+        """Return P [b * h, n, k] in one piece of memory, without the column of a sink."""
         if part.sink is None:
             return weights
         weights = weights[..., :-1]
         return self.buffer("without sink", weights.shape).copy_(weights)
 
+    # ---- what depends on distances -------------------------------------------------------------
+
     def distances(self, block: Block, b: int) -> tuple[Tensor, Tensor]:
         """Return memory by distance, [h, b * n, n + k - 1], and a view of it by key, [b, h, n, k].
 
-        The memory of a query holds its keys side by side, one number further left than for the
-        query before.
+        A query's row holds every distance. Its keys lie side by side in it, one number further left
+        than for the query before. For n = 3 queries and k = 4 keys the places of the keys are
+
+            query 0    .  .  0  1  2  3
+            query 1    .  0  1  2  3  .
+            query 2    0  1  2  3  .  .
+
+        so from one query to the next the view steps n + k - 2 numbers.
         """
         _, h, n, k = block.shape
         width = n + k - 1
         distances = self.buffer("distances", (h, b * n, width), self.plan.most_distances)
-        shape, strides = (b, h, n, k), (n * width, b * n * width, width - 1, 1)
-        return distances, distances.as_strided(shape, strides, distances.storage_offset() + n - 1)
+        shape = (b, h, n, k)
+        strides = (n * width, b * n * width, width - 1, 1)
+        first = distances.storage_offset() + n - 1
+        return distances, distances.as_strided(shape, strides, first)
 
     def gain_by_key(self, block: Block, gain: Tensor) -> Tensor:
         """Return the gain [h, n + k - 1] of each query's keys, [1, h, n, k]."""
@@ -160,56 +225,58 @@ class Steps:
         if gain is None:
             return weights
         with_gain = self.buffer("with gain", weights.shape)
-        torch.mul(
-            weights.view(block.shape),
-            self.gain_by_key(block, gain),
-            out=with_gain.view(block.shape),
-        )
+        by_key = self.gain_by_key(block, gain)
+        torch.mul(weights.view(block.shape), by_key, out=with_gain.view(block.shape))
         return with_gain
 
-    def arranged(self, weights: Tensor, mixing: Tensor, name: str) -> Tensor:
-        """Return P [b * h, n, k] as matrices that M [H, H'] or [b, n, H, H'] mixes: [b, h, n * k]
-        or [b * n, h, k].
+    # ---- mixing --------------------------------------------------------------------------------
 
-        `name` is that of the buffer for a copy, which several batch elements with an M for each
-        query need.
+    def arranged(self, weights: Tensor, mixing: Tensor, name: str) -> Tensor:
+        """Return P [b * h, n, k] as the matrices that M multiplies from the left, one row a head.
+
+        M [H, H'] is shared by all queries, so a matrix holds all of a sentence: [b, h, n * k]. M
+        [b, n, H, H'] has a matrix for each query: [b * n, h, k]. There one sentence needs only
+        other strides, and several need a copy, which goes to the buffer `name`.
         """
-        by_element = weights.unflatten(
-            0, (len(mixing) if mixing.dim() == 4 else -1, mixing.shape[-2])
-        )
         if mixing.dim() == 2:
-            return by_element.flatten(2)
+            return weights.unflatten(0, (-1, mixing.shape[0])).flatten(2)
+        by_element = weights.unflatten(0, (mixing.shape[0], mixing.shape[-2]))
         by_query = by_element.transpose(1, 2)  # [b, n, h, k]
-        if len(by_query) > 1:
+        if by_query.shape[0] > 1:
             by_query = self.buffer(name, by_query.shape).copy_(by_query)
         return by_query.flatten(0, 1)
 
-    def mix(self, weights: Tensor, mixing: Tensor | None, name: str = "") -> Tensor:
-        """Return sum_j M[j, i] P_j, [b * h', n, k], for P [b * h, n, k] and M [H, H'] or [b, n, H,
-        H'].
+    def mix(self, weights: Tensor, mixing: Tensor | None, name: str = "mixed") -> Tensor:
+        """Return sum_j M[j, i] P_j, [b * h', n, k].
 
-        `name` is that of the buffer; by default it is the one for mixed weights.
+        Args:
+            weights: P, [b * h, n, k]
+            mixing: M, [H, H'] or [b, n, H, H']; None to return the weights as they are
+            name: of the buffer for the result
         """
         if mixing is None:
             return weights
-        return self.mix_arranged(
-            self.arranged(weights, mixing, "by query"), mixing, weights.shape[1], name
-        )
+        arranged = self.arranged(weights, mixing, "by query")
+        return self.mix_arranged(arranged, mixing, weights.shape[1], name)
 
-    def mix_arranged(self, weights: Tensor, mixing: Tensor, n: int, name: str = "") -> Tensor:
+    def mix_arranged(self, weights: Tensor, mixing: Tensor, n: int, name: str = "mixed") -> Tensor:
         """Return the same for weights that are `arranged`."""
-        name, heads = name or self.mixed, mixing.shape[-1]
+        heads = mixing.shape[-1]
         if mixing.dim() == 2:
-            mixed = self.buffer(name, (len(weights), heads, weights.shape[2]))
-            torch.bmm(mixing.t().expand(len(weights), -1, -1), weights, out=mixed)
-            return mixed.view(len(weights) * heads, n, -1)
-        several = len(mixing) > 1
-        mixed = self.buffer(
-            "mixed by query" if several else name, (len(weights), heads, weights.shape[2])
-        )
+            mixed = self.buffer(name, (weights.shape[0], heads, weights.shape[2]))
+            torch.bmm(mixing.t().expand(weights.shape[0], -1, -1), weights, out=mixed)
+            return mixed.view(weights.shape[0] * heads, n, -1)
+
+        several = mixing.shape[0] > 1
+        found_in = "mixed by query" if several else name
+        mixed = self.buffer(found_in, (weights.shape[0], heads, weights.shape[2]))
         product(mixing.transpose(2, 3).flatten(0, 1), weights, out=mixed)
         mixed = mixed.unflatten(0, (-1, n)).transpose(1, 2)  # [b, h', n, k]
-        return (self.buffer(name, mixed.shape).copy_(mixed) if several else mixed).flatten(0, 1)
+        if several:
+            mixed = self.buffer(name, mixed.shape).copy_(mixed)
+        return mixed.flatten(0, 1)
+
+    # ---- dropout -------------------------------------------------------------------------------
 
     def dropout_mask(self, block: Block, shape: tuple[int, ...]) -> Tensor:
         """Return dropout's ones and zeros for the block, the same in both passes."""
@@ -220,8 +287,7 @@ class Steps:
             return mask.zero_()
         self.generator.manual_seed((self.seed + block.number) % 2**63)
         # Several draws in one number take a fifth of the time of bernoulli_.
-        self.bits[: math.ceil(mask.numel() / self.draws)].random_(
-            -(2**63), None, generator=self.generator
-        )
+        drawn = self.bits[: math.ceil(mask.numel() / self.draws)]
+        drawn.random_(-(2**63), None, generator=self.generator)
         bits = self.bits.view(self.draw)[: mask.numel()].view(shape)
         return torch.ge(bits, values.min + drop, out=mask)

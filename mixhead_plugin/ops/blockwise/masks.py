@@ -1,7 +1,8 @@
 """A block of a call, and the masks of the call block by block."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -9,75 +10,135 @@ from torch import Tensor
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 
 INF = float("inf")
-_WHOLE = slice(None)
+WHOLE = slice(None)
+OUTPUT = ("B", "H'", "Nq", "Dv")
 # columns; with fewer, MKL's products take up to four times as long, and torch's softmax six times
 NARROW = 16
 
 
-class Block(NamedTuple):
-    """Some queries of some heads of a part of the batch, with the keys that any of them may see."""
+@dataclass(frozen=True)
+class Block:
+    """Some queries of some heads of a part of the batch, with the keys that any of them may see.
+
+    Args:
+        number: of the block among those of its call
+        previous: number of the last block before it with the same part of the batch and the same
+            heads, -1 for none
+        batch: sentences
+        heads: heads of queries and keys
+        mixed_heads: heads of values and outputs
+        queries: positions of queries
+        keys: positions of keys; all others are hidden from all these queries
+        distances: from these queries to these keys, as `relative.py` counts them
+        biased: part of `keys`; attn_mask is 0 outside of it
+        padded: whether the padding hides any of `keys`
+    """
 
     number: int
-    # number of the last block before it with the same part of the batch and heads, -1 for none
     previous: int
     batch: slice
     heads: slice
-    mixed_heads: slice  # of values and outputs
+    mixed_heads: slice
     queries: slice
-    keys: slice  # all keys outside of it are hidden from all these queries
-    distances: slice  # from these queries to these keys
-    biased: slice  # part of `keys`: attn_mask is 0 outside of it
-    padded: bool  # whether the padding hides any of `keys`
+    keys: slice
+    distances: slice
+    biased: slice
+    padded: bool
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int, int]:
         """The block's b, h, n and k."""
-        return tuple(
+        b, h, n, k = (
             part.stop - part.start for part in (self.batch, self.heads, self.queries, self.keys)
         )
+        return b, h, n, k
+
+    @cached_property
+    def cuts(self) -> dict[str, slice]:
+        """The block's part of each dimension that is cut."""
+        return {
+            "B": self.batch,
+            "H": self.heads,
+            "H'": self.mixed_heads,
+            "Nq": self.queries,
+            "Nk": self.keys,
+            "P": self.distances,
+        }
 
     def part(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a view of what belongs to the block, for an input, its gradient or the output;
-        attn_mask stays whole.
+        """Return a view of what belongs to the block; attn_mask stays whole.
 
-        A gradient with one dimension more than its input has one term for each block, in the order
-        of their numbers.
+        Args:
+            name: of an input, or "output"
+            tensor: the input, its gradient, or the output. A gradient with one dimension more than
+                its input has one term for each block, in the order of their numbers.
         """
         if name == "attn_mask":
             return tensor
-        shapes = DIMENSIONS["value" if name == "output" else name]
-        dims = next((dims for dims in shapes if len(dims) == tensor.dim()), None)
-        if dims is None:
-            tensor, dims = tensor[self.number], shapes[0]
-        cuts = {"B": self.batch, "H": self.heads, "H'": self.mixed_heads, "P": self.distances}
-        cuts |= {"Nq": self.queries, "Nk": self.queries if name == "output" else self.keys}
-        return tensor[tuple(cuts.get(dim, _WHOLE) for dim in dims)]
+        dims = dimensions(name, tensor.dim())
+        if len(dims) < tensor.dim():
+            tensor = tensor[self.number]
+        cuts = self.cuts
+        return tensor[tuple([cuts.get(dim, WHOLE) for dim in dims])]
+
+
+@cache
+def dimensions(name: str, number: int) -> tuple[str, ...]:
+    """Return the dimensions of an input, or of the output, that has `number` of them, or else one
+    less.
+    """
+    if name == "output":
+        return OUTPUT
+    for dims in DIMENSIONS[name]:
+        if len(dims) == number:
+            return dims
+    return DIMENSIONS[name][0]
 
 
 class BlockMasks:
     """Find the keys that blocks see, and add masks to their scores.
 
-    `learned`: attn_mask needs a gradient, for its zeros as well.
+    Args:
+        inputs: those of the call
+        learned: whether attn_mask needs a gradient, for its zeros as well
+
+    Attributes:
+        seen: whether every query is known to see a key, so that no row of scores is hidden whole
     """
 
     def __init__(self, inputs: AttentionInputs, learned: bool):
-        self.causal, self.learned, self.like = inputs.causal, learned, inputs.query
+        self.causal = inputs.causal
+        self.learned = learned
+        self.like = inputs.query
         self.n_keys = inputs.key.shape[2]
         self.past = self.n_keys - inputs.query.shape[2]  # keys before the first query
-        mask, padding = inputs.attn_mask, inputs.key_padding_mask
-        # four dimensions
-        self.attn_mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]
-        self.padding = (
-            padding
-            if padding is None
-            else self.like.new_zeros(padding.shape).masked_fill_(padding, -INF)
-        )
         self.futures: dict[tuple[int, int, int], Tensor] = {}
-        # whether every query is known to see a key, the first one
-        self.seen = self.n_keys > 0 and not (self.causal and self.past < 0)
+
+        self.attn_mask = inputs.attn_mask
+        if self.attn_mask is not None:
+            missing = 4 - self.attn_mask.dim()
+            self.attn_mask = self.attn_mask[(None,) * missing]  # four dimensions
+        self.padding = inputs.key_padding_mask
+        if self.padding is not None:  # as floats that are added: 0, and -inf where a key is hidden
+            zeros = self.like.new_zeros(self.padding.shape)
+            self.padding = zeros.masked_fill_(self.padding, -INF)
+        self.seen = self._every_query_sees_the_first_key()
+
+    def _every_query_sees_the_first_key(self) -> bool:
+        """Return whether every query is known to see a key. Looking for others would cost more than
+        what the normalizers save if they know.
+        """
+        if self.n_keys == 0:
+            return False
+        if self.causal and self.past < 0:  # the first queries come before the first key
+            return False
         for mask in (self.attn_mask, self.padding):
-            if self.seen and mask is not None:
-                self.seen = not bool((mask[..., 0].to(self.like.dtype) == -INF).any())
+            if mask is None:
+                continue
+            of_first_key = mask[..., 0].to(self.like.dtype)
+            if bool((of_first_key == -INF).any()):
+                return False
+        return True
 
     def unpadded(self, batches: Sequence[slice]) -> tuple[list[slice], list[bool]]:
         """Return for each slice of the batch the span of keys that any of them has, and whether any
@@ -167,6 +228,8 @@ def _spans(true: Tensor) -> list[slice]:
     """
     n = true.shape[1]
     number = true.to(torch.int8)
-    first, after, found = number.argmax(1), n - number.flip(1).argmax(1), true.any(1)
-    bounds = torch.stack([first * found, after * found], 1).tolist()  # one transfer from the device
+    found = true.any(1)
+    first = torch.where(found, number.argmax(1), 0)
+    after = torch.where(found, n - number.flip(1).argmax(1), 0)
+    bounds = torch.stack([first, after], 1).tolist()  # one transfer from the device
     return [slice(start, stop) for start, stop in bounds]

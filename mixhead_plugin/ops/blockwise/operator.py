@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mixhead_plugin.ops.blockwise.backward import backward
 from mixhead_plugin.ops.blockwise.forward import forward
+from mixhead_plugin.ops.blockwise.kept import MEMORY, new_handle
 from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.operators import (
@@ -31,18 +32,48 @@ def blockwise_attention(inputs: AttentionInputs) -> Tensor:
         # checkpointing.
         inputs = inputs._replace(seed=torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
     announce_flops()
-    return torch.ops.mixhead_plugin.blockwise(*inputs)
+    output, _ = torch.ops.mixhead_plugin.blockwise(*inputs, _will_be_differentiated(inputs))
+    return output
 
 
-def _forward(*fields: Any) -> Tensor:
-    inputs = AttentionInputs(*fields)
-    plan, output = Plan(inputs), empty_output(upcast(inputs.query), inputs.value)
-    forward(plan, output if plan.complete else output.zero_())
-    return output.to(inputs.value.dtype)
+def _will_be_differentiated(inputs: AttentionInputs) -> bool:
+    """Return whether a backward pass may follow, so that it pays to keep weights for it."""
+    if not torch.is_grad_enabled():
+        return False
+    tensors = [*inputs.given().values(), inputs.attn_mask]
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    return empty_output(upcast(query), value).to(value.dtype)
+_FIELDS = len(AttentionInputs._fields)
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Return the output, and a handle of the weights that are kept for the backward pass."""
+    inputs = AttentionInputs(*arguments[:_FIELDS])
+    keep = arguments[_FIELDS:] == (True,)  # torch leaves out a last argument that is its default
+    plan = Plan(inputs)
+    output = empty_output(upcast(inputs.query), inputs.value)
+    if not plan.complete:
+        output.zero_()
+
+    handle = new_handle()
+    if keep and inputs.query.is_cpu and plan.blocks:
+        handle = MEMORY.reserve(_kept_bytes(plan))
+    forward(plan, output, _kept(plan, handle))
+    return output.to(inputs.value.dtype), handle
+
+
+def _kept_bytes(plan: Plan) -> int:
+    return plan.kept_numbers * plan.inputs.query.dtype.itemsize
+
+
+def _kept(plan: Plan, handle: Tensor) -> Tensor | None:
+    """Return the memory that a call has for weights, or None."""
+    return MEMORY.piece(handle, _kept_bytes(plan), plan.inputs.query.dtype)
+
+
+def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return empty_output(upcast(query), value).to(value.dtype), new_handle()
 
 
 def _learned(inputs: AttentionInputs, learned_mask: bool) -> list[str]:
@@ -50,9 +81,12 @@ def _learned(inputs: AttentionInputs, learned_mask: bool) -> list[str]:
     return [*inputs.given(), "attn_mask"] if learned_mask else list(inputs.given())
 
 
-def _backward(d_output: Tensor, learned_mask: bool, *fields: Any) -> tuple[Tensor, ...]:
-    inputs = AttentionInputs(*fields)
-    grads = backward(Plan(inputs, learned_mask), d_output, _learned(inputs, learned_mask))
+def _backward(d_output: Tensor, learned_mask: bool, *arguments: Any) -> tuple[Tensor, ...]:
+    inputs = AttentionInputs(*arguments[:_FIELDS])
+    handle = arguments[_FIELDS] if len(arguments) > _FIELDS else new_handle()
+    plan = Plan(inputs, learned_mask)
+    names = _learned(inputs, learned_mask)
+    grads = backward(plan, d_output, names, _kept(plan, handle))
     if inputs.relative_key is not None:
         d_key = grads["relative_key"][:, : inputs.relative_key.shape[1]]
         grads["relative_key"] = torch.empty_like(inputs.relative_key, dtype=d_key.dtype).copy_(
@@ -62,25 +96,37 @@ def _backward(d_output: Tensor, learned_mask: bool, *fields: Any) -> tuple[Tenso
     return all_gradients(grads, d_output)
 
 
-def _backward_fake(d_output: Tensor, learned_mask: bool, *fields: Any) -> tuple[Tensor, ...]:
-    inputs = AttentionInputs(*fields)
-    grads = {
-        name: torch.empty_like(getattr(inputs, name)) for name in _learned(inputs, learned_mask)
-    }
+def _backward_fake(d_output: Tensor, learned_mask: bool, *arguments: Any) -> tuple[Tensor, ...]:
+    inputs = AttentionInputs(*arguments[:_FIELDS])
+    names = _learned(inputs, learned_mask)
+    grads = {name: torch.empty_like(getattr(inputs, name)) for name in names}
     return all_gradients(grads, d_output)
 
 
-def _differentiate(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
-    (inputs,) = saved_inputs(ctx)
-    learned_mask = (
-        inputs.attn_mask is not None
-        and ctx.needs_input_grad[AttentionInputs._fields.index("attn_mask")]
-    )
-    grads = torch.ops.mixhead_plugin.blockwise_backward(d_output, learned_mask, *inputs)
-    return by_field(grads, _learned(inputs, learned_mask))
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, handle = output
+    save_inputs(ctx, inputs[:_FIELDS], handle)
 
 
-register("blockwise", f"({SCHEMA}) -> Tensor", _forward, _forward_fake)
-_GIVEN = "Tensor d_output, bool learned_mask"
-register("blockwise_backward", f"({_GIVEN}, {SCHEMA}) -> {GRADIENTS}", _backward, _backward_fake)
-register_backward("blockwise", lambda ctx, inputs, output: save_inputs(ctx, inputs), _differentiate)
+def _differentiate(ctx: Any, d_output: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    inputs, handle = saved_inputs(ctx)
+    learned_mask = False
+    if inputs.attn_mask is not None:
+        learned_mask = ctx.needs_input_grad[AttentionInputs._fields.index("attn_mask")]
+    grads = torch.ops.mixhead_plugin.blockwise_backward(d_output, learned_mask, *inputs, handle)
+    return *by_field(grads, _learned(inputs, learned_mask)), None
+
+
+register(
+    "blockwise",
+    f"({SCHEMA}, bool keep=False) -> (Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+)
+register(
+    "blockwise_backward",
+    f"(Tensor d_output, bool learned_mask, {SCHEMA}, Tensor? handle=None) -> {GRADIENTS}",
+    _backward,
+    _backward_fake,
+)
+register_backward("blockwise", _save, _differentiate)

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from mixhead_plugin.ops.blockwise.masks import Block, BlockMasks
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.reference import upcast
 
 # Scores in one block: on a CPU they stay in the cache of one core, elsewhere they fill the device.
@@ -16,6 +17,7 @@ MIN_QUERIES = 20  # fewer make slow matrix products
 # by block.
 MANY_QUERIES = 64
 LARGER = 4
+LINE = 16  # numbers; what a block keeps starts at a multiple of it
 
 
 def block_size(device: torch.device) -> int:
@@ -27,25 +29,53 @@ class Plan:
     """The blocks of one call that see a key, the last queries first: causal blocks of later queries
     are larger.
 
-    `largest` is the size of the largest block of scores or of mixed weights, `most_distances` the
-    most pairs of a query and a distance in any block. The plan is `complete` if every query is in a
-    block.
+    Attributes:
+        inputs: those of the call, in the dtype of the computation
+        largest: the size of the largest block of scores or of mixed weights
+        most_distances: the most pairs of a query and a distance in any block
+        complete: whether every query is in a block
+        keeps: names of what the backward pass reads again if it was kept
+        kept_numbers: how much memory that takes, for all blocks
     """
 
     def __init__(self, inputs: AttentionInputs, learned_mask: bool = False):
         self.inputs = inputs = _in_dtype_of_computation(inputs)
         self.masks = BlockMasks(inputs, learned_mask)
         self.blocks = _blocks(inputs, self.masks)
-        self.largest = self.most_distances = queries = 0
+
+        self.keeps = ["weights"]
+        if NORMALIZERS[inputs.normalizer].grad_reads_scores:
+            self.keeps.append("scores")
+        if inputs.score_mixing is not None:
+            self.keeps.append("products")
+
+        self.largest = 0
+        self.most_distances = 0
+        self.kept_numbers = 0
+        self._rooms: list[slice] = []  # of the kept numbers of each block
+        queries = 0
+        sink = 0 if inputs.sink is None else 1
         for block in self.blocks:
             b, h, n, k = block.shape
-            queries += b * h * n
             mixed_heads = block.mixed_heads.stop - block.mixed_heads.start
-            self.largest = max(
-                self.largest, b * max(h, mixed_heads) * n * (k + (inputs.sink is not None))
-            )
+            queries += b * h * n
+            self.largest = max(self.largest, b * max(h, mixed_heads) * n * (k + sink))
             self.most_distances = max(self.most_distances, b * h * n * (n + k - 1))
+
+            room = len(self.keeps) * _whole_lines(b * h * n * (k + sink))
+            self._rooms.append(slice(self.kept_numbers, self.kept_numbers + room))
+            self.kept_numbers += room
         self.complete = bool(self.blocks) and queries == inputs.query.shape[:3].numel()
+
+    def kept_at(self, name: str, block: Block) -> int:
+        """Return where one of `keeps` of a block starts among the kept numbers."""
+        room = self._rooms[block.number]
+        each = (room.stop - room.start) // len(self.keeps)
+        return room.start + self.keeps.index(name) * each
+
+
+def _whole_lines(numbers: int) -> int:
+    return -(-numbers // LINE) * LINE
 
 
 def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
@@ -59,10 +89,11 @@ def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
 
 
 def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
-    n_queries, n_keys = inputs.query.shape[2], inputs.key.shape[2]
+    n_keys = inputs.key.shape[2]
     batches, heads, queries = _cut(inputs)
     if not (batches and heads and queries and n_keys):
         return []
+
     visible, biased = masks.visible_and_biased(queries)
     unpadded, padded = masks.unpadded(batches)
     blocks: list[Block] = []
@@ -76,26 +107,33 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
                 keys = _common(keys, slice(0, max(0, rows.stop + masks.past)))
             if keys.start == keys.stop:
                 continue
-            distances = slice(
-                keys.start - rows.stop + n_queries, keys.stop - rows.start + n_queries - 1
-            )
             for some_heads in heads:
-                site, number = (s, some_heads.start), len(blocks)
-                mixed_heads = (
-                    some_heads if inputs.mixing is None else slice(0, inputs.value.shape[1])
+                mixed_heads = some_heads
+                if inputs.mixing is not None:
+                    mixed_heads = slice(0, inputs.value.shape[1])
+                site = (s, some_heads.start)
+                block = Block(
+                    number=len(blocks),
+                    previous=latest.get(site, -1),
+                    batch=some,
+                    heads=some_heads,
+                    mixed_heads=mixed_heads,
+                    queries=rows,
+                    keys=keys,
+                    distances=_distances(rows, keys, inputs.query.shape[2]),
+                    biased=_common(keys, biased[t]),
+                    padded=padded[s],
                 )
-                parts = (
-                    some,
-                    some_heads,
-                    mixed_heads,
-                    rows,
-                    keys,
-                    distances,
-                    _common(keys, biased[t]),
-                )
-                blocks.append(Block(number, latest.get(site, -1), *parts, padded[s]))
-                latest[site] = number
+                latest[site] = block.number
+                blocks.append(block)
     return blocks
+
+
+def _distances(queries: slice, keys: slice, n_queries: int) -> slice:
+    """Return the distances k - t + Nq - 1 from some queries t to some keys k."""
+    smallest = keys.start - (queries.stop - 1) + n_queries - 1
+    largest = (keys.stop - 1) - queries.start + n_queries - 1
+    return slice(smallest, largest + 1)
 
 
 def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]]:
@@ -103,19 +141,50 @@ def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]
     device.
     """
     batch, heads, n_queries, _ = inputs.query.shape
-    room = block_size(inputs.query.device) // max(1, inputs.key.shape[2])
-    mixes = inputs.mixing is not None or inputs.score_mixing is not None
-    long = inputs.query.is_cpu and batch * n_queries >= 16 * MANY_QUERIES
-    larger, many = (LARGER * room, MANY_QUERIES) if long else (room, MIN_QUERIES)
-    together = max(1, heads if mixes else min(heads, larger // many))
-    rows = max(MIN_QUERIES, room // together, min(many, larger // together))
-    rows = max(1, min(n_queries, rows))
-    some = max(1, min(batch, room // (together * rows))) if together == heads else 1
-    by_query = any(m is not None and m.dim() == 4 for m in (inputs.mixing, inputs.score_mixing))
-    # mixing several batches copies them, which costs more than further blocks
-    if by_query and some < 4:
-        some = 1
+    pairs = block_size(inputs.query.device) // max(1, inputs.key.shape[2])  # of a head and a query
+    most, wanted = _room_for_queries(inputs, pairs)
+
+    together = _heads_together(inputs, most, wanted)
+    rows = _queries_together(n_queries, together, pairs, most, wanted)
+    some = 1
+    if together == heads:
+        some = _sentences_together(inputs, pairs // (max(1, together) * rows))
     return _slices(batch, some), _slices(heads, together), _slices(n_queries, rows)
+
+
+def _room_for_queries(inputs: AttentionInputs, pairs: int) -> tuple[int, int]:
+    """Return how many pairs of a head and a query a block may have in order to reach a wanted
+    number of queries, and that number.
+    """
+    positions = inputs.query.shape[0] * inputs.query.shape[2]
+    if inputs.query.is_cpu and positions >= 16 * MANY_QUERIES:
+        return LARGER * pairs, MANY_QUERIES
+    return pairs, MIN_QUERIES
+
+
+def _heads_together(inputs: AttentionInputs, most: int, wanted: int) -> int:
+    """Return the heads of a block: all if heads mix, else as many as leave room for the queries."""
+    heads = inputs.query.shape[1]
+    if inputs.mixing is not None or inputs.score_mixing is not None:
+        return max(1, heads)
+    return max(1, min(heads, most // wanted))
+
+
+def _queries_together(n_queries: int, heads: int, pairs: int, most: int, wanted: int) -> int:
+    """Return the queries of a block, at least MIN_QUERIES unless there are fewer."""
+    fitting = pairs // heads
+    larger = min(wanted, most // heads)
+    rows = max(MIN_QUERIES, fitting, larger)
+    return max(1, min(n_queries, rows))
+
+
+def _sentences_together(inputs: AttentionInputs, fitting: int) -> int:
+    """Return the sentences of a block, if `fitting` have the size of one."""
+    some = max(1, min(inputs.query.shape[0], fitting))
+    by_query = any(m is not None and m.dim() == 4 for m in (inputs.mixing, inputs.score_mixing))
+    if by_query and some < 4:
+        return 1  # mixing several sentences copies them, which costs more than further blocks
+    return some
 
 
 def _slices(n: int, size: int) -> list[slice]:
@@ -124,5 +193,6 @@ def _slices(n: int, size: int) -> list[slice]:
 
 def _common(a: slice, b: slice) -> slice:
     """Return the intersection of two slices."""
-    start, stop = max(a.start, b.start), min(a.stop, b.stop)
+    start = max(a.start, b.start)
+    stop = min(a.stop, b.stop)
     return slice(start, max(start, stop))

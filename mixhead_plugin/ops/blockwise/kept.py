@@ -1,0 +1,107 @@
+"""Memory for the weights that calls keep from their forward pass for their backward pass.
+
+All calls of a process share one stretch of memory of `budget()` bytes:
+
+    | call 1 | call 2 |  free  | call 4 |        free        |
+    0                                                  budget
+
+A call gets one piece of it for all its weights, or nothing. It holds its piece by a `handle`, a
+tensor without elements that autograd saves. Once nothing refers to the handle any more, after the
+backward pass or because activation checkpointing never saved it, the piece is free. A copy of a
+handle is another tensor, and holds nothing; then the backward pass computes the weights again.
+
+Pages of fresh memory cost more time than computing the weights again. So the stretch stays with the
+process, and calls use the same pages again and again. The system provides those that were used.
+"""
+
+import math
+import os
+import threading
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.multiprocessing.reductions import StorageWeakRef
+
+# One causal call of 4,096 tokens and 8 heads needs a little more, so it keeps nothing.
+DEFAULT_MIB = 256
+ALIGNMENT = 64  # bytes, a line of the cache
+
+
+class Memory:
+    """A stretch of memory, and the pieces of it that handles hold."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.storage: UntypedStorage | None = None
+        self.pieces: dict[StorageWeakRef, slice] = {}  # in bytes
+        self.lock = threading.Lock()
+
+    def reserve(self, size: int) -> Tensor:
+        """Return a handle; it holds `size` bytes if a piece of that length is free."""
+        handle = new_handle()
+        with self.lock:
+            self._forget_dropped()
+            start = self._first_gap(size)
+            if start is not None:
+                if self.storage is None:
+                    self.storage = UntypedStorage(self.size)
+                self.pieces[StorageWeakRef(handle.untyped_storage())] = slice(start, start + size)
+        return handle
+
+    def piece(self, handle: Tensor, size: int, dtype: torch.dtype) -> Tensor | None:
+        """Return the numbers that a handle holds, if they take `size` bytes; None if not."""
+        held = self.pieces.get(StorageWeakRef(handle.untyped_storage()))
+        if held is None or self.storage is None or held.stop - held.start != size:
+            return None
+        numbers = torch.empty(0, dtype=dtype, device="cpu")
+        length = size // dtype.itemsize
+        return numbers.set_(self.storage, held.start // dtype.itemsize, (length,), (1,))
+
+    def in_use(self) -> int:
+        """Return how many bytes wait for a backward pass."""
+        with self.lock:
+            self._forget_dropped()
+            return sum(piece.stop - piece.start for piece in self.pieces.values())
+
+    def _forget_dropped(self) -> None:
+        dropped = [handle for handle in self.pieces if handle.expired()]
+        for handle in dropped:
+            del self.pieces[handle]
+
+    def _first_gap(self, size: int) -> int | None:
+        """Return where the first free piece of `size` bytes starts; None if there is none."""
+        start = 0
+        for piece in sorted(self.pieces.values(), key=lambda piece: piece.start):
+            if start + size <= piece.start:
+                break
+            start = -(-piece.stop // ALIGNMENT) * ALIGNMENT
+        return start if start + size <= self.size else None
+
+
+def budget() -> int:
+    """Return the bytes that all calls of this process may keep together."""
+    given = os.environ.get("MIXHEAD_KEPT_MIB", "")
+    try:
+        mib = float(given or DEFAULT_MIB)
+    except ValueError:
+        raise ValueError(f"MIXHEAD_KEPT_MIB={given}: must be a number of MiB, 0 for none") from None
+    if not 0 <= mib < math.inf:
+        raise ValueError(f"MIXHEAD_KEPT_MIB={given}: must be a number of MiB, 0 for none")
+    return int(mib * 2**20)
+
+
+MEMORY = Memory(budget())
+
+
+def new_handle() -> Tensor:
+    """Return a handle that holds nothing."""
+    return torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def _after_fork() -> None:
+    """Forget what the parent holds; a thread of the parent may even hold the lock."""
+    MEMORY.lock = threading.Lock()
+    MEMORY.pieces.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
