@@ -2,9 +2,7 @@
 size.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,6 @@ from torch import Tensor, nn
 from mixhead_plugin.fairseq.cache import CachedAttention
 from mixhead_plugin.fairseq.learning_rate import scale_learning_rate
 from mixhead_plugin.ops import NORMALIZERS
-from mixhead_plugin.ops.api import attend_with_weights
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.reference import (
@@ -27,35 +24,6 @@ from mixhead_plugin.ops.reference import (
     weighted_values,
 )
 from mixhead_plugin.parts import MIXINGS, PARTS, Assembly, complete, sizes_of
-
-
-class Heads(NamedTuple):
-    """Give a hook the heads of one attention in one pass."""
-
-    mixing: Tensor | None  # M [H, H'] or [B, Nq, H, H']
-    # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better
-    weights: Callable[[], Tensor]
-
-
-class HeadGates(NamedTuple):
-    """Scale the heads of one attention, by one factor for each head, or [B, ...] also for each
-    sentence; None is 1.
-    """
-
-    source: Tensor | None = None  # on the weights P_j where heads mix, [H] or [B, H]
-    mixed: Tensor | None = None  # on the outputs O_i, [H'] or [B, H']
-
-    def on_sources(self, mixing: Tensor | None) -> Tensor | None:
-        """Return M, [H, H'] or [B, Nq, H, H'], with the gates of its source heads."""
-        if self.source is None:
-            return mixing
-        gates = self.source[..., None]  # [H, 1] or [B, H, 1]
-        # [H, H'] or [B, Nq or 1, H, H']
-        return mixing * (gates if gates.dim() == 2 else gates[:, None])
-
-    def on_output(self, out: Tensor) -> Tensor:
-        """Return O [B, H', Nq, D] with the gates of its heads."""
-        return out if self.mixed is None else out * self.mixed[..., None, None]
 
 
 class MixheadAttention(Assembly, CachedAttention):
@@ -166,10 +134,6 @@ class MixheadAttention(Assembly, CachedAttention):
             if mixing is not None:
                 scale_learning_rate(mixing, mixing_lr_scale)
         self.impl = impl
-        # For analysis, pruning and penalties; TorchScript ignores both.
-        self.gates: HeadGates | None = None
-        # Called with the attention, its output [B, H', Nq, D] and its heads; returns the output.
-        self.hook: Callable[[MixheadAttention, Tensor, Heads], Tensor] | None = None
 
         # Attributes of fairseq's module that other code reads or sets.
         self.use_xformers = False
@@ -321,17 +285,7 @@ class MixheadAttention(Assembly, CachedAttention):
     @torch.jit.unused
     def _attend(self, inputs: AttentionInputs, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Return the output [B, H', Nq, D] and, where needed, the mixed weights [B, H', Nq, Nk]."""
-        if self.gates is not None:
-            mixing = self.gates.on_sources(inputs.mixing)
-            if mixing is not None and mixing.dim() == 4:
-                mixing = mixing.expand(-1, inputs.query.size(2), -1, -1)  # [B, Nq, H, H']
-            inputs = inputs._replace(mixing=mixing)
-        out, weights = attend_with_weights(inputs, self.impl, need_weights)
-        if self.gates is not None:
-            out = self.gates.on_output(out)
-        if self.hook is not None:
-            out = self.hook(self, out, Heads(inputs.mixing, partial(self._weights, inputs)))
-        return out, weights
+        return self.attend(inputs, self.impl, need_weights)
 
     def _attend_by_definition(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         """Compute `reference_with_weights` step by step: TorchScript cannot look up a normalizer by

@@ -1,3 +1,15 @@
-"""What people do with the heads of any model: weigh them, leave them out, look at them; needs torch
-alone.
+"""What people do with the heads of any model: weigh them, leave them out, cut them off, look at
+them; needs torch alone, and matplotlib for pictures.
+
+| module | holds |
+|---|---|
+| `attention` | the protocol: what an attention of any model has to offer |
+| `assembly` | its adapter for the attentions that this package builds |
+| `sites` | where an attention is in its model, by its name |
+| `gates`, `views` | what acts while a call lasts: factors on heads, and those who look |
+| `importance`, `ablation` | weigh heads, leave heads out |
+| `choosing`, `cutting` | name and choose heads, cut them off |
+| `spectrum`, `mixing` | how many dimensions P has; how far M is from the identity |
+| `numbers`, `correlation` | a number for each head: table, JSON, pictures |
+| `figures`, `page`, `text` | the style of pictures; one HTML page; a text for it |
 """

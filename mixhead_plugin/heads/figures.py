@@ -28,7 +28,7 @@ VARIANTS = {
     "average": "#999999",
 }
 SEQUENTIAL = "viridis"
-STYLE = {
+STYLE: Any = {  # matplotlib's types name each key
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.grid": True,
@@ -58,8 +58,8 @@ def subplots(
     """
     from matplotlib.figure import Figure
 
-    layout = "compressed" if square else "constrained"
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout=layout)
+    inches = size[0] * columns, size[1] * rows
+    figure = Figure(figsize=inches, layout="compressed" if square else "constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mixhead_plugin.heads.attention import HeadsError
+from mixhead_plugin.heads.sites import Where
 from mixhead_plugin.ops.reference import mix_heads
 
 PARTS = ("html", "css", "js")
 
 
-class Attention(NamedTuple):
+class ShownHeads(NamedTuple):
     """Hold the heads of one attention on one sentence."""
 
     site: str  # encoder-self, decoder-self or cross
@@ -37,7 +39,20 @@ class Sentence(NamedTuple):
     encoder: Sequence[str]  # tokens; empty if the model has no encoder
     decoder: Sequence[str]  # tokens that the decoder reads; empty if the model has none
     written: Sequence[str]  # the token that follows each of the decoder's, empty if unknown
-    attentions: Sequence[Attention]
+    attentions: Sequence[ShownHeads]
+
+
+def shown(where: Where, source: Tensor, mixing: Tensor | None) -> ShownHeads:
+    """Return the heads of an attention on the first sentence of a batch.
+
+    Args:
+        where: the position of the attention
+        source: P [B, H, Nq, Nk]
+        mixing: M [H, H'] or [B, Nq, H, H']; None where heads do not mix
+    """
+    if mixing is not None and mixing.dim() == 4:
+        mixing = mixing[0]
+    return ShownHeads(where.site, where.layer, source[0], mixing)
 
 
 def pack_floats(blob: bytearray, tensor: Tensor) -> dict[str, Any]:
@@ -59,8 +74,9 @@ def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
     step = torch.where(step > 0, step, 1)
     zero = (-low / step).round()
     codes = (weights / step[..., None]).round() + zero[..., None]
-    place = {"step": pack_floats(blob, step), "zero": pack_floats(blob, zero)}
-    place |= {"at": len(blob), "shape": list(weights.shape)}
+    place: dict[str, Any] = {"step": pack_floats(blob, step), "zero": pack_floats(blob, zero)}
+    place["at"] = len(blob)
+    place["shape"] = list(weights.shape)
     blob += codes.to(torch.uint8).contiguous().numpy().tobytes()
     return place
 
@@ -70,18 +86,18 @@ def write_page(
 ) -> None:
     """Write the page.
 
-    `title` names the model, and `facts` are a line on its attention. Raise ValueError without a
+    `title` names the model, and `facts` are a line on its attention. Raise HeadsError without a
     sentence, or if a weight is not finite.
     """
     if not sentences:
-        raise ValueError("a page needs at least one sentence")
+        raise HeadsError("a page needs at least one sentence")
     blob = bytearray()
-    shown = [
-        one._asdict() | {"attentions": [_packed(blob, heads) for heads in one.attentions]}
-        for one in sentences
-    ]
+    contents = []
+    for sentence in sentences:
+        packed_heads = [_packed(blob, heads) for heads in sentence.attentions]
+        contents.append(sentence._asdict() | {"attentions": packed_heads})
     packed = base64.b64encode(zlib.compress(bytes(blob), 9, -zlib.MAX_WBITS)).decode()
-    data = json.dumps({"sentences": shown, "blob": packed}, ensure_ascii=False, allow_nan=False)
+    data = json.dumps({"sentences": contents, "blob": packed}, ensure_ascii=False, allow_nan=False)
     template, style, script = (
         Path(__file__).with_name(f"page.{kind}").read_text("utf-8") for kind in PARTS
     )
@@ -97,13 +113,20 @@ def write_page(
     Path(file).write_bytes(string.Template(template).substitute(texts).encode())
 
 
-def _packed(blob: bytearray, attention: Attention) -> dict[str, Any]:
-    source, mixing = (None if x is None else x.detach().cpu().float() for x in attention[2:])
-    if not source.isfinite().all() or not (mixing is None or mixing.isfinite().all()):
-        raise ValueError(f"the weights of {attention.site} {attention.layer} are not finite")
-    found = {"site": attention.site, "layer": attention.layer, "source": pack_weights(blob, source)}
-    if mixing is not None:
-        # [H', Nq, Nk]
-        mixed = mix_heads(source[None], mixing if mixing.dim() == 2 else mixing[None])[0]
-        found |= {"mixing": pack_floats(blob, mixing), "mixed": pack_weights(blob, mixed)}
+def _packed(blob: bytearray, heads: ShownHeads) -> dict[str, Any]:
+    source = heads.source.detach().cpu().float()
+    _refuse_infinite(heads, source)
+    found = {"site": heads.site, "layer": heads.layer, "source": pack_weights(blob, source)}
+    if heads.mixing is not None:
+        mixing = heads.mixing.detach().cpu().float()
+        _refuse_infinite(heads, mixing)
+        batched = mixing if mixing.dim() == 2 else mixing[None]
+        mixed = mix_heads(source[None], batched)[0]  # [H', Nq, Nk]
+        found["mixing"] = pack_floats(blob, mixing)
+        found["mixed"] = pack_weights(blob, mixed)
     return found
+
+
+def _refuse_infinite(heads: ShownHeads, tensor: Tensor) -> None:
+    if not tensor.isfinite().all():
+        raise HeadsError(f"the weights of {heads.site} {heads.layer} are not finite")

@@ -2,7 +2,7 @@
 examples.
 """
 
-from mixhead_plugin.heads.study import LayerHeads
+from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.adapter import ablate, attentions, importance, prune
 from mixhead_plugin.hf.layouts import LAYOUTS, NAME, Layout

@@ -4,14 +4,17 @@ or not.
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from mixhead_plugin.heads import study as heads_of
-from mixhead_plugin.heads.study import LayerHeads
+from mixhead_plugin.heads import ablation, cutting, views
+from mixhead_plugin.heads import importance as weighing
+from mixhead_plugin.heads.attention import Heads, LayerHeads
+from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.attend import MixedHeads
 from mixhead_plugin.hf.layouts import NAME, Site, sites_of
@@ -24,7 +27,7 @@ from mixhead_plugin.hf.mixing import (
 )
 from mixhead_plugin.hf.trial import check_row
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.reference import mix_heads, reference_with_weights
+from mixhead_plugin.ops.reference import source_weights
 from mixhead_plugin.parts import complete
 
 
@@ -36,14 +39,17 @@ class SiteHeads:
         self.mixed: MixedHeads | None = vars(site.module).get(NAME)
 
     @property
-    def heads(self) -> int:
-        return self.site.heads if self.mixed is None else self.mixed.sizes.mixed_heads
+    def heads(self) -> dict[str, int]:
+        return {"mixed": self.site.heads if self.mixed is None else self.mixed.sizes.mixed_heads}
 
     @property
     def value_dim(self) -> int:
         return self.site.head_dim if self.mixed is None else self.mixed.sizes.value_dim
 
-    def gate(self, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
+    def gate(self, stage: str, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
+        assert stage == "mixed"  # what gives the outputs; `heads` has no other
+        number = self.heads["mixed"]
+        features = number * self.value_dim
         parts = self.name.split(".")
         around = [self.model.get_submodule(".".join(parts[:n])) for n in range(len(parts) + 1)]
 
@@ -57,35 +63,34 @@ class SiteHeads:
                     "without their gates; "
                     "call model.eval() or model.gradient_checkpointing_disable()"
                 )
-            if args[0].size(-1) != self.heads * self.value_dim:
-                wanted = f"must be {self.heads * self.value_dim} of {self.heads} heads"
+            if args[0].size(-1) != features:
                 raise ValueError(
-                    f"{self.name}: its outputs have {args[0].size(-1)} features, {wanted} in one "
-                    "process"
+                    f"{self.name}: its outputs have {args[0].size(-1)} features, must be "
+                    f"{features} of {number} heads in one process"
                 )
-            outputs = args[0].unflatten(-1, (self.heads, -1))  # [B, Nq, H', Dv]
+            outputs = args[0].unflatten(-1, (number, -1))  # [B, Nq, H', Dv]
             return change(outputs).flatten(-2), *args[1:]
 
         return self.model.get_submodule(self.site.path("output")).register_forward_pre_hook(gated)
 
-    def view(self, see: Callable[[LayerHeads], None]) -> RemovableHandle:
+    def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
         if self.mixed is None:  # the weights that the eager attention returns
 
             def returned(module: nn.Module, args: Any, output: Any) -> None:
-                see(LayerHeads(self.name, output[-1], None, output[-1]))
+                see(Heads(None, lambda: output[-1]))
 
             return self.site.module.register_forward_hook(returned)
 
-        def computed(inputs: AttentionInputs) -> None:
-            source = reference_with_weights(inputs._replace(mixing=None, value=inputs.key))[1]
-            see(LayerHeads(self.name, source, inputs.mixing, mix_heads(source, inputs.mixing)))
+        def computed(mixed: MixedHeads, inputs: AttentionInputs, outputs: Tensor) -> None:
+            see(Heads(inputs.mixing, partial(source_weights, inputs)))
 
-        number = RemovableHandle(self.mixed.viewers)
-        self.mixed.viewers[number.id] = computed
-        return number
+        return self.mixed.register_attention_hook(computed)
 
-    def cut(self, heads: Sequence[int]) -> None:
-        pruning.cut(self.model, self.site, heads)
+    def cut_problem(self, heads: Sequence[int]) -> str:
+        return pruning.problem(self.model, self.site, heads)
+
+    def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
+        pruning.cut(self.model, self.site, heads["mixed"])
 
 
 def heads_in(model: PreTrainedModel) -> list[SiteHeads]:
@@ -109,7 +114,7 @@ def ablate(
             gradient checkpointing
         RuntimeError: at the end, if no call passed any of the layers; a warning names single layers
     """
-    return heads_of.ablate(heads_in(model), heads)
+    return ablation.ablate(heads_in(model), heads)
 
 
 def importance(
@@ -132,12 +137,16 @@ def importance(
         RuntimeError: the loss calls the model in no way that passes its attentions; a warning names
             single layers
     """
-    training = model.training
-    model.eval()
-    try:
-        return heads_of.importance(heads_in(model), batches, lambda batch: loss(model, batch))
-    finally:
-        model.train(training)
+    with evaluating(model):
+        numbers, _ = weighing.importance(
+            heads_in(model), batches, lambda batch: loss(model, batch), _sentences
+        )
+    return weighing.by_layer(numbers)
+
+
+def _sentences(batch: Mapping[str, Any]) -> int:
+    """Return the first dimension of the first tensor of a batch."""
+    return next(entry.size(0) for entry in batch.values() if isinstance(entry, Tensor))
 
 
 def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, LayerHeads]:
@@ -149,17 +158,18 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
     """
     found = heads_in(model)
     plain = all(each.mixed is None for each in found)
-    former, training = model.config._attn_implementation, model.training
-    arguments = {**inputs, **({"use_cache": False} if model.can_generate() else {})}
+    former = model.config._attn_implementation
+    arguments = dict(inputs)
+    if model.can_generate():
+        arguments["use_cache"] = False
     if plain:
         model.set_attn_implementation("eager")  # the others return no weights
-    model.eval()
     try:
-        return heads_of.seen(found, lambda: model(**arguments))
+        with evaluating(model):
+            return views.seen(found, lambda: model(**arguments))
     finally:
         if plain:
             model.set_attn_implementation(former)
-        model.train(training)
 
 
 def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
@@ -190,8 +200,7 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
         if each.mixed is None:  # what is mixed was checked then
             each.site.check_sizes(model)
             check_row(each.site, model)
-    for layer, some in heads_of.choose(found, heads).items():
-        pruning.check(model, found[layer].site, layer, some)
+    for layer, some in cutting.cuttable(found, heads).items():
         pruning.try_out(model, found[layer].site, some)
 
     return prune_checked(model, heads)
@@ -202,14 +211,12 @@ def prune_checked(
 ) -> PreTrainedModel:
     """Prune a model whose weights may be empty, because they are loaded later."""
     found = heads_in(model)
-    chosen = heads_of.choose(found, heads)
-    for layer, some in chosen.items():
-        pruning.check(model, found[layer].site, layer, some)
+    chosen = cutting.cuttable(found, heads)
     if found[0].mixed is None:
         attach(model, complete({}), "auto")
         found = heads_in(model)
     for layer, some in chosen.items():
-        found[layer].cut(some)
+        found[layer].cut({"mixed": some})
     gone = {}
     for layer, each in enumerate(found):
         mixed: Any = each.mixed

@@ -1,7 +1,6 @@
 """The attention function and the masks of mixed models, as `transformers` calls them."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +12,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from mixhead_plugin.hf.layouts import NAME, Site
-from mixhead_plugin.ops.api import attend_with_weights
-from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.parts import PARTS, Assembly, sizes_of
+from mixhead_plugin.parts.hooks import Hooked
 
 # the matrix of a FeatureMixing for each projection
 FEATURES = {"queries": "query", "keys": "key", "values": "value"}
@@ -57,7 +55,7 @@ def note_wishes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     THREADS.own.wants_weights = bool(kwargs.get("output_attentions"))
 
 
-class MixedHeads:
+class MixedHeads(Hooked):
     """What `mix` adds to one attention: hooks, numbers, and parts, which become children of the
     attention.
 
@@ -100,8 +98,7 @@ class MixedHeads:
         self.outputs, self.missing_values = self.sizes.mixed_heads, 0
         self.names = {kind: site.path(kind).rpartition(".")[2] for kind in FEATURES}
         self.hooks: list[RemovableHandle] = []
-        # who wants to see the calls
-        self.viewers: dict[int, Callable[[AttentionInputs], None]] = OrderedDict()
+        self.add_hooks()
 
     def __getattr__(self, name: str) -> Any:
         """Return a part: the attention has them, since an adapter may put others in their place."""
@@ -305,11 +302,9 @@ def mixed_attention(
         dropout_p=dropout,
         scale=head_dim**-0.5 if scaling is None else scaling,
     )
-    for viewer in list(mixed.viewers.values()):
-        viewer(inputs)
     wanted = output_attentions or THREADS.own.wants_weights or mixed.config.output_attentions
     need_weights = wanted or chosen == "eager"
-    out, weights = attend_with_weights(inputs, mixed.impl, need_weights)
+    out, weights = mixed.attend(inputs, mixed.impl, need_weights)
     return mixed.gated(out.transpose(1, 2).contiguous(), x), weights  # [B, Nq, H', Dv]
 
 

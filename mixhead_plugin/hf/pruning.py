@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from mixhead_plugin.heads.cutting import whole_part
 from mixhead_plugin.hf.attend import MixedHeads
 from mixhead_plugin.hf.layouts import KINDS, NAME, Site
 from mixhead_plugin.hf.trial import check_fewer
@@ -43,24 +44,23 @@ def _rest(model: nn.Module, site: Site, heads: Sequence[int]) -> Rest:
     return Rest(mixes, site.head_dim, stays, total // group - len(groups))
 
 
-def check(model: nn.Module, site: Site, layer: int, heads: Sequence[int]) -> None:
-    """Raise ValueError if some heads of an attention cannot be cut off."""
+def problem(model: nn.Module, site: Site, heads: Sequence[int]) -> str:
+    """Return why some heads of an attention cannot be cut off, or an empty string if they can."""
     mixed: MixedHeads | None = vars(site.module).get(NAME)
     if mixed is None:
         total, group = site.heads, site.group(model)
     else:
         total, group = mixed.sizes.mixed_heads, mixed.group
     if len(heads) == total:
-        raise ValueError(f"heads {heads} of layer {layer}: must leave one head")
-    for option, kind in ({} if mixed is None else mixed.parts()).items():
-        if kind.uncut:
-            raise ValueError(
-                f"layer {layer}: {option} must have all heads, {kind.uncut}; ablate them instead"
-            )
-    if any(heads.count(head // group * group) != heads.count(head) for head in range(total)):
-        raise ValueError(
-            f"heads {heads} of layer {layer}: must be whole groups of {group} that share keys"
-        )
+        return "must leave one head"
+    option, why = whole_part({} if mixed is None else mixed.parts())
+    if option:
+        return f"{option} must have all heads, {why}; ablate them instead"
+    for head in range(total):
+        first_of_group = head // group * group
+        if (head in heads) != (first_of_group in heads):
+            return f"must be whole groups of {group} that share keys"
+    return ""
 
 
 def try_out(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
@@ -89,7 +89,7 @@ def _numbers(site: Site, rest: Rest) -> dict[str, int]:
 
 
 def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
-    """Remove heads of an attention that `attach` has seen and `check` has allowed."""
+    """Remove heads of an attention that `attach` has seen, where `problem` finds none."""
     mixed: MixedHeads = getattr(site.module, NAME)
     rest = _rest(model, site, heads)
     for path, kinds in site.packed().items():

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.ops.api import attend_with_weights
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.parts import VARIANT, Assembly, complete, refuse_nothing, sizes_of
 from mixhead_plugin.parts.parameters import mixing_parameters, parameter_groups
@@ -242,7 +241,7 @@ class MixedAttention(Assembly):
             dropout_p=self.dropout if self.training else 0.0,
             scale=self.head_dim**-0.5,
         )
-        out, weights = attend_with_weights(called, self.impl, need_weights)
+        out, weights = self.attend(called, self.impl, need_weights)
         out = self.gated(out.transpose(1, 2), x)  # [B, Nq, H', Dv]
         out = self.out_proj(out.flatten(2))  # [B, Nq, embed_dim]
         weights = (

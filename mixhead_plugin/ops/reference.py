@@ -91,17 +91,23 @@ def weighted_values(weights: Tensor, inputs: AttentionInputs) -> Tensor:
     )
 
 
+def source_weights(inputs: AttentionInputs) -> Tensor:
+    """Return P [B, H, Nq, Nk] with the gains of distances, before mixing and dropout, in float32 or
+    better.
+    """
+    with without_autocast(inputs.query.device):
+        # [B, H, Nq, Nk] or [B, H, Nq, Nk + 1]
+        scores = append_sink(masked_scores(inputs), inputs.sink)
+        weights = NORMALIZERS[inputs.normalizer].weights(scores, no_masks(inputs))
+        return apply_gain(weights[..., : inputs.key.size(2)], inputs.gain)
+
+
 def reference_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Return the output of `reference_attention` and the mixed weights Pbar [B, H', Nq, Nk], before
     dropout.
     """
     with without_autocast(inputs.query.device):
-        # [B, H, Nq, Nk] or [B, H, Nq, Nk + 1]
-        scores = append_sink(masked_scores(inputs), inputs.sink)
-        weights = NORMALIZERS[inputs.normalizer].weights(scores, no_masks(inputs))[
-            ..., : inputs.key.size(2)
-        ]
-        mixed = mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)  # [B, H', Nq, Nk]
+        mixed = mix_heads(source_weights(inputs), inputs.mixing)  # [B, H', Nq, Nk]
         return weighted_values(mixed, inputs), mixed
 
 

@@ -12,6 +12,7 @@ from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, RelativeScores
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import sink_problem
 from mixhead_plugin.parts.head_mixing import MIXING_STARTS
+from mixhead_plugin.parts.hooks import Hooked
 from mixhead_plugin.parts.kinds import AttentionSizes, PartError, PartKind
 from mixhead_plugin.parts.parameters import PARTS
 from mixhead_plugin.parts.relative_position import DistanceGain
@@ -101,7 +102,7 @@ def sizes_of(
     )
 
 
-class Assembly(nn.Module):
+class Assembly(Hooked, nn.Module):
     """A mixin: hold the parts of one attention, each under the name of its option, None where there
     is none.
     """
@@ -117,6 +118,7 @@ class Assembly(nn.Module):
         """Build the parts of a complete `variant`, and the gain of distances up to `relative_gain`
         if it is not 0.
         """
+        self.add_hooks()
         self.normalizer = variant["normalizer"]
         self.kinds = {option: variant[option] for option in PARTS}
         # None if nothing mixes queries, keys or values

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
-from mixhead_plugin.fairseq.attention import HeadGates, MixheadAttention
+from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.ops import IMPLEMENTATIONS
 from tests.covering import covering, each_once
 from tests.fairseq.definition import (
@@ -138,15 +138,20 @@ def test_half_precision_is_as_close_as_the_formula_in_half_precision(
     )
 
 
-@pytest.mark.parametrize("way", ["plain", "weights", "gates", "hook", "beams"])
+@pytest.mark.parametrize("way", ["plain", "weights", "pre-hook", "hook", "beams"])
 def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
     module = MixheadAttention(32, 8, encoder_decoder_attention=True, head_mixing="position-wise")
     torch.nn.init.normal_(module.head_mixing.query_weight)
     query, key, found = torch.randn(20, 4, 32), torch.randn(9, 2, 32).repeat_interleave(2, 1), []
-    if way == "gates":
-        module.gates = HeadGates(torch.linspace(0, 1, 8))
+    if way == "pre-hook":
+        scales = torch.linspace(0, 1, 8)[:, None]
+        module.register_attention_pre_hook(
+            lambda attention, inputs: inputs._replace(mixing=inputs.mixing * scales)
+        )
     elif way == "hook":
-        module.hook = lambda attention, out, heads: out * heads.mixing.mean()
+        module.register_attention_hook(
+            lambda attention, inputs, outputs: outputs * inputs.mixing.mean()
+        )
     elif way == "beams":
         module.set_beam_size(2)
     for training in (True, False):

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from mixhead_plugin.heads.study import choose
+from mixhead_plugin.heads.choosing import choose
 from mixhead_plugin.hf.adapter import heads_in
 from tests.covering import each_once
 from tests.hf.models import GROUPED, HEADS, MODELS, build, hf, whole
@@ -67,31 +67,6 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
     if model.can_generate() and "input_ids" in inputs:
         prompt = {"input_ids": inputs["input_ids"], "max_new_tokens": 3, "do_sample": False}
         assert torch.equal(pruned.generate(**prompt), pruned.generate(**prompt, use_cache=False))
-
-
-@each_once(
-    name=["GPT2LMHeadModel", "T5ForConditionalGeneration", "BertForMaskedLM"], variant=VARIANTS[:2]
-)
-def test_importance_is_the_mean_of_absolute_derivatives_by_gates(name, variant):
-    model, inputs = build(name, **variant)
-    inputs = whole(model, inputs)
-    found = hf.importance(
-        model.train(), [inputs], lambda model, batch: model(**batch).logits.square().sum()
-    )
-    assert model.training and all(parameter.grad is None for parameter in model.parameters())
-    seen, sites = (
-        [],
-        [n for n, module in model.eval().named_modules() if type(module).__name__ in hf.LAYOUTS],
-    )
-    for site in sites:  # dL / d gate is the sum of dL / dO times O
-        output(model, site).register_forward_pre_hook(
-            lambda module, args: seen.append(args[0]) or args[0].retain_grad()
-        )
-    model(**inputs).logits.square().sum().backward()
-    assert len(found) == len(seen)
-    # [H] each
-    expected = [(o.grad * o).unflatten(-1, (HEADS, -1)).sum((1, 3)).abs().mean(0) for o in seen]
-    assert all(any(torch.allclose(each, one) for one in found.values()) for each in expected)
 
 
 def test_what_is_no_head_or_cannot_be_cut_is_refused_and_changes_nothing():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.fairseq.analysis.pages import assert_shows, read_page
+from tests.heads.pages import assert_shows, read_page
 from tests.hf.models import build, hf, transformers
 
 

@@ -1,7 +1,8 @@
-"""Look at the attention heads of a trained model, and cut some off: `python -m
+"""Look at the attention heads of a trained model of fairseq, and cut some off: `python -m
 mixhead_plugin.analysis <command>`.
 
-`loading` loads a checkpoint and its data, `heads` finds attentions and masks single heads.
-`figures` holds the style of all pictures, `output` writes the results. Each command is a module
-with `add_arguments` and `run`.
+`mixhead_plugin.heads` weighs, leaves out, cuts and draws. Here is what needs fairseq: `loading`
+loads a checkpoint and its data, `adapter` finds its attentions, `scores` scores it, `smaller`
+writes a checkpoint, `output` writes the results. Each command is a module with `add_arguments` and
+`run`.
 """

@@ -21,27 +21,17 @@ Example: ablate checkpoint_best.pt --limit 20
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from tqdm import tqdm
 
 from mixhead_plugin.fairseq.analysis import loading, output, scores
-from mixhead_plugin.fairseq.analysis.correlation import correlation_figure, pearson, subsets_of
-from mixhead_plugin.fairseq.analysis.heads import (
-    HeadNumbers,
-    all_heads,
-    as_json,
-    attentions,
-    heat_maps,
-    shown_kinds,
-    table,
-    without,
-)
-from mixhead_plugin.fairseq.attention import MixheadAttention
-
-EXPERIMENTS = {"single": "without this head", "only": "with this head alone in its attention"}
+from mixhead_plugin.fairseq.analysis.adapter import attentions_of
+from mixhead_plugin.heads.ablation import EXPERIMENTS, ablations
+from mixhead_plugin.heads.correlation import correlation_figure, pearson
+from mixhead_plugin.heads.numbers import HeadNumbers, as_json, heat_maps, shown_stages, table
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,7 +48,7 @@ class Scores(NamedTuple):
 
 
 def run(args: Namespace) -> None:
-    subsets = subsets_of(args)
+    subsets = loading.subsets_of(args)
     loaded = loading.load_from(args, args.checkpoint)
     metrics = list(dict.fromkeys(["loss", args.metric]))
     results: dict[str, Any] = {}
@@ -91,10 +81,12 @@ def measure(loaded: loading.Loaded, batches: scores.Batches, metrics: Sequence[s
         "baseline: "
         + ", ".join(f"{scores.METRICS[metric]} {whole[metric]:.4f}" for metric in metrics)
     )
-    found = attentions(loaded.model)
-    return Scores(
-        whole, {experiment: ablations(found, experiment, score) for experiment in EXPERIMENTS}
-    )
+    attentions = attentions_of(loaded.model)
+    ablated = {}
+    for experiment in EXPERIMENTS:
+        progress = partial(tqdm, desc=experiment, unit="head", disable=None, leave=False)
+        ablated[experiment] = ablations(attentions, experiment, score, progress)
+    return Scores(whole, ablated)
 
 
 def as_results(scored: Scores) -> dict[str, Any]:
@@ -110,9 +102,9 @@ def show(scored: Scores, pictures: dict[str, Any], suffix: str) -> None:
     for experiment, words in EXPERIMENTS.items():
         for metric, values in scored.ablated[experiment].items():
             whole = scored.whole[metric]
-            changes = {
-                n: {kind: v - whole for kind, v in by_kind.items()} for n, by_kind in values.items()
-            }
+            changes: HeadNumbers = {}
+            for name, by_stage in values.items():
+                changes[name] = {stage: score - whole for stage, score in by_stage.items()}
             title = f"change of {scores.METRICS[metric]} {words}"
             worse_is_red = "RdBu_r" if metric == "loss" else "RdBu"
             pictures[f"ablate-{experiment}-{metric}{suffix}"] = heat_maps(
@@ -122,8 +114,8 @@ def show(scored: Scores, pictures: dict[str, Any], suffix: str) -> None:
 
 
 def compare(found: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, Any]:
-    """Print and return Pearson's r of the scores on two sets, by experiment, metric and kind of
-    head; draw them.
+    """Print and return Pearson's r of the scores on two sets, by experiment, metric and stage;
+    draw them.
     """
     first, second = found.values()
     correlations: dict[str, Any] = {}
@@ -133,8 +125,9 @@ def compare(found: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, 
             r = pearson(values, second.ablated[experiment][metric])
             correlations[experiment][metric] = r
             title = f"{scores.METRICS[metric]} {words}"
-            for kind, name in shown_kinds(values).items():
-                print(f"Pearson's r of the {name}, {title}, {' and '.join(found)}: {r[kind]:.3f}")
+            sets = " and ".join(found)
+            for stage, heads in shown_stages(values).items():
+                print(f"Pearson's r of the {heads}, {title}, {sets}: {r[stage]:.3f}")
 
             shown = {subset: scored.ablated[experiment][metric] for subset, scored in found.items()}
             whole = (first.whole[metric], second.whole[metric])
@@ -142,22 +135,3 @@ def compare(found: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, 
                 shown, r, title, whole
             )
     return correlations
-
-
-def ablations(
-    found: Mapping[str, MixheadAttention], experiment: str, score: Callable[[], dict[str, float]]
-) -> dict[str, HeadNumbers]:
-    """Return the scores of an experiment on each head, by metric; `score` scores the model once."""
-    measured: dict[str, HeadNumbers] = {}
-    heads = all_heads(found)
-    for head in tqdm(heads, desc=experiment, unit="head", disable=None, leave=False):
-        others = [
-            h for h in heads if h.attention == head.attention and h.kind == head.kind and h != head
-        ]
-        with without(found, [head] if experiment == "single" else others):
-            for metric, value in score().items():
-                by_kind = measured.setdefault(metric, {}).setdefault(head.attention, {})
-                before = by_kind.get(head.kind, torch.empty(0).double())
-                # heads come by their index
-                by_kind[head.kind] = torch.cat([before, torch.tensor([value]).double()])
-    return measured

@@ -103,6 +103,14 @@ def overrides(text: str) -> dict[str, Any]:
         ) from error
 
 
+def subsets_of(args: Namespace) -> list[str]:
+    """Return the one or two sets of --subset; refuse others."""
+    subsets = args.subset.split(",")
+    if len(subsets) > 2 or len(set(subsets)) < len(subsets):
+        raise OptionError(f"--subset {args.subset}: must be one set, or two different ones")
+    return subsets
+
+
 def load_from(args: Namespace, path: str, name: str | None = None) -> Loaded:
     """Load a checkpoint as the flags of `add_arguments` say."""
     try:
@@ -230,9 +238,7 @@ def forward(loaded: Loaded, net_input: dict[str, Any], alone: bool = False) -> N
 
 
 def _replace_fairseq_attention(model: nn.Module, impl: str) -> None:
-    """Replace fairseq's attentions by MixheadAttention, which computes the same and can call a
-    hook.
-    """
+    """Replace fairseq's attentions by MixheadAttention, which computes the same and has hooks."""
     for parent in list(model.modules()):
         for name, original in list(parent.named_children()):
             if isinstance(original, MultiheadAttention) and not isinstance(

@@ -31,18 +31,21 @@ from tqdm import tqdm
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import importance, loading, output, scores, smaller
-from mixhead_plugin.fairseq.analysis.heads import (
-    KINDS,
-    Head,
-    HeadNumbers,
-    all_heads,
-    as_json,
-    kept_heads,
-    without,
-)
-from mixhead_plugin.fairseq.analysis.importance import NORMALIZATIONS
+from mixhead_plugin.fairseq.analysis.adapter import prunable
 from mixhead_plugin.fairseq.analysis.loading import Loaded
 from mixhead_plugin.heads import figures
+from mixhead_plugin.heads.ablation import without
+from mixhead_plugin.heads.assembly import AssemblyAttention
+from mixhead_plugin.heads.choosing import (
+    Head,
+    KeptHeads,
+    all_heads,
+    by_attention,
+    kept_by,
+    least_important,
+)
+from mixhead_plugin.heads.importance import NORMALIZATIONS
+from mixhead_plugin.heads.numbers import HeadNumbers, as_json
 
 STEP = 0.1
 TIMED_BATCHES = 4
@@ -85,36 +88,27 @@ def run(args: Namespace) -> None:
         cut_off(args)
 
 
-def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) -> list[Head]:
-    """Return the least important `fraction` of the heads of each kind.
-
-    In each attention, the `at_least` most important heads of each kind stay.
-    """
-    chosen: list[Head] = []
-    for kind in KINDS:
-        of_kind = {name: by_kind[kind] for name, by_kind in weights.items() if kind in by_kind}
-        order = {
-            name: w.argsort(stable=True)[: max(0, len(w) - at_least)].tolist()
-            for name, w in of_kind.items()
-        }
-        going = [Head(name, kind, index) for name, indices in order.items() for index in indices]
-        going.sort(key=lambda head: float(weights[head.attention][head.kind][head.index]))
-        chosen += going[: round(fraction * sum(map(len, of_kind.values())))]
-    return chosen
-
-
 def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
     """Return the importances of the heads, before --normalize; refuse an --at-least that keeps all
     heads.
     """
-    found = smaller.prunable(loaded)
-    if all(
-        max(attention.num_heads, attention.num_mixed_heads) <= args.at_least
-        for attention in found.values()
-    ):
+    found = prunable(loaded)
+    most = max(max(attention.heads.values()) for attention in found)
+    if most <= args.at_least:
         raise OptionError(f"--at-least {args.at_least}: no head of {loaded.path} can be removed")
     weights, _ = importance.weigh(args, loaded, args.importance_subset or args.subset)
-    return {name: weights[name] for name in found}
+    return {attention.name: weights[attention.name] for attention in found}
+
+
+def kept_heads(
+    attentions: Sequence[AssemblyAttention], removed: Sequence[Head]
+) -> dict[str, KeptHeads]:
+    """Return the heads of every attention that are not in `removed`."""
+    gone = by_attention(removed)
+    kept = {}
+    for attention in attentions:
+        kept[attention.name] = kept_by(attention, gone.get(attention.name, {}))
+    return kept
 
 
 class Step(NamedTuple):
@@ -154,7 +148,7 @@ def profiles(args: Namespace) -> None:
 
 def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
     """Return the scores of the model with fewer and fewer heads, down to --at-least."""
-    found = smaller.prunable(loaded)
+    found = prunable(loaded)
     number = len(all_heads(found))
     batches = list(loading.batches_from(args, loaded))
     done: list[Step] = []
@@ -219,9 +213,9 @@ def cut_off(args: Namespace) -> None:
     if os.path.exists(args.save) and os.path.samefile(args.save, path):
         raise OptionError(f"--save {args.save}: is the checkpoint itself")
     whole = loading.load_from(args, path)
-    found = smaller.prunable(whole)
-    for name, attention in found.items():
-        smaller.refuse_uncut(name, attention)
+    found = prunable(whole)
+    for attention in found:
+        smaller.refuse_uncut(attention)
     weights = NORMALIZATIONS[args.normalize](importances(args, whole))
     removed = least_important(weights, args.fraction, args.at_least)
     if not removed:
@@ -260,12 +254,14 @@ def cut_off(args: Namespace) -> None:
 
 
 def sizes(loaded: Loaded) -> dict[str, int]:
-    kinds = [head.kind for head in all_heads(smaller.prunable(loaded))]
+    stages = [head.stage for head in all_heads(prunable(loaded))]
     found = {
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
-        "heads": kinds.count("mixed"),
+        "heads": stages.count("mixed"),
     }
-    return {**found, "source heads": kinds.count("source")} if "source" in kinds else found
+    if "source" in stages:
+        found["source heads"] = stages.count("source")
+    return found
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -1,7 +1,6 @@
-"""Cut heads off attentions for good, and write the smaller checkpoint.
+"""Write the smaller checkpoint of a model without some of its heads.
 
-Where heads mix, source heads and mixed heads are cut apart. A source head j has rows of q_proj and
-k_proj and a row of M. A mixed head i has rows of v_proj, columns of out_proj and a column of M.
+`heads.assembly` cuts the parameters; here are the config and the file.
 """
 
 import copy
@@ -17,60 +16,39 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.analysis.heads import KeptHeads, attentions, by_site, where
+from mixhead_plugin.fairseq.analysis.adapter import prunable
 from mixhead_plugin.fairseq.analysis.loading import Loaded
-from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.fairseq.options import OPTION_NAMES, SCOPES, AttentionOptions, model_name
-from mixhead_plugin.parts import Axis, cut
-
-# The parameters of every MixheadAttention and their dimensions that shrink with the heads.
-PARAMETERS: dict[str, tuple[Axis, ...]] = {
-    **{
-        f"{projection}.{name}": (Axis(0, kind, whole_heads=True),)
-        for projection, kind in {"q_proj": "source", "k_proj": "source", "v_proj": "mixed"}.items()
-        for name in ("weight", "bias")
-    },
-    "bias_k": (Axis(2, "source", whole_heads=True),),
-    "bias_v": (Axis(2, "mixed", whole_heads=True),),
-    "out_proj.weight": (Axis(1, "mixed", whole_heads=True),),
-    "out_proj.bias": (),
-    "relative_gain.weight": (Axis(0, "source"),),
-}
+from mixhead_plugin.fairseq.options import OPTION_NAMES, AttentionOptions, model_name
+from mixhead_plugin.heads.assembly import AssemblyAttention
+from mixhead_plugin.heads.attention import HeadsError
+from mixhead_plugin.heads.choosing import KeptHeads
+from mixhead_plugin.heads.cutting import whole_part
+from mixhead_plugin.heads.sites import by_site
 
 
-def refuse_uncut(name: str, attention: MixheadAttention) -> None:
+def refuse_uncut(attention: AssemblyAttention) -> None:
     """Refuse an attention with a part for which every head needs all heads."""
-    for option, kind in attention.parts().items():
-        if kind.uncut:
-            flag = f"{option_name(option)} {attention.kinds[option]}"
-            raise OptionError(
-                f"{name}: cannot be cut with {flag}, {kind.uncut}; its heads can only be masked"
-            )
+    option, why = whole_part(attention.module.parts())
+    if option:
+        flag = f"{option_name(option)} {attention.module.kinds[option]}"
+        raise OptionError(
+            f"{attention.name}: cannot be cut with {flag}, {why}; its heads can only be masked"
+        )
 
 
-def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:
+def cut_parameters(attention: AssemblyAttention, kept: KeptHeads) -> dict[str, Tensor]:
     """Return the parameters and buffers of an attention with only the heads of `kept`; refuse what
     cannot be cut.
     """
-    refuse_uncut(name, attention)
-    parts = attention.parts().items()
-    table = {
-        f"{part}.{entry}": axes for part, kind in parts for entry, axes in kind.parameters.items()
-    } | PARAMETERS
-    smaller = {}
-    for entry, tensor in attention.state_dict().items():
-        if entry not in table:
-            kind = type(attention).__name__
-            raise OptionError(
-                f"{name}: cannot be cut, its {entry} belongs to {kind}; its heads can only be "
-                "masked"
-            )
-        smaller[entry] = cut(tensor, table[entry], kept._asdict(), attention.head_dim).clone()
-    return smaller
+    refuse_uncut(attention)
+    try:
+        return attention.smaller(kept)
+    except HeadsError as error:
+        raise OptionError(str(error)) from error
 
 
 def pruned_flags(
-    attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]
+    attentions: Sequence[AssemblyAttention], kept: Mapping[str, Sequence[KeptHeads]]
 ) -> dict[str, Any]:
     """Return the options that the pruned model needs beside those of the whole one; `kept` is by
     site.
@@ -80,7 +58,7 @@ def pruned_flags(
         source, mixed = len(layer.source), len(layer.mixed)
         return str(source) if source == mixed else f"{source}:{mixed}"
 
-    sizes = sorted({attention.head_dim for attention in attentions.values()})
+    sizes = sorted({attention.module.head_dim for attention in attentions})
     if len(sizes) != 1:
         found = ", ".join(map(str, sizes))
         raise OptionError(
@@ -90,31 +68,19 @@ def pruned_flags(
     return {"heads_per_layer": per_layer, "head_dim": sizes[0]}
 
 
-def prunable(loaded: Loaded) -> dict[str, MixheadAttention]:
-    """Return the attentions in --attention-scope by name: the model's flags describe only their
-    heads.
-    """
-    scope = SCOPES[getattr(loaded.cfg.model, "attention_scope", "all")]
-    return {
-        name: attention
-        for name, attention in attentions(loaded.model).items()
-        if where(name).site in scope
-    }
-
-
 def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
     """Save the model with only the heads `kept` of each attention of `prunable`, without the
     optimizer's state.
     """
     found = prunable(loaded)
     smaller = dict(loaded.model.state_dict())
-    for name, attention in found.items():
-        smaller |= {
-            f"{name}.{entry}": x for entry, x in cut_parameters(name, attention, kept[name]).items()
-        }
-    flags = pruned_flags(
-        found, {site: [kept[name] for name in names] for site, names in by_site(found).items()}
-    )
+    for attention in found:
+        for entry, tensor in cut_parameters(attention, kept[attention.name]).items():
+            smaller[f"{attention.name}.{entry}"] = tensor
+    kept_by_site = {}
+    for site, names in by_site(attention.name for attention in found).items():
+        kept_by_site[site] = [kept[name] for name in names]
+    flags = pruned_flags(found, kept_by_site)
     config = _plugin_config(loaded.cfg.model, flags)
     if getattr(config, "scale_heads", False):
         raise OptionError(

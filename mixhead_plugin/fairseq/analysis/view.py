@@ -21,10 +21,12 @@ from torch import Tensor
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import loading, output, scores
-from mixhead_plugin.fairseq.analysis.heads import attentions, hooked, where
+from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.analysis.loading import Loaded
-from mixhead_plugin.fairseq.attention import Heads, MixheadAttention
-from mixhead_plugin.heads.page import Attention, Sentence, write_page
+from mixhead_plugin.heads.attention import Attention, Heads, HeadsError
+from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
+from mixhead_plugin.heads.sites import where
+from mixhead_plugin.heads.views import watched
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -79,19 +81,20 @@ def run(args: Namespace) -> None:
     sentences = [see(loaded, each, args.length) for each in inputs]
     try:
         write_page(args.output, loaded.name, facts(loaded), sentences)
-    except ValueError as error:
+    except HeadsError as error:
         raise OptionError(f"{args.checkpoint}: {error}; are its parameters damaged?") from error
     print(f"wrote {args.output}")
 
 
 def facts(loaded: Loaded) -> str:
     """Return a line on the attentions of a model."""
-    kinds = {
-        f"head mixing {one.kinds['head_mixing']}, {one.normalizer}, {one.num_heads} heads of size "
-        f"{one.head_dim}"
-        for one in attentions(loaded.model).values()
-    }
-    return f"{loaded.cfg.model._name}: {'; '.join(sorted(kinds))}"
+    found = set()
+    for attention in attentions_of(loaded.model):
+        module = attention.module
+        mixing = module.kinds["head_mixing"]
+        size = f"{module.num_heads} heads of size {module.head_dim}"
+        found.add(f"head mixing {mixing}, {module.normalizer}, {size}")
+    return f"{loaded.cfg.model._name}: {'; '.join(sorted(found))}"
 
 
 TOKENS = "src_tokens", "prev_output_tokens"  # the entries of net_input that are [B, N]
@@ -125,18 +128,16 @@ def say_if_cut(length: int, tokens: int) -> None:
 def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     """Pass one sentence through the model, and return it with the heads of all attentions."""
     net_input, written, (lacking, lacking_target) = inputs
-    found: list[Attention] = []
+    found: list[ShownHeads] = []
 
-    def keep(name: str, attention: MixheadAttention, heads: Heads) -> None:
-        mixing = heads.mixing
-        mixing = mixing[0] if mixing is not None and mixing.dim() == 4 else mixing
-        found.append(Attention(*where(name), heads.weights()[0], mixing))
+    def keep(attention: Attention, heads: Heads) -> None:
+        found.append(shown(where(attention.name), heads.weights(), heads.mixing))
 
     say_if_cut(length, max(net_input[name].size(1) for name in TOKENS if name in net_input))
     net_input = {name: x[:, :length] if name in TOKENS else x for name, x in net_input.items()}
     if "src_lengths" in net_input:
         net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
-    with torch.no_grad(), hooked(loaded.model, keep):
+    with watched(attentions_of(loaded.model), keep):
         loading.forward(loaded, net_input, alone=True)
     source, target = (
         loaded.task.source_dictionary,
@@ -157,7 +158,8 @@ def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:
     for number, text in enumerate(args.text):
         tokens, unknown = encode(args, loaded, source, text, "--text")
         if not scores.translates(loaded):
-            masked = any(where(name).site == "encoder-self" for name in attentions(loaded.model))
+            sites = {where(attention.name).site for attention in attentions_of(loaded.model)}
+            masked = "encoder-self" in sites
             first = tokens.new_tensor([source.bos() if masked else source.eos()])
             read = torch.cat([first, tokens if masked else tokens[:-1]])
             net_input = {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}

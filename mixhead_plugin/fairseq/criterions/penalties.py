@@ -12,17 +12,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from mixhead_plugin.fairseq.attention import Heads, MixheadAttention
+from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
-from mixhead_plugin.ops.reference import upcast, without_autocast
+from mixhead_plugin.ops.reference import source_weights, upcast, without_autocast
+from mixhead_plugin.parts.hooks import Hook
 
 
 class Penalty(NamedTuple):
     """One flag --<name>-weight; logged as `<name>_loss`."""
 
-    # attention, heads, real queries [B, Nq] -> scalar, in float32 or better
-    of: Callable[[MixheadAttention, Heads, Tensor], Tensor]
+    # attention, inputs of its call, real queries [B, Nq] -> scalar, in float32 or better
+    of: Callable[[MixheadAttention, AttentionInputs, Tensor], Tensor]
     # on matrices that are free to turn, `PartKind.orthogonal`, else on the attention matrices
     on_mixing: bool
     weight: float  # the default
@@ -35,9 +38,9 @@ class Penalty(NamedTuple):
         return attention.num_heads > 1
 
 
-def _mixing_penalty(attention: MixheadAttention, heads: Heads, real: Tensor) -> Tensor:
+def _mixing_penalty(attention: MixheadAttention, inputs: AttentionInputs, real: Tensor) -> Tensor:
     """Return the sum of the penalties on M and on the matrices that mix features."""
-    matrices = [heads.mixing] if attention.parts()["head_mixing"].orthogonal else []
+    matrices = [inputs.mixing] if attention.parts()["head_mixing"].orthogonal else []
     matrices += attention.feature_mixing.matrices() if attention.feature_mixing is not None else []
     return torch.stack([orthogonal_penalty(matrix, real) for matrix in matrices]).sum()
 
@@ -51,7 +54,7 @@ PENALTIES = {
         source="mixhead eq. 16",
     ),
     "rank": Penalty(
-        lambda attention, heads, real: rank_penalty(heads.weights(), real),
+        lambda attention, inputs, real: rank_penalty(source_weights(inputs), real),
         on_mixing=False,
         weight=0.0,
         formula=(
@@ -90,6 +93,7 @@ class RegularizedPass:
         }
         self.values: dict[str, Tensor | float] = dict.fromkeys(weights, 0.0)
 
+        self.hooks: dict[MixheadAttention, RemovableHandle] = {}
         self.with_gradients = False
         self.without_graph: set[MixheadAttention] = set()  # the backward pass computes them again
         self.sample_size: int | Tensor = 0
@@ -98,34 +102,47 @@ class RegularizedPass:
     def __enter__(self) -> "RegularizedPass":
         self.with_gradients = torch.is_grad_enabled()
         for attention in self.query_masks:
-            attention.hook = self._in_forward_pass
+            self._hook(attention, self._in_forward_pass)
         return self
 
     def __exit__(self, *exception: Any) -> None:
         for attention in self.query_masks:
-            attention.hook = None
+            self._unhook(attention)
 
-    def _in_forward_pass(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
+    def _hook(self, attention: MixheadAttention, hook: Hook) -> None:
+        self._unhook(attention)
+        self.hooks[attention] = attention.register_attention_hook(hook)
+
+    def _unhook(self, attention: MixheadAttention) -> None:
+        handle = self.hooks.pop(attention, None)
+        if handle is not None:
+            handle.remove()
+
+    def _in_forward_pass(
+        self, attention: MixheadAttention, inputs: AttentionInputs, out: Tensor
+    ) -> Tensor:
         """Return `out` [B, H, Nq, D] with the penalties attached, and add up their values."""
         if self.with_gradients and not torch.is_grad_enabled():
             self.without_graph.add(attention)
-        penalties = self._penalties(attention, heads)
+        penalties = self._penalties(attention, inputs)
         for name, penalty in penalties.items():
             self.values[name] = self.values[name] + penalty.detach()
         return self._attach(penalties, out)
 
-    def _in_backward_pass(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
+    def _in_backward_pass(
+        self, attention: MixheadAttention, inputs: AttentionInputs, out: Tensor
+    ) -> Tensor:
         """Return `out` of an attention that is computed again, with the penalties attached."""
-        attention.hook = None
+        self._unhook(attention)
         if not torch.is_grad_enabled():  # an earlier backward pass failed before it came here
             return out
-        return self._attach(self._penalties(attention, heads), out)
+        return self._attach(self._penalties(attention, inputs), out)
 
-    def _penalties(self, attention: MixheadAttention, heads: Heads) -> dict[str, Tensor]:
+    def _penalties(self, attention: MixheadAttention, inputs: AttentionInputs) -> dict[str, Tensor]:
         names = [name for name in self.weights if PENALTIES[name].acts_on(attention)]
         real = self.query_masks[attention]
         with without_autocast(real.device):
-            return {name: PENALTIES[name].of(attention, heads, real) for name in names}
+            return {name: PENALTIES[name].of(attention, inputs, real) for name in names}
 
     def _attach(self, penalties: dict[str, Tensor], out: Tensor) -> Tensor:
         for name, penalty in penalties.items():
@@ -150,7 +167,7 @@ class RegularizedPass:
     def _begin_backward_pass(self, d_loss: Tensor) -> None:
         self.d_loss = d_loss.sum()
         for attention in self.without_graph:
-            attention.hook = self._in_backward_pass
+            self._hook(attention, self._in_backward_pass)
 
 
 class _AddAuxiliaryLoss(torch.autograd.Function):

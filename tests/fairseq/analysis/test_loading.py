@@ -9,10 +9,12 @@ from fairseq import checkpoint_utils
 from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.analysis.heads import Where, attentions, by_site, hooked, where
+from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.analysis.loading import batches, load, load_from
 from mixhead_plugin.fairseq.analysis.output import labels, name_of
 from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.heads.sites import Where, by_site, where
+from mixhead_plugin.heads.views import watched
 from tests.fairseq.repairs.test_checkpoint_files import Code
 
 CHECKPOINTS = [
@@ -36,23 +38,24 @@ def test_outputs_are_those_of_the_model_that_fairseq_loads_and_every_attention_h
     (own,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path])
     net_input = first_batch(loaded)["net_input"]
     seen = []
-    with (
-        torch.no_grad(),
-        hooked(loaded.model, lambda name, attention, heads: seen.append(attention)),
-    ):
+    with watched(attentions_of(loaded.model), lambda attention, heads: seen.append(attention)):
         torch.testing.assert_close(loaded.model(**net_input)[0], own.eval()(**net_input)[0])
     assert not loaded.model.training
-    assert set(seen) == {m for m in loaded.model.modules() if isinstance(m, MultiheadAttention)}
-    assert all(isinstance(m, MixheadAttention) and m.hook is None for m in seen)
+    modules = {attention.module for attention in seen}
+    assert modules == {m for m in loaded.model.modules() if isinstance(m, MultiheadAttention)}
+    assert all(isinstance(module, MixheadAttention) for module in modules)
 
 
 def test_attentions_are_found_by_site_and_layer(translation_checkpoint, lm_checkpoint):
-    assert by_site(attentions(load(translation_checkpoint, cpu=True).model)) == {
+    def found(path):
+        return by_site(each.name for each in attentions_of(load(path, cpu=True).model))
+
+    assert found(translation_checkpoint) == {
         "encoder-self": [f"encoder.layers.{i}.self_attn" for i in range(2)],
         "decoder-self": [f"decoder.layers.{i}.self_attn" for i in range(2)],
         "cross": [f"decoder.layers.{i}.encoder_attn" for i in range(2)],
     }
-    assert list(by_site(attentions(load(lm_checkpoint, cpu=True).model))) == ["decoder-self"]
+    assert list(found(lm_checkpoint)) == ["decoder-self"]
     assert where("encoder.sentence_encoder.layers.11.self_attn") == Where("encoder-self", 11)
     assert str(Where("cross", 3)) == "cross 3"
 
@@ -95,7 +98,7 @@ def test_overrides_reach_the_model(fairseq_lm_checkpoint, lm_checkpoint, text_da
     overrides = {"attention_impl": "reference", "dropout": 0.25}
     for path in (fairseq_lm_checkpoint, lm_checkpoint):
         loaded = load(path, data=str(text_data), overrides=overrides, cpu=True)
-        assert {m.impl for m in attentions(loaded.model).values()} == {"reference"}
+        assert {each.module.impl for each in attentions_of(loaded.model)} == {"reference"}
         assert loaded.model.decoder.dropout_module.p == 0.25
 
 

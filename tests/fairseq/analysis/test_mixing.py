@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from mixhead_plugin.fairseq.analysis.heads import attentions
+from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.analysis.loading import batches, load
-from mixhead_plugin.fairseq.analysis.mixing import Layer, distances, draw_matrices
+from mixhead_plugin.heads.mixing import LayerMixing, distances, draw_matrices
 from tests.commands import LM_SIZES, SIZES
 
 
@@ -48,8 +48,9 @@ def by_hand(loaded):
     """Return for each attention the real tokens [T] and M [T, H, H] from the projected queries, q .
     W + B.
     """
-    found, queries = {name: ([], []) for name in attentions(loaded.model)}, {}
-    for name, attention in attentions(loaded.model).items():
+    modules = {each.name: each.module for each in attentions_of(loaded.model)}
+    found, queries = {name: ([], []) for name in modules}, {}
+    for name, attention in modules.items():
         attention.q_proj.register_forward_hook(
             lambda *call, name=name: queries.update({name: call[2]})
         )
@@ -57,7 +58,7 @@ def by_hand(loaded):
     for batch in batches(loaded):
         with torch.no_grad():
             loaded.model(**batch["net_input"])
-        for name, attention in attentions(loaded.model).items():
+        for name, attention in modules.items():
             source = batch["net_input"]["src_tokens"]  # [B, N]
             tokens = (
                 batch["net_input"].get("prev_output_tokens", source)
@@ -106,7 +107,7 @@ def test_the_picture_shows_what_the_ones_of_the_diagonal_would_hide():
     mixing = torch.eye(3).double() + 0.1 * torch.randn(3, 3).double()
     layers = {
         "cross": [
-            Layer("cross", 0, "position-wise", m, 0.0, 0.0, 5, m / 2)
+            LayerMixing("cross", 0, "position-wise", m, 0.0, 0.0, 5, m / 2)
             for m in (mixing, mixing[:, :2])
         ]
     }

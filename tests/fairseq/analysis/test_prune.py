@@ -10,10 +10,13 @@ from fairseq import checkpoint_utils
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import prune, scores
-from mixhead_plugin.fairseq.analysis.heads import KeptHeads, kinds, number_of_heads, without
+from mixhead_plugin.fairseq.analysis.adapter import prunable
 from mixhead_plugin.fairseq.analysis.loading import batches, load
-from mixhead_plugin.fairseq.analysis.prune import least_important, worse_by
-from mixhead_plugin.fairseq.analysis.smaller import prunable, write
+from mixhead_plugin.fairseq.analysis.prune import worse_by
+from mixhead_plugin.fairseq.analysis.smaller import write
+from mixhead_plugin.heads.ablation import without
+from mixhead_plugin.heads.choosing import KeptHeads, least_important
+from mixhead_plugin.heads.importance import NORMALIZATIONS
 from tests.commands import LM_SIZES, PLUGIN, WHOLE_SETS, run, train
 
 CHECKPOINTS = ["lm_checkpoint", "translation_checkpoint", "fairseq_translation_checkpoint"]
@@ -22,11 +25,11 @@ CHECKPOINTS = ["lm_checkpoint", "translation_checkpoint", "fairseq_translation_c
 def random_importance(loaded):
     generator = torch.Generator().manual_seed(5)
     return {
-        name: {
-            kind: torch.rand(number_of_heads(attention, kind), generator=generator)
-            for kind in kinds(attention)
+        attention.name: {
+            stage: torch.rand(number, generator=generator)
+            for stage, number in attention.heads.items()
         }
-        for name, attention in prunable(loaded).items()
+        for attention in prunable(loaded)
     }
 
 
@@ -92,34 +95,6 @@ def test_what_a_smaller_model_cannot_be_is_refused(fairseq_lm_checkpoint, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-NAMES = ["decoder.layers.0.self_attn", "decoder.layers.1.self_attn"]
-WEIGHTS = {
-    NAMES[0]: {
-        "source": torch.tensor([3.0, 1.0, 2.0, 4.0]),
-        "mixed": torch.tensor([0.3, 0.4, 0.0, 0.0]),
-    },
-    NAMES[1]: {"source": torch.tensor([0.5, 0.6, 5.0, 0.7]), "mixed": torch.zeros(4)},
-}
-
-
-def test_the_least_important_of_each_kind_go_first_and_the_most_important_of_a_layer_never():
-    def sources(fraction, at_least=1):
-        return [
-            (h.attention, h.index)
-            for h in least_important(WEIGHTS, fraction, at_least)
-            if h.kind == "source"
-        ]
-
-    first, second = NAMES
-    order = [(second, 0), (second, 1), (second, 3), (first, 1), (first, 2), (first, 0)]
-    for number in range(9):
-        assert sources(number / 8) == order[:number]
-    assert sources(1, at_least=3) == [(second, 0), (first, 1)]
-    assert least_important(WEIGHTS, 1, at_least=5) == least_important(WEIGHTS, 0) == []
-    kinds = [head.kind for head in least_important(WEIGHTS, 0.25)]
-    assert kinds == ["source", "source", "mixed", "mixed"]
-
-
 def test_a_larger_loss_and_a_smaller_bleu_are_worse():
     steps = [SimpleNamespace(score=score) for score in (4.0, 5.0, 3.0)]
     assert worse_by(steps, "loss") == [0, 25, -25] and worse_by(steps, "bleu") == [0, -25, 25]
@@ -135,7 +110,7 @@ def test_the_score_falls_step_by_step(numbers, lm_checkpoint):
     weights = {
         e["name"]: {k: torch.tensor(e[k]) for k in ("source", "mixed")} for e in found["importance"]
     }
-    order = least_important(prune.NORMALIZATIONS["layer"](weights), 0.5)
+    order = least_important(NORMALIZATIONS["layer"](weights), 0.5)
     with without(prunable(loaded), order):
         expected = scores.score(loaded, list(batches(loaded)), ["loss"])["loss"]
     assert found["steps"][4]["score"] == pytest.approx(expected, rel=1e-6)

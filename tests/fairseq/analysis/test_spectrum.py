@@ -9,7 +9,8 @@ import torch
 
 from mixhead_plugin.fairseq.analysis import loading
 from mixhead_plugin.fairseq.analysis.loading import batches, load
-from mixhead_plugin.fairseq.analysis.spectrum import NOTE, windows
+from mixhead_plugin.fairseq.analysis.spectrum import windows
+from mixhead_plugin.heads.spectrum import NOTE
 from tests.helpers import task
 
 

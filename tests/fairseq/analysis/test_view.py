@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from mixhead_plugin.fairseq.analysis.loading import load
-from mixhead_plugin.heads.page import Attention, Sentence, write_page
+from mixhead_plugin.heads.page import Sentence, ShownHeads, write_page
 from tests.commands import LM_SIZES, ROBERTA_SIZES, ROOT, SIZES
-from tests.fairseq.analysis.pages import assert_shows, by_definition, read_page
+from tests.fairseq.analysis.pages import by_definition
+from tests.heads.pages import assert_shows, read_page
 
 WORDS = "der hund sieht"
 
@@ -176,7 +177,9 @@ def sentence_of(layers=2, heads=4, tokens=6, words=None):
     weights = [(3 * torch.randn(heads, tokens, tokens)).softmax(-1) for _ in range(3 * layers)]
     mixing = [torch.eye(heads) + 0.3 * torch.randn(tokens, heads, heads) for _ in weights]
     sites = ["encoder-self", "decoder-self", "cross"]
-    found = [Attention(sites[i % 3], i // 3, p, m) for i, (p, m) in enumerate(zip(weights, mixing))]
+    found = [
+        ShownHeads(sites[i % 3], i // 3, p, m) for i, (p, m) in enumerate(zip(weights, mixing))
+    ]
     words = words or [f"token{i}" for i in range(tokens)]
     return Sentence(words, words, words, found)
 
@@ -207,7 +210,7 @@ def test_text_of_users_stays_text(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):
-    broken = Attention("cross", 1, torch.tensor([[[1.0, float("nan")]]]))
+    broken = ShownHeads("cross", 1, torch.tensor([[[1.0, float("nan")]]]))
     with pytest.raises(ValueError, match="cross 1 are not finite"):
         write_page(tmp_path / "page.html", "", "", [Sentence(["a", "b"], ["a"], [], [broken])])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixhead_plugin.fairseq.analysis.spectrum import (
+from mixhead_plugin.heads.spectrum import (
     cumulative,
     effective_rank,
     log_spectrum,

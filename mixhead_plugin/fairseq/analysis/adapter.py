@@ -1,0 +1,28 @@
+"""The attentions of a model of fairseq, as `heads` studies them."""
+
+from torch import nn
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.analysis.loading import Loaded
+from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.options import SCOPES
+from mixhead_plugin.heads.assembly import AssemblyAttention
+from mixhead_plugin.heads.sites import where
+
+
+def attentions_of(model: nn.Module) -> list[AssemblyAttention]:
+    """Return the plugin's attentions in `model`, in its order; refuse a model without one."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, MixheadAttention):
+            found.append(AssemblyAttention(name, module))
+    if not found:
+        raise OptionError(f"model {type(model).__name__}: has no attention of mixhead_plugin")
+    return found
+
+
+def prunable(loaded: Loaded) -> list[AssemblyAttention]:
+    """Return the attentions in --attention-scope: the model's flags describe only their heads."""
+    scope = SCOPES[getattr(loaded.cfg.model, "attention_scope", "all")]
+    found = attentions_of(loaded.model)
+    return [attention for attention in found if where(attention.name).site in scope]

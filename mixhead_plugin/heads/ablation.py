@@ -1,0 +1,80 @@
+"""Leave heads out while a block lasts."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from mixhead_plugin.heads.attention import Attention
+from mixhead_plugin.heads.choosing import Head, all_heads, by_attention, choose
+from mixhead_plugin.heads.gates import Silence, notice, opened
+from mixhead_plugin.heads.numbers import HeadNumbers
+
+# What is left out for each head in turn (sixteen-heads essay, figures 3 and 5).
+EXPERIMENTS = {"single": "without this head", "only": "with this head alone in its attention"}
+
+
+@contextlib.contextmanager
+def without(attentions: Sequence[Attention], removed: Iterable[Head]) -> Iterator[None]:
+    """Make the heads `removed` 0 within the context, in this thread: the outputs are those after
+    pruning.
+
+    Raise RuntimeError at the end of the context if no call passed any of their attentions, and warn
+    of single ones.
+    """
+    named = {attention.name: attention for attention in attentions}
+    gates: list[Silence] = []
+    handles = []
+    for name, by_stage in by_attention(removed).items():
+        for stage, some in by_stage.items():
+            gate = Silence(named[name], stage, some)
+            gates.append(gate)
+            handles.append(named[name].gate(stage, gate))
+    with opened(handles):
+        yield
+    notice("ablate", gates, stacklevel=3)
+
+
+def ablate(
+    attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[int]]
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the outputs of some mixed heads are 0, for calls in this thread.
+
+    Raise HeadsError at once for a layer or a head that does not exist; else as `without`.
+    """
+    chosen = choose(attentions, heads)
+    removed = []
+    for layer, some in chosen.items():
+        for number in some:
+            removed.append(Head(attentions[layer].name, "mixed", number))
+    return without(attentions, removed)
+
+
+def ablations(
+    attentions: Sequence[Attention],
+    experiment: str,
+    score: Callable[[], dict[str, float]],
+    progress: Callable[[list[Head]], Iterable[Head]] = list,
+) -> dict[str, HeadNumbers]:
+    """Return the scores of an experiment on each head, by metric.
+
+    Args:
+        attentions: those of the model
+        experiment: a key of EXPERIMENTS
+        score: scores the model once, by metric
+        progress: is around the list of heads, as `tqdm` would be
+    """
+    heads = all_heads(attentions)
+    measured: dict[str, HeadNumbers] = {}
+    for head in progress(heads):
+        removed = [head]
+        if experiment == "only":
+            removed = [other for other in heads if other[:2] == head[:2] and other != head]
+        with without(attentions, removed):
+            scores = score()
+        for metric, value in scores.items():
+            by_stage = measured.setdefault(metric, {}).setdefault(head.attention, {})
+            before = by_stage.get(head.stage, torch.empty(0, dtype=torch.float64))
+            # heads come by their number
+            by_stage[head.stage] = torch.cat([before, before.new_tensor([value])])
+    return measured

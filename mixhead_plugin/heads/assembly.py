@@ -1,0 +1,119 @@
+"""The adapter of the attentions that this package builds: fairseq's and torch's.
+
+Where heads mix, source heads and mixed heads are cut apart. A source head j has rows of q_proj and
+k_proj and a row of M. A mixed head i has rows of v_proj, columns of out_proj and a column of M.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from mixhead_plugin.heads.attention import Heads, HeadsError
+from mixhead_plugin.heads.choosing import KeptHeads, kept_by
+from mixhead_plugin.heads.cutting import whole_part
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.reference import source_weights
+from mixhead_plugin.parts import Assembly, Axis, cut
+
+# The parameters of every attention of ours, and their dimensions that shrink with the heads.
+PARAMETERS: dict[str, tuple[Axis, ...]] = {
+    "q_proj.weight": (Axis(0, "source", whole_heads=True),),
+    "q_proj.bias": (Axis(0, "source", whole_heads=True),),
+    "k_proj.weight": (Axis(0, "source", whole_heads=True),),
+    "k_proj.bias": (Axis(0, "source", whole_heads=True),),
+    "v_proj.weight": (Axis(0, "mixed", whole_heads=True),),
+    "v_proj.bias": (Axis(0, "mixed", whole_heads=True),),
+    "bias_k": (Axis(2, "source", whole_heads=True),),
+    "bias_v": (Axis(2, "mixed", whole_heads=True),),
+    "out_proj.weight": (Axis(1, "mixed", whole_heads=True),),
+    "out_proj.bias": (),
+    "relative_gain.weight": (Axis(0, "source"),),
+}
+
+
+class AssemblyAttention:
+    """The adapter of one module, a `heads.Attention`."""
+
+    def __init__(self, name: str, module: Assembly):
+        self.name = name
+        self.module = module
+
+    @property
+    def heads(self) -> dict[str, int]:
+        mixed: int = self.module.num_mixed_heads
+        if self.module.head_mixing is None:
+            return {"mixed": mixed}
+        return {"source": self.module.num_heads, "mixed": mixed}
+
+    def gate(self, stage: str, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
+        def of_sources(module: Assembly, inputs: AttentionInputs) -> AttentionInputs:
+            assert inputs.mixing is not None  # only where heads mix, there are source heads
+            mixing = change(inputs.mixing)
+            if mixing.dim() == 4:
+                mixing = mixing.expand(-1, inputs.query.size(2), -1, -1)  # [B, Nq, H, H']
+            return inputs._replace(mixing=mixing)
+
+        def of_outputs(module: Assembly, inputs: AttentionInputs, outputs: Tensor) -> Tensor:
+            return change(outputs.transpose(1, 2)).transpose(1, 2)  # [B, H', Nq, Dv]
+
+        if stage == "source":
+            return self.module.register_attention_pre_hook(of_sources)
+        return self.module.register_attention_hook(of_outputs)
+
+    def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
+        def seen(module: Assembly, inputs: AttentionInputs, outputs: Tensor) -> None:
+            see(Heads(inputs.mixing, partial(source_weights, inputs)))
+
+        return self.module.register_attention_hook(seen)
+
+    def cut_problem(self, heads: Sequence[int]) -> str:
+        if len(heads) == self.heads["mixed"]:
+            return "must leave one head"
+        option, why = whole_part(self.module.parts())
+        return f"{option} must have all heads, {why}; ablate them instead" if option else ""
+
+    def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
+        kept = kept_by(self, heads)
+        for name, tensor in self.smaller(kept).items():
+            path, _, entry = name.rpartition(".")
+            owner = self.module.get_submodule(path)
+            former = getattr(owner, entry)
+            if isinstance(former, nn.Parameter):
+                new = nn.Parameter(tensor, former.requires_grad)
+                vars(new).update(vars(former))  # such as the factor on its learning rate
+                setattr(owner, entry, new)
+            else:
+                setattr(owner, entry, tensor)
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            projection = getattr(self.module, name)
+            projection.out_features, projection.in_features = projection.weight.shape
+        sizes = {"num_heads": len(kept.source), "num_mixed_heads": len(kept.mixed)}
+        vars(self.module).update(sizes)
+
+    def smaller(self, kept: KeptHeads) -> dict[str, Tensor]:
+        """Return the parameters and buffers of the module with only the heads of `kept`.
+
+        Raise HeadsError where every head needs all heads, or where it is not known which entries of
+        a tensor belong to which head.
+        """
+        option, why = whole_part(self.module.parts())
+        if option:
+            raise HeadsError(f"{self.name}: {option} must have all heads, {why}")
+        axes = dict(PARAMETERS)
+        for option, kind in self.module.parts().items():
+            for entry, axes_of_entry in kind.parameters.items():
+                axes[f"{option}.{entry}"] = axes_of_entry
+
+        smaller = {}
+        for name, tensor in self.module.state_dict().items():
+            if name not in axes:
+                owner = type(self.module).__name__
+                raise HeadsError(
+                    f"{self.name}: cannot be cut, its {name} belongs to {owner}; its heads can "
+                    "only be masked"
+                )
+            kept_heads = cut(tensor, axes[name], kept._asdict(), self.module.head_dim)
+            smaller[name] = kept_heads.clone()
+        return smaller

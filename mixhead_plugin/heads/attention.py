@@ -1,0 +1,77 @@
+"""What the studies of heads need to know of one attention, of any model.
+
+A model is a list of `Attention` here. The adapters that make one are `assembly.py` for the modules
+of this package, fairseq's and torch's, and `hf/adapter.py` for those of `transformers`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+# A head lives in one of two stages. Source heads have weights P_j, and mixed heads have
+# Pbar_i = sum_j M[j, i] P_j, values and an output. Without mixing both are one: a mixed head.
+STAGES = {"source": "source heads", "mixed": "mixed heads"}
+
+
+class HeadsError(ValueError):
+    """What was asked of the heads of a model cannot be done; the message is one line."""
+
+
+class Heads(NamedTuple):
+    """What the heads of one attention do in one call."""
+
+    mixing: Tensor | None  # M [H, H'] or [B, Nq, H, H']; None where heads do not mix
+    # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better; while the call
+    # lasts
+    weights: Callable[[], Tensor]
+
+
+class LayerHeads(NamedTuple):
+    """The weights of the heads of one attention in one call."""
+
+    name: str  # of the attention in the model
+    source: Tensor  # P [B, H, Nq, Nk]
+    mixing: Tensor | None  # M [H, H'] or [B, Nq, H, H']; None where heads do not mix
+    mixed: Tensor  # [B, H', Nq, Nk]; P where heads do not mix
+
+
+class Attention(Protocol):
+    """One attention of a model."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        ...
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        """The number of its heads, by the stages that can be studied: 'mixed', and 'source' where
+        heads mix and the adapter can reach them.
+        """
+        ...
+
+    def gate(self, stage: str, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
+        """Let `change` replace what heads give in each call, until the handle is removed.
+
+        It is given the outputs of mixed heads [B, Nq, H', Dv], or the rows of M of source heads,
+        [H, H'] or [B, Nq, H, H'], and returns the same shape, or [B, 1, H, H'] for M.
+        """
+        ...
+
+    def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
+        """Let `see` have the heads of each call, until the handle is removed."""
+        ...
+
+    def cut_problem(self, heads: Sequence[int]) -> str:
+        """Return why these mixed heads cannot be cut off, or an empty string if they can."""
+        ...
+
+    def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
+        """Remove heads of each stage for good.
+
+        Where heads do not mix, a head goes with its queries and keys. Raise HeadsError, before any
+        change, where this is impossible.
+        """
+        ...

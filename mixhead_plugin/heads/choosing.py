@@ -1,0 +1,101 @@
+"""Name heads of a model, and choose which of them go."""
+
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from mixhead_plugin.heads.attention import STAGES, Attention, HeadsError
+from mixhead_plugin.heads.numbers import HeadNumbers
+
+
+class Head(NamedTuple):
+    """One head of one attention."""
+
+    attention: str  # its name
+    stage: str  # a key of STAGES; always "mixed" where heads do not mix
+    number: int  # from 0
+
+
+def all_heads(attentions: Iterable[Attention]) -> list[Head]:
+    """Return the heads of all stages, in the order of the model."""
+    heads = []
+    for attention in attentions:
+        for stage, total in attention.heads.items():
+            heads += [Head(attention.name, stage, number) for number in range(total)]
+    return heads
+
+
+def choose(
+    attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[int]]
+) -> dict[int, list[int]]:
+    """Return chosen mixed heads by the number of their layer.
+
+    Args:
+        attentions: those of the model, in its order
+        heads: numbers of heads by layer; a layer is the number of an attention, from 0, or its name
+
+    Raises:
+        HeadsError: a layer or a head that does not exist
+    """
+    numbers: dict[int | str, int] = {}
+    for number, attention in enumerate(attentions):
+        numbers[attention.name] = number
+
+    found: dict[int, list[int]] = {}
+    for layer, some in heads.items():
+        number = numbers.get(layer, layer)  # type: ignore[arg-type]
+        if not isinstance(number, int) or not 0 <= number < len(attentions):
+            names = f"from 0 to {len(attentions) - 1}, or a name such as {attentions[0].name}"
+            raise HeadsError(f"layer {layer!r}: must be {names}")
+        total = attentions[number].heads["mixed"]
+        indices = {operator.index(head) for head in some}
+        for head in sorted(indices):
+            if head not in range(total):
+                raise HeadsError(f"head {head} of layer {layer}: must be from 0 to {total - 1}")
+        found[number] = sorted(indices.union(found.get(number, ())))
+    return found
+
+
+def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) -> list[Head]:
+    """Return the least important `fraction` of the heads of each stage.
+
+    In each attention, the `at_least` most important heads of each stage stay.
+    """
+    chosen: list[Head] = []
+    for stage in STAGES:
+        number = 0
+        going: list[Head] = []
+        for name, by_stage in weights.items():
+            if stage not in by_stage:
+                continue
+            number += len(by_stage[stage])
+            order = by_stage[stage].argsort(stable=True).tolist()
+            for index in order[: max(0, len(order) - at_least)]:
+                going.append(Head(name, stage, index))
+        going.sort(key=lambda head: float(weights[head.attention][head.stage][head.number]))
+        chosen += going[: round(fraction * number)]
+    return chosen
+
+
+class KeptHeads(NamedTuple):
+    """The heads of one attention that stay, ascending; without mixing both are the same."""
+
+    source: tuple[int, ...]
+    mixed: tuple[int, ...]
+
+
+def kept_by(attention: Attention, removed: Mapping[str, Collection[int]]) -> KeptHeads:
+    """Return the heads of an attention that stay without those that are removed, by stage."""
+    kept = {}
+    for stage, number in attention.heads.items():
+        gone = removed.get(stage, ())
+        kept[stage] = tuple(head for head in range(number) if head not in gone)
+    return KeptHeads(kept.get("source", kept["mixed"]), kept["mixed"])
+
+
+def by_attention(heads: Iterable[Head]) -> dict[str, dict[str, list[int]]]:
+    """Return the numbers of heads by the name of their attention and by stage."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for head in heads:
+        found.setdefault(head.attention, {}).setdefault(head.stage, []).append(head.number)
+    return found

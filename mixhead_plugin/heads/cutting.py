@@ -1,0 +1,38 @@
+"""Cut heads off the attentions of a model for good."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mixhead_plugin.heads.attention import Attention, HeadsError
+from mixhead_plugin.heads.choosing import choose
+from mixhead_plugin.parts import PartKind
+
+
+def cuttable(
+    attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[int]]
+) -> dict[int, list[int]]:
+    """Return chosen mixed heads by the number of their layer, as `choose`, if they can be cut off.
+
+    Raise HeadsError for a layer or a head that does not exist, or for heads that cannot go.
+    """
+    chosen = choose(attentions, heads)
+    for layer, some in chosen.items():
+        if problem := attentions[layer].cut_problem(some):
+            raise HeadsError(f"heads {some} of layer {layer}: {problem}")
+    return chosen
+
+
+def prune(attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[int]]) -> None:
+    """Remove some mixed heads for good; raise HeadsError, as `cuttable`, before any change."""
+    for layer, some in cuttable(attentions, heads).items():
+        if some:
+            attentions[layer].cut({"mixed": some})
+
+
+def whole_part(parts: Mapping[str, PartKind]) -> tuple[str, str]:
+    """Return the option of the first part for which every head needs all heads, and why; or two
+    empty strings.
+    """
+    for option, kind in parts.items():
+        if kind.uncut:
+            return option, kind.uncut
+    return "", ""

@@ -1,0 +1,145 @@
+"""Factors on heads: 0 silences a head, and the derivative by a 1 weighs it."""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from mixhead_plugin.heads.attention import Attention, HeadsError
+
+
+class Gate:
+    """A factor on each head of one stage of an attention; it counts the calls that pass it.
+
+    It acts in the thread that made it. Other threads call the same modules, and their calls are not
+    meant.
+    """
+
+    def __init__(self, attention: Attention, stage: str):
+        self.name = attention.name
+        self.stage = stage
+        self.calls = 0
+        self.thread = threading.get_ident()
+
+    def factors(self, heads: Tensor) -> Tensor:
+        """Return factors on what heads give, [..., heads, n]."""
+        raise NotImplementedError
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        if threading.get_ident() != self.thread:
+            return heads
+        self.calls += 1
+        return heads * self.factors(heads)
+
+
+class Silence(Gate):
+    """Make some heads 0."""
+
+    def __init__(self, attention: Attention, stage: str, silent: Iterable[int]):
+        super().__init__(attention, stage)
+        self.kept = torch.ones(attention.heads[stage])
+        self.kept[list(silent)] = 0
+
+    def factors(self, heads: Tensor) -> Tensor:
+        return self.kept.to(heads)[:, None]
+
+
+class Weight(Gate):
+    """A 1 for each head of each sentence, by which the loss can be derived."""
+
+    def __init__(self, attention: Attention, stage: str, sentences: int):
+        super().__init__(attention, stage)
+        self.sentences = sentences
+        self.ones: Tensor | None = None
+
+    def factors(self, heads: Tensor) -> Tensor:
+        one_matrix = heads.dim() == 2  # M [H, H'] of all sentences and positions
+        if not one_matrix and heads.size(0) != self.sentences:
+            raise HeadsError(
+                f"{self.name}: was called with {heads.size(0)} sentences, the first tensor of "
+                f"the batch has {self.sentences}; importance must see them apart"
+            )
+        if self.ones is None:  # only here it is known where offloaded weights compute
+            between = 1 if one_matrix else heads.dim() - 3
+            shape = self.sentences, *(1,) * between, heads.size(-2), 1
+            dtype = torch.promote_types(heads.dtype, torch.float32)
+            self.ones = torch.ones(shape, dtype=dtype, device=heads.device, requires_grad=True)
+        return self.ones.to(heads.dtype)
+
+
+@contextlib.contextmanager
+def opened(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Let compiled models run as they are written, and remove all handles at the end."""
+    with _uncompiled(), contextlib.ExitStack() as stack:
+        for handle in handles:
+            stack.callback(handle.remove)
+        yield
+
+
+def notice(what: str, gates: Sequence[Gate], stacklevel: int) -> None:
+    """Say which attentions no call passed: the model was not called in this thread, or its graph
+    does not know the gates.
+
+    Raise RuntimeError if none was passed, and warn of single ones; `stacklevel` is that of
+    `warnings.warn` in the caller.
+    """
+    passed = {gate.name for gate in gates if gate.calls}
+    missed = [name for name in dict.fromkeys(gate.name for gate in gates) if name not in passed]
+    if missed and not passed:
+        raise RuntimeError(
+            f"{what}: had no effect, no call in this thread passed {missed[0]} or another chosen "
+            "layer"
+        )
+    if missed:
+        names = ", ".join(missed)
+        warnings.warn(
+            f"{what}: had no effect on {names}, which no call passed", stacklevel=stacklevel + 1
+        )
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode; each of its modules returns to its own mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+_eager_lock = threading.Lock()
+# the stance that the first of several blocks has changed, and one entry for each other
+_eager_blocks: list[Any] = []
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Let compiled modules run as they are written: a compiled graph does not see hooks that come
+    later.
+
+    What is compiled inside would keep the hooks afterwards, so this holds for all models. The
+    stance of torch is the same for all threads: the last block restores it.
+    """
+    with _eager_lock:
+        if not _eager_blocks:
+            stance = torch.compiler.set_stance("force_eager")
+            stance.__enter__()
+            _eager_blocks.append(stance)
+        else:
+            _eager_blocks.append(None)
+    try:
+        yield
+    finally:
+        with _eager_lock:
+            if len(_eager_blocks) == 1:
+                _eager_blocks[0].__exit__(None, None, None)
+                _eager_blocks.clear()
+            else:
+                _eager_blocks.pop()

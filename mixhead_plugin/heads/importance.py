@@ -1,0 +1,139 @@
+"""Weigh every head by one backward pass a batch (Michel et al. 2019, section 4.1; sixteen-heads
+essay).
+"""
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from mixhead_plugin.heads.attention import STAGES, Attention, HeadsError
+from mixhead_plugin.heads.gates import Weight, notice, opened
+from mixhead_plugin.heads.numbers import HeadNumbers
+
+Batch = TypeVar("Batch")
+
+
+def importance(
+    attentions: Sequence[Attention],
+    batches: Iterable[Batch],
+    loss: Callable[[Batch], Tensor],
+    sentences_of: Callable[[Batch], int],
+    stages: Collection[str] = tuple(STAGES),
+) -> tuple[HeadNumbers, int]:
+    """Return the importance of every head in float64, and the number of sentences.
+
+    The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1
+    on the head: on its output, or on the weights P_h of a source head. The model must be in
+    evaluation mode, and must not compute heads again in the backward pass.
+
+    Args:
+        attentions: the attentions to weigh, of one model
+        batches: what `loss` takes
+        loss: takes a batch, and returns the sum of the losses of its sentences
+        sentences_of: takes a batch, and returns the number of its sentences
+        stages: which heads to weigh
+
+    Raises:
+        HeadsError: no batch, a loss without a gradient, or an importance that is not finite
+        RuntimeError: no call passed the gates; a warning names single attentions
+    """
+    sums: dict[tuple[str, str], Tensor] = {}
+    for attention in attentions:
+        for stage in _weighed(attention, stages):
+            zeros = torch.zeros(attention.heads[stage], dtype=torch.float64)
+            sums[attention.name, stage] = zeros
+
+    reached: set[str] = set()  # attentions on which a loss depends
+    sentences = 0
+    for batch in batches:
+        number = sentences_of(batch)
+        for key, gradient in _gradients(attentions, batch, loss, number, stages).items():
+            reached.add(key[0])
+            sums[key] += gradient.abs().sum(0)
+        sentences += number
+
+    if not sentences:
+        raise HeadsError("importance: must have a batch")
+    means: HeadNumbers = {attention.name: {} for attention in attentions}
+    for (name, stage), total in sums.items():
+        if not total.isfinite().all():
+            raise HeadsError(
+                f"importance: that of {name} is not finite; are the parameters damaged?"
+            )
+        means[name][stage] = total / sentences
+    if missed := [name for name in means if name not in reached]:
+        warnings.warn(
+            f"importance: is 0 for {', '.join(missed)}, on which no loss depends", stacklevel=3
+        )
+    return means, sentences
+
+
+def _weighed(attention: Attention, stages: Collection[str]) -> list[str]:
+    return [stage for stage in attention.heads if stage in stages]
+
+
+def _gradients(
+    attentions: Sequence[Attention],
+    batch: Batch,
+    loss: Callable[[Batch], Tensor],
+    sentences: int,
+    stages: Collection[str],
+) -> dict[tuple[str, str], Tensor]:
+    """Return dL(x) / d xi_h for every sentence x of a batch and every head h.
+
+    The result is by the name of the attention and the stage, each [B, H] in float64 on the CPU,
+    without those on which the loss does not depend. Each sentence has a gate of its own, which
+    affects only that sentence's loss.
+    """
+    gates: list[Weight] = []
+    handles = []
+    for attention in attentions:
+        for stage in _weighed(attention, stages):
+            gate = Weight(attention, stage, sentences)
+            gates.append(gate)
+            handles.append(attention.gate(stage, gate))
+    with torch.enable_grad(), opened(handles):
+        value = loss(batch)
+        passed = {(gate.name, gate.stage): gate.ones for gate in gates if gate.ones is not None}
+        if not passed:
+            notice("importance", gates, stacklevel=4)
+        if not value.requires_grad:
+            raise HeadsError(
+                "importance: the loss has no gradient, it must not be detached or under no_grad"
+            )
+        gradients = torch.autograd.grad(value, list(passed.values()), allow_unused=True)
+    if all(gradient is None for gradient in gradients):
+        raise HeadsError("importance: the loss does not depend on any head")
+    found = {}
+    for key, gradient in zip(passed, gradients):
+        if gradient is not None:
+            found[key] = gradient.double().reshape(sentences, -1).cpu()
+    return found
+
+
+def by_layer(numbers: HeadNumbers) -> dict[int, Tensor]:
+    """Return the numbers of mixed heads by the number of their attention in the model."""
+    return {layer: by_stage["mixed"] for layer, by_stage in enumerate(numbers.values())}
+
+
+def normalized_by_layer(weights: HeadNumbers) -> HeadNumbers:
+    """Divide the importances of each attention and stage by their l2 norm (Michel et al. 2019,
+    section 4.1); zeros stay.
+    """
+    normalized: HeadNumbers = {}
+    for name, by_stage in weights.items():
+        normalized[name] = {}
+        for stage, numbers in by_stage.items():
+            norm = numbers.norm()
+            normalized[name][stage] = numbers / norm if norm > 0 else numbers
+    return normalized
+
+
+# The values of --normalize.
+NORMALIZATIONS: dict[str, Callable[[HeadNumbers], HeadNumbers]] = {
+    "none": lambda weights: weights,
+    "layer": normalized_by_layer,
+}

@@ -1,0 +1,65 @@
+"""Texts for the page: pair them with their targets, and show their tokens as words."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from mixhead_plugin.heads.attention import HeadsError
+from mixhead_plugin.heads.page import Sentence, ShownHeads
+
+
+def with_targets(
+    text: str | Sequence[str], target: str | Sequence[str] | None
+) -> list[tuple[str, str | None]]:
+    """Return each text with its target; one target is that of all texts.
+
+    Raise HeadsError if the targets are not as many as the texts.
+    """
+    texts = [text] if isinstance(text, str) else list(text)
+    if target is None or isinstance(target, str):
+        return [(one, target) for one in texts]
+    if len(target) != len(texts):
+        raise HeadsError(f"target: has {len(target)}, must be one for each of {len(texts)} texts")
+    return list(zip(texts, target))
+
+
+def words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:
+    """Return the words of the only sentence of tokens [1, N].
+
+    Args:
+        tokenizer: has `decode` and `convert_ids_to_tokens`, as those of `transformers`
+        tokens: their numbers
+        length: the largest number of tokens
+
+    Raises:
+        HeadsError: no token, or more than `length`
+    """
+    if not 0 < tokens.size(1) <= length:
+        raise HeadsError(f"a text of {tokens.size(1)} tokens: must have 1 to length {length}")
+    found = []
+    for token in tokens[0].tolist():
+        word = tokenizer.decode([token]).strip()
+        found.append(word or tokenizer.convert_ids_to_tokens(token))
+    return found
+
+
+def sentence(
+    read: list[str], written: list[str], follows: list[str], attentions: Iterable[ShownHeads]
+) -> Sentence:
+    """Return one sentence of the page, with the words of those sides alone that have attentions.
+
+    Args:
+        read: what an encoder reads
+        written: what a decoder reads
+        follows: the word that follows each of those
+        attentions: the heads of the model on them
+    """
+    shown = list(attentions)
+    sites = {heads.site for heads in shown}
+    if "encoder-self" not in sites:
+        read = []
+    if "decoder-self" not in sites:
+        written = []
+        follows = []
+    return Sentence(read, written, follows, shown)

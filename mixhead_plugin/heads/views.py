@@ -1,0 +1,50 @@
+"""See what the heads of a model do in a call."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from mixhead_plugin.heads.attention import Attention, Heads, LayerHeads
+from mixhead_plugin.heads.gates import opened
+from mixhead_plugin.ops.reference import mix_heads
+
+
+@contextlib.contextmanager
+def watched(
+    attentions: Sequence[Attention], see: Callable[[Attention, Heads], None]
+) -> Iterator[None]:
+    """Call `see(attention, heads)` in each call of each attention in this thread, without
+    gradients.
+    """
+    thread = threading.get_ident()
+
+    def watcher(attention: Attention) -> Callable[[Heads], None]:
+        def seen_here(heads: Heads) -> None:
+            if threading.get_ident() == thread:
+                see(attention, heads)
+
+        return seen_here
+
+    with torch.no_grad(), opened(each.view(watcher(each)) for each in attentions):
+        yield
+
+
+def seen(attentions: Sequence[Attention], call: Callable[[], object]) -> dict[int, LayerHeads]:
+    """Return what the heads of every attention do when it is first used in a call of the model, by
+    layer: the number of the attention in the order of the model.
+    """
+    layers = {attention.name: layer for layer, attention in enumerate(attentions)}
+    found: dict[int, LayerHeads] = {}
+
+    def keep(attention: Attention, heads: Heads) -> None:
+        layer = layers[attention.name]
+        if layer not in found:
+            source = heads.weights()
+            mixed = mix_heads(source, heads.mixing)
+            found[layer] = LayerHeads(attention.name, source, heads.mixing, mixed)
+
+    with watched(attentions, keep):
+        call()
+    return dict(sorted(found.items()))

@@ -1,0 +1,49 @@
+"""Read the numbers of a page back."""
+
+import base64
+import json
+import re
+import zlib
+
+import numpy as np
+
+
+def read_page(path):
+    """Return the sentences of a page; source, mixed and mixing are arrays."""
+    (data,) = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.S
+    )
+    data = json.loads(data)
+    blob = zlib.decompress(base64.b64decode(data["blob"]), -zlib.MAX_WBITS)
+
+    def array(place, kind=np.float32):
+        flat = np.frombuffer(blob, kind, count=int(np.prod(place["shape"])), offset=place["at"])
+        return flat.reshape(place["shape"])
+
+    def weights(place):
+        step, zero = (array(place[name])[..., None].astype(float) for name in ("step", "zero"))
+        return (array(place, np.uint8) - zero) * step
+
+    for sentence in data["sentences"]:
+        for found in sentence["attentions"]:
+            found["source"] = weights(found["source"])
+            if "mixing" in found:
+                found.update(mixing=array(found["mixing"]), mixed=weights(found["mixed"]))
+    return data["sentences"]
+
+
+def assert_shows(found, source, mixing, mixed):
+    """Assert that an attention of a page has these weights [H, Nq, Nk] within half a step of 8
+    bits, and this M.
+    """
+    for shown, expected in {"source": source, "mixed": mixed}.items():
+        expected = expected.double().numpy()
+        low, high = expected.min(2).clip(max=0), expected.max(2).clip(min=0)
+        bound = np.where(low < 0, (high - low) / 508, high / 510)
+        error = np.abs(found.get(shown, found["source"]) - expected).max(2)
+        assert (error <= bound + 1e-6 * high).all(), (shown, error / bound)
+        assert (found.get(shown, found["source"])[expected == 0] == 0).all()
+    if mixing is None:
+        assert "mixing" not in found
+    else:
+        np.testing.assert_allclose(found["mixing"], mixing.numpy(), rtol=1e-6, atol=1e-7)
