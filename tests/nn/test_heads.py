@@ -1,0 +1,173 @@
+"""Heads of torch models, called as those of transformers; tests/heads has the laws."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import mixhead_plugin.nn as door
+from tests.heads.models import HEADS, Translator, torch_model
+from tests.heads.pages import assert_shows, read_page
+
+
+class Letters:
+    """A tokenizer that cuts text into letters."""
+
+    def __call__(self, text=None, text_target=None, return_tensors="pt"):
+        letters = text_target if text is None else text
+        return {"input_ids": torch.tensor([[3 + ord(c) % 26 for c in letters]])}
+
+    def decode(self, tokens):
+        return f" <{tokens[0]}>"
+
+
+class LanguageModel(nn.Module):
+    """Reads words and sees none that are later."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(29, 16)
+        self.attention = door.MixedAttention(
+            16, HEADS, batch_first=True, head_mixing="position-wise"
+        )
+
+    def forward(self, words):
+        x = self.embedding(words)
+        return self.attention(x, x, x, is_causal=True, need_weights=False)[0]
+
+
+SOURCE = torch.tensor([[3, 4, 5], [6, 7, 8]])
+TARGET = torch.tensor([[9, 8], [7, 6]])
+
+
+@pytest.mark.parametrize(
+    "inputs", [(SOURCE, TARGET), {"source": SOURCE, "target": TARGET}], ids=["tuple", "dict"]
+)
+def test_the_heads_of_a_call_are_seen_without_dropout_and_modes_return(inputs):
+    model = torch_model({"head_mixing": "position-wise"}).train()
+    model.transformer.encoder.eval()
+    modes = [module.training for module in model.modules()]
+    found = door.attentions(model, inputs)
+    assert [module.training for module in model.modules()] == modes
+    names = [heads.name for heads in found.values()]
+    assert names == [
+        "transformer.encoder.layers.0.self_attn",
+        "transformer.decoder.layers.0.self_attn",
+        "transformer.decoder.layers.0.multihead_attn",
+    ]
+    expected = []
+    attention = model.eval().get_submodule(names[2])
+    handle = attention.register_forward_pre_hook(lambda module, args: expected.append(args))
+    model(SOURCE, TARGET)
+    handle.remove()
+    weights = attention(*expected[0], average_attn_weights=False)[1]
+    torch.testing.assert_close(found[2].mixed, weights)
+
+
+def test_a_batch_is_a_dict_a_tuple_or_a_tensor():
+    model = LanguageModel()
+    expected = door.importance(model, [{"words": SOURCE}], by_words)
+    assert list(expected) == [0] and expected[0].shape == (HEADS,)
+    for batch in (SOURCE, (SOURCE, "a label")):
+        torch.testing.assert_close(door.importance(model, [batch], by_words), expected)
+
+
+def by_words(model, batch):
+    if isinstance(batch, dict):
+        words = batch["words"]
+    else:
+        words = batch if isinstance(batch, torch.Tensor) else batch[0]
+    return model(words).exp().sum()
+
+
+def test_a_state_dict_of_a_pruned_model_loads_into_one_that_was_pruned_by_the_same_heads():
+    heads = {0: [1], "transformer.decoder.layers.0.multihead_attn": [0, 3]}
+    pruned = torch_model({"head_mixing": "position-independent"})
+    assert door.prune(pruned, heads) is pruned
+    fresh = door.mix(Translator(), "position-independent").double().eval()
+    fresh = door.prune(fresh, heads)
+    fresh.load_state_dict(pruned.state_dict())
+    assert torch.equal(fresh(SOURCE, TARGET), pruned(SOURCE, TARGET))
+
+
+def test_the_page_shows_the_weights_of_an_encoder_decoder(tmp_path):
+    model = torch_model({"head_mixing": "position-wise"}).train()
+    door.view(model, Letters(), ["hello", "you"], tmp_path / "page.html", target=["welt", "dus"])
+    assert model.training
+    sentence, second = read_page(tmp_path / "page.html")
+    source = Letters()("hello")["input_ids"]
+    target = Letters()("welt")["input_ids"]
+    words = [f"<{token}>" for token in target[0].tolist()]
+    assert (sentence["decoder"], sentence["written"]) == (words[:-1], words[1:])
+    assert len(sentence["encoder"]) == 5 and len(second["encoder"]) == 3
+    expected = door.attentions(model, (source, target[:, :-1]))
+    sites = ["encoder-self", "decoder-self", "cross"]
+    for found, site, heads in zip(sentence["attentions"], sites, expected.values(), strict=True):
+        assert (found["site"], found["layer"]) == (site, 0)
+        mixing = heads.mixing[0].detach().float()
+        assert_shows(found, heads.source[0].detach(), mixing, heads.mixed[0].detach())
+
+
+def test_the_page_of_a_language_model_has_the_words_that_follow(tmp_path):
+    door.view(LanguageModel(), Letters(), "hello", tmp_path / "page.html")
+    (sentence,) = read_page(tmp_path / "page.html")
+    words = [f"<{token}>" for token in Letters()("hello")["input_ids"][0].tolist()]
+    assert sentence["encoder"] == []
+    assert (sentence["decoder"], sentence["written"]) == (words, words[1:])
+    assert [found["site"] for found in sentence["attentions"]] == ["decoder-self"]
+
+
+class TimeFirst(LanguageModel):
+    def forward(self, words):
+        return super().forward(words.t())
+
+
+REFUSED = {
+    "no attention of ours": (
+        lambda: door.ablate(nn.Transformer(8, 2, 1, 1, 8), {0: [0]}),
+        "Transformer: has no attention of mixhead_plugin.nn; mix(model, 'none') makes them without "
+        "mixing",
+    ),
+    "no sentences": (
+        lambda: door.importance(LanguageModel(), ["words"], by_words),
+        "importance: a batch has no tensor that counts its sentences",
+    ),
+    "no batch": (
+        lambda: door.importance(LanguageModel(), [], by_words),
+        "importance: must have a batch",
+    ),
+    "a text that is too long": (
+        lambda: door.view(LanguageModel(), Letters(), "hello", "page.html", length=4),
+        "a text of 5 tokens: must have 1 to length 4",
+    ),
+    "words as sentences": (
+        lambda: door.view(TimeFirst(), Letters(), "hello", "page.html"),
+        "attention: its weights are [1, 1], must be [5, 5]; the model must take tokens [1, N]",
+    ),
+}
+
+
+@pytest.mark.parametrize("call, message", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_done_is_refused_in_one_line(call, message):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert str(error.value) == message
+
+
+def test_hooks_stand_beside_each_other_and_end_with_their_handles():
+    model = LanguageModel().eval()
+    before = model(SOURCE)
+    seen = []
+    first = model.attention.register_attention_hook(lambda *call: seen.append("first"))
+    second = model.attention.register_attention_pre_hook(lambda *call: seen.append("second"))
+    copied = copy.deepcopy(model)
+    assert torch.equal(model(SOURCE), before)
+    assert seen == ["second", "first"]
+    first.remove()
+    model(SOURCE)
+    second.remove()
+    model(SOURCE)
+    assert seen == ["second", "first", "second"]
+    copied(SOURCE)  # a copy has hooks of its own, as one of torch's
+    assert seen == ["second", "first", "second", "second", "first"]
