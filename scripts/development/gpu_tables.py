@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from studies.markdown import table
+
 REPORTS = Path(__file__).resolve().parents[2] / "results" / "gpu"
 
 # batch x heads x tokens x size of a head, dtype, dropout, and what the page calls them
@@ -49,11 +51,6 @@ def rows_of(part: str) -> list[dict[str, Any]]:
         json.loads(path.read_text())["parts"] for path in sorted(REPORTS.glob("nvidia-h200-*.json"))
     ]
     return [row for parts in reports if part in parts for row in parts[part]["rows"]]
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def shown(value: float) -> str:

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from studies.grids import fail
+from studies.faults import fail
 from studies.inference import Estimate, Summary, holm, paired, random_effects, ratio
+from studies.markdown import table
 from studies.provenance import ROOT
 from studies.study import Row, Study, from_results
 
@@ -172,11 +173,6 @@ def effects(folder: Path = RESULTS) -> list[Effect]:
 
 
 # ---- tables ------------------------------------------------------------------------------------
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def shown(found: Estimate, decimals: int) -> str:

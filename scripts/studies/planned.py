@@ -15,8 +15,9 @@ from matplotlib import pyplot as plt
 from scipy import stats
 
 from mixhead_plugin.heads.figures import colours
-from studies.effects import fold, shown, table
+from studies.effects import fold, shown
 from studies.inference import holm, paired
+from studies.markdown import table
 from studies.study import Row, Study
 
 NEVER = math.inf  # the steps of a training that has not learned
@@ -268,6 +269,11 @@ def with_whole_seeds(study: Study) -> tuple[Study, list[int]]:
     whole = set.intersection(*map(set, seeds))
     partial = set.union(*map(set, seeds)) - whole
     return replace(study, runs=[run for run in study.runs if run["seed"] in whole]), sorted(partial)
+
+
+def has_own_table(study: Study) -> bool:
+    """Return True if a table was registered for a study."""
+    return Path(study.source).stem in TABLES
 
 
 def own_table(study: Study) -> str:

@@ -4,7 +4,6 @@ scripts/sweep.py.
 
 import contextlib
 import fcntl
-import itertools
 import json
 import os
 import re
@@ -21,25 +20,18 @@ from typing import Any
 
 from tqdm import tqdm
 
+from studies.commands import command_of, dry_run
 from studies.fairseq_logs import NUMBER, Progress, last_line
-from studies.grids import Run, as_name, canonical, fail, is_variable
-from studies.provenance import CORES, ROOT, about, add_commit, checksum
+from studies.machines import cpu_seconds, shares
+from studies.provenance import about, add_commit, checksum
+from studies.records import read_run
+from studies.runs import Run, as_name, canonical
 
-EXAMPLES = ROOT / "examples"
 OF_ONE_MACHINE = {"--user-dir", "--save-dir", "--continue-once"}  # flags left out of the record
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # seconds from SIGTERM to SIGKILL: a training ends its update and saves a checkpoint first
 GRACE = 60.0
 POLL = 0.1  # seconds between two looks at a running script
-
-
-def cpu_seconds(pid: int) -> float | None:
-    """Return the CPU time of a process and its ended children; None if the system has no /proc."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 class Shown(Progress):
@@ -96,10 +88,10 @@ class Runner:
         """Return what run.json says; it is empty for a run that has not begun."""
         path = run.folder(self.out) / "run.json"
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            return read_run(path)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise Failure(
                 f"{path}: cannot be read ({error}); remove the file to train again"
             ) from error
@@ -131,10 +123,8 @@ class Runner:
                     self.train(job)
                 for metric in self.missing(run):
                     self.evaluate(job, metric)
-            return (
-                ", ".join(f"{metric} {job.record['metrics'][metric]:g}" for metric in run.evaluate)
-                or "trained"
-            )
+            values = [f"{metric} {job.record['metrics'][metric]:g}" for metric in run.evaluate]
+            return ", ".join(values) or "trained"
         except OSError as error:
             raise Failure(str(error)) from error
         finally:
@@ -142,7 +132,8 @@ class Runner:
 
     def train(self, job: Job) -> None:
         """Train to the end, from the last checkpoint if there is one."""
-        record, now = job.record, start_of(job.run, job.variables)
+        record = job.record
+        now = start_of(job.run, job.variables)
         if record and record["data"] != now["data"]:
             texts = f"SHA-256 {record['data']}, now {now['data']}"
             raise Failure(f"began with another text ({texts}); folder: {job.folder}")
@@ -154,7 +145,8 @@ class Runner:
             }
         record |= {**now, **record}
         add_commit(record)
-        log, updates = job.folder / "train.log", record["flags"].get("--max-update", [""])[0]
+        log = job.folder / "train.log"
+        updates = record["flags"].get("--max-update", [""])[0]
         progress = Shown(record["points"], job.run, int(updates) if updates.isdecimal() else None)
         try:
             used = self.script(job, "train", job.run.train, log, progress)
@@ -167,18 +159,14 @@ class Runner:
         finally:
             progress.bar.close()
             record["points"] = progress.all()
-            validated = (point for point in reversed(record["points"]) if "valid_loss" in point)
-            record |= {
-                name: value
-                for name, value in next(validated, {}).items()
-                if name.startswith("valid_")
-            }
+            record |= last_validation(record["points"])
             job.save()
         if not record["trained"]:
             raise Failure(f"train.sh failed ({last_line(log)[:200]}); log: {log}")
 
     def evaluate(self, job: Job, metric: str) -> None:
-        log, words = job.folder / f"evaluate-{as_name(metric)}.log", job.run.evaluate[metric]
+        log = job.folder / f"evaluate-{as_name(metric)}.log"
+        words = job.run.evaluate[metric]
         used = self.script(job, "evaluate", words, log)
         last = last_line(log)
         number = NUMBER.search(last)
@@ -234,16 +222,18 @@ class Runner:
         self, process: subprocess.Popen, lines: Iterable[str], progress: Progress | None
     ) -> Any:
         """Follow the log, pass a stop signal on, and return the resource usage of the process."""
-        killed_at, begun = 0.0, ""
+        killed_at = 0.0
+        begun = ""  # a line that the script is still writing
         while True:
             cpu = cpu_seconds(process.pid)
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             for line in lines:
                 begun += line
-                if begun.endswith("\n"):  # else the script is still writing the line
-                    if progress:
-                        progress.read(begun, cpu)
-                    begun = ""
+                if not begun.endswith("\n"):
+                    continue
+                if progress:
+                    progress.read(begun, cpu)
+                begun = ""
             if pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 if status:
@@ -291,30 +281,28 @@ def end_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
+def last_validation(points: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return valid_loss and valid_objective of the last validation; nothing without one."""
+    for point in reversed(points):
+        if "valid_loss" in point:
+            return {name: value for name, value in point.items() if name.startswith("valid_")}
+    return {}
+
+
 def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the record of a run before its training; a dry run of train.sh prints all flags and
-    the data.
+    """Return the record of a run before its training. `records.RunRecord` says what the fields
+    are.
     """
-    printed = dry_run(
-        run, "train", run.train, variables["SAVE"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ).stdout
-    command = next((line for line in printed.splitlines() if line.startswith("fairseq-")), "")
-    _, data, *flags = [*shlex.split(command), "", ""]
-    own = {
+    data, flags = dry_training(run, variables["SAVE"])
+    kept = {name: values for name, values in flags.items() if name not in OF_ONE_MACHINE}
+    return {
         "labels": dict(run.labels),
         "seed": run.seed,
         "digest": run.digest,
         "example": run.example,
-    }
-    return {
-        **own,
         **about(),
         "train": canonical(run.train),
-        "flags": {
-            name: values
-            for name, values in canonical(flags).items()
-            if name not in {*OF_ONE_MACHINE, ""}
-        },
+        "flags": kept,
         "data": checksum(data) if data else None,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "threads": int(variables.get("OMP_NUM_THREADS", 0)) or None,
@@ -326,58 +314,17 @@ def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def command_of(
-    run: Run, name: str, words: Sequence[str], save: str
-) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the variables that stand before it, {root}, {save} and {start} filled
-    in.
+def dry_training(run: Run, save: str) -> tuple[str, dict[str, list[str]]]:
+    """Return the data and the flags of fairseq's command, which a dry run of train.sh prints.
+
+    Both are empty for a recipe that trains without fairseq.
     """
-    start = str(run.start.folder(Path(save).parents[1]) / "checkpoints") if run.start else ""
-    for mark, path in (("{root}", str(ROOT)), ("{save}", save), ("{start}", start)):
-        words = [word.replace(mark, path) for word in words]
-    variables = dict(word.split("=", 1) for word in itertools.takewhile(is_variable, words))
-    return [str(EXAMPLES / run.example / f"{name}.sh"), *words[len(variables) :]], variables
-
-
-def dry_run(
-    run: Run, name: str, words: Sequence[str], save: str, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    command, variables = command_of(run, name, words, save)
-    environment = {**os.environ, "SAVE": save, **variables, "DRY_RUN": "1"}
-    return subprocess.run(command, env=environment, text=True, check=False, **options)
-
-
-# ---- machines ----------------------------------------------------------------------------------
-
-
-def shares(jobs: int) -> list[dict[str, str]]:
-    """Return for each job its share of the GPUs, or of the cores if there are no GPUs."""
-    wanted = os.environ.get("GPUS", "")
-    if wanted and not wanted.isdecimal():
-        fail(f"GPUS={wanted}: must be a number")
-    gpus = visible_gpus() if jobs > 1 and wanted != "0" else []
-    if gpus:
-        jobs = min(jobs, len(gpus))
-        # a power of two can share the batches of an update
-        size = 1 << (len(gpus) // jobs).bit_length() - 1
-        own = {"GPUS": str(min(int(wanted), size))} if wanted else {}
-        return [
-            {"CUDA_VISIBLE_DEVICES": ",".join(gpus[size * job : size * (job + 1)]), **own}
-            for job in range(jobs)
-        ]
-    return [
-        {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, CORES // jobs)))}
-    ] * jobs
-
-
-def visible_gpus() -> list[str]:
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [
-            name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name not in ("", "-1")
-        ]
-    # in a process of its own, which frees torch's memory
-    code = "import torch; print(torch.cuda.device_count())"
-    found = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
-    return [str(number) for number in range(int(found))]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    printed = dry_run(run, "train", run.train, save, **pipes).stdout
+    for line in printed.splitlines():
+        if line.startswith("fairseq-"):
+            _, data, *words = shlex.split(line)
+            flags = canonical(words)
+            flags.pop("", None)  # words that belong to no flag
+            return data, flags
+    return "", {}

@@ -15,6 +15,8 @@ from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.distributed import utils as distributed_utils
 from omegaconf import OmegaConf
 from recipes import EXAMPLES, READMES, ROOT, commands_of, dry_run, parse, refusal, script
+from studies.commands import grid_of
+from studies.runs import runs
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 # they train without fairseq; test_synthetic.py runs them
@@ -72,7 +74,7 @@ def test_fairseq_takes_every_command_of_a_readme(path, capfd):
     # test_sweep.py checks the commands of its runs
     for command in set(commands).difference(scripts):
         args, extra = sweep.arguments(shlex.split(command)[1:])
-        assert sweep.runs(sweep.grid_of(ROOT / args.grid, extra), args.seeds, args.only)
+        assert runs(grid_of(ROOT / args.grid, extra), args.seeds, args.only)
     for command, (status, found) in zip(scripts, dry_runs(scripts), strict=True):
         assert status == 0 and (found or "prepare.sh" in command) and all(map(taken, found)), (
             command

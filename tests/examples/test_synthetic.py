@@ -12,6 +12,7 @@ from nearest_neighbour.run import TASK
 from recipes import EXAMPLES, ROOT
 from studies import grids
 from studies.fairseq_logs import Progress
+from studies.runs import runs
 from synthetic import Setting, run, share_of_rate, train
 
 QUICK = TASK._replace(steps=2)
@@ -142,7 +143,7 @@ def test_the_recipe_takes_every_run_of_a_grid_and_no_two_are_the_same(path, tmp_
     monkeypatch.setattr(
         synthetic, "train", lambda task, setting: settings.append(setting) or torch.nn.Identity()
     )
-    found = grids.runs(grid, [101])
+    found = runs(grid, [101])
     for each in found:
         synthetic.main(task, ["train", *each.train])
     assert len(set(settings)) == len(found) and {setting.seed for setting in settings} == {101}

@@ -138,7 +138,7 @@ def test_an_experiment_that_has_not_ended_is_left_out(monkeypatch):
     def with_words_waiting(name, folder):
         study = read(name, folder)
         if name == "words":
-            return dataclasses.replace(study, grid=dataclasses.replace(study.grid, seeds=99))
+            return dataclasses.replace(study, grid=study.grid.model_copy(update={"seeds": 99}))
         return study
 
     monkeypatch.setattr(effects, "study_of", with_words_waiting)

@@ -8,9 +8,8 @@ import math
 import statistics
 
 import pytest
-import report
 from scipy import stats
-from studies import grids, planned
+from studies import grids, pictures, planned, tables
 from studies.study import Study
 
 GRID = {
@@ -68,7 +67,7 @@ def study_of(grid, content, found, tmp_path):
     """
     return Study(
         "saved",
-        grids.checked(content, tmp_path / "toy.toml"),
+        grids.grid_from(content, tmp_path / "toy.toml"),
         f"examples/grids/{grid}.toml",
         found,
         {},
@@ -151,11 +150,11 @@ def test_the_table_has_shares_medians_and_the_comparison_with_softmax_of_the_sam
 
 
 def test_report_shows_the_table_and_the_picture_only_when_every_seed_has_ended(tmp_path):
-    ended = report.markdown(study_of_steps(tmp_path))
+    ended = tables.markdown(study_of_steps(tmp_path))
     assert "| 4 | B | 4 of 4 " in ended and "gain in" not in ended
-    report.draw(study_of_steps(tmp_path), tmp_path / "steps.svg")
+    pictures.draw(study_of_steps(tmp_path), tmp_path / "steps.svg")
     assert "share of the seeds that have learned" in (tmp_path / "steps.svg").read_text()
-    waiting = report.markdown(study_of_steps(tmp_path, seeds=5))
+    waiting = tables.markdown(study_of_steps(tmp_path, seeds=5))
     assert "4 of 5 seeds have every point" in waiting and "of 4 (" not in waiting
 
 
@@ -163,7 +162,7 @@ def test_a_seed_that_some_row_lacks_is_left_out_of_all_rows_and_named(tmp_path):
     study = study_of_steps(tmp_path, seeds=3)
     kept = [run for run in study.runs if (run["labels"]["attention"], run["seed"]) != ("A", 2)]
     some = dataclasses.replace(study, runs=kept)
-    found = report.markdown(some)
+    found = tables.markdown(some)
     assert "Left out of all rows, because some row lacks them: seeds 2.\n" in found
     without = dataclasses.replace(study, runs=[run for run in study.runs if run["seed"] != 2])
     assert planned.own_table(some).startswith(planned.own_table(without))
@@ -201,7 +200,7 @@ def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
     assert f"| {mean_ratio(*grown):.3g} times (" in long
     test = stats.ttest_1samp([math.log(ratio) for ratio in late], 0)
     assert f" {test.pvalue:.2g} | " in long
-    assert planned.errors_table(study) in report.markdown(study)
+    assert planned.errors_table(study) in tables.markdown(study)
 
 
 def test_a_change_of_a_gain_is_paired_by_seed_and_holms_family_is_the_numbers_of_heads(tmp_path):
@@ -251,4 +250,4 @@ def test_a_change_of_a_gain_is_paired_by_seed_and_holms_family_is_the_numbers_of
         f"| {interval([10 * gain for gain in gains['4', '6400']], 2)} |"
     )
     assert f"| {interval(other, 4)} | {other_p:.2g} | {max(2 * p, other_p):.2g} |" in thirty_two
-    assert four in report.markdown(study)
+    assert four in tables.markdown(study)

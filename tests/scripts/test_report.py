@@ -2,17 +2,18 @@
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import sys
 
 import pytest
 import report
-import sweep
 from recipes import ROOT
 from scipy import stats
-from studies import grids
-from studies.study import is_run
+from studies import commands, grids, pictures, tables
+from studies.runs import runs
+from studies.study import from_results, from_runs, save
 
 RESULTS = sorted((ROOT / "results").glob("*.json"))
 GRID = """
@@ -40,10 +41,10 @@ def study(tmp_path, monkeypatch):
     """Return a study of two rows with three seeds and one with two; other rows have no run. Seed 4
     is a pilot's.
     """
-    for name in (*sweep.TRAINING, "SAVE", "CHECKPOINT"):
+    for name in (*commands.TRAINING, "SAVE", "CHECKPOINT"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "toy.toml").write_text(GRID)
-    for run in sweep.runs(sweep.grid_of(tmp_path / "toy.toml"), range(1, 5), ["2"]):
+    for run in runs(commands.grid_of(tmp_path / "toy.toml"), range(1, 5), ["2"]):
         pilot = run.seed == 4
         if not pilot and run.seed > len(VALUES[run.labels["attention"]]):
             continue
@@ -70,11 +71,11 @@ def study(tmp_path, monkeypatch):
         }
         run.folder(tmp_path / "runs").mkdir(parents=True)
         (run.folder(tmp_path / "runs") / "run.json").write_text(json.dumps(record))
-    return report.from_runs(tmp_path / "toy.toml", tmp_path / "runs")
+    return from_runs(tmp_path / "toy.toml", tmp_path / "runs")
 
 
 def row_of(study, *labels):
-    table = report.markdown(study)
+    table = tables.markdown(study)
     return next(
         line for line in table.splitlines() if line.startswith(f"| {' | '.join(labels)} |")
     ).split(" | ")[2:]
@@ -82,10 +83,7 @@ def row_of(study, *labels):
 
 def test_a_row_has_mean_deviation_and_the_gain_with_its_interval(study):
     assert row_of(study, "2", "softmax")[:2] == ["20.0/10.0", "104.67 ± 5.03 (3)"]
-    gains = [
-        100 * (report.math.log(b) - report.math.log(a))
-        for a, b in zip(VALUES["A"], VALUES["softmax"])
-    ]
+    gains = [100 * (math.log(b) - math.log(a)) for a, b in zip(VALUES["A"], VALUES["softmax"])]
     low, high = stats.t.interval(0.95, 2, sum(gains) / 3, stats.sem(gains))
     assert row_of(study, "2", "A")[1:3] == [
         "95.67 ± 5.51 (3)",
@@ -94,36 +92,35 @@ def test_a_row_has_mean_deviation_and_the_gain_with_its_interval(study):
     assert row_of(study, "2", "A")[3] == f"{stats.ttest_1samp(gains, 0).pvalue:.2g} |"
     assert row_of(study, "2", "new")[2:] == ["-9.12", " |"]  # two seeds have no interval
     assert study.rows == [("2", "softmax"), ("2", "A"), ("2", "new")]
-    text = report.markdown(study)
+    text = tables.markdown(study)
     assert "3 of 6 rows" in text and "valid" not in text and "- Seeds: 1 to 3.\n" in text
 
 
 def test_the_papers_gain_is_of_the_same_metric(study):
-    assert study.published_gain(("2", "A")) == pytest.approx(100 * report.math.log(10 / 9))
+    assert study.published_gain(("2", "A")) == pytest.approx(100 * math.log(10 / 9))
     assert (
         study.published_gain(("2", "softmax")) is None
         and study.published_gain(("2", "new")) is None
     )
     own = {"2/softmax": "10", "2/A": "9"}  # a metric that these points do not have
-    grid = dataclasses.replace(
-        study.grid, published=own, published_metrics=["test", "valid"], only={"valid": "16"}
-    )
+    metrics = {"test": grids.Metric(evaluate=()), "valid": grids.Metric(evaluate=(), only="16")}
+    grid = study.grid.model_copy(update={"published": own, "metrics": metrics})
     gain = dataclasses.replace(study, grid=grid).published_gain(("2", "A"))
-    assert gain == pytest.approx(100 * report.math.log(10 / 9))
-    grid = dataclasses.replace(study.grid, published={}, published_metrics=["test"])
+    assert gain == pytest.approx(100 * math.log(10 / 9))
+    grid = study.grid.model_copy(update={"published": {}})
     assert dataclasses.replace(study, grid=grid).published_gain(("2", "A")) is None
 
 
 def test_any_two_rows_are_compared(study, capsys):
-    assert "2,new: +9.12 %, test; 2 seeds, no interval;" in report.comparison(
+    assert "2,new: +9.12 %, test; 2 seeds, no interval;" in tables.comparison(
         study, ["2,softmax", "2,new"]
     )
     gain, p = row_of(study, "2", "A")[2:]
-    compared, _, time = report.comparison(study, ["2,A", "2,softmax"]).rpartition("; ")
+    compared, _, time = tables.comparison(study, ["2,A", "2,softmax"]).rpartition("; ")
     assert compared == f"2,A over 2,softmax: {gain} %, test; 3 seeds, p {p[:-2]}"
     assert time == "CPU time of the updates, ratio 0.67 [0.67, 0.67]"
     with pytest.raises(SystemExit):
-        report.comparison(study, ["2,A", "4,A"])
+        tables.comparison(study, ["2,A", "4,A"])
     assert (
         "--compare 4,A: has no run; must be among 2,softmax; 2,A; 2,new" in capsys.readouterr().err
     )
@@ -133,23 +130,23 @@ def test_any_two_rows_are_compared(study, capsys):
 def unfinished(study):
     """Return a study that plans three seeds, of which one point has two."""
     axes = {"heads": {"2": grids.Point()}, "attention": study.grid.axes["attention"]}
-    return dataclasses.replace(study, grid=dataclasses.replace(study.grid, axes=axes, seeds=3))
+    return dataclasses.replace(study, grid=study.grid.model_copy(update={"axes": axes, "seeds": 3}))
 
 
 def test_no_result_is_shown_before_every_point_has_the_planned_seeds(unfinished):
-    text = report.markdown(unfinished)
+    text = tables.markdown(unfinished)
     assert text.endswith("\nNot ended: 2 of 3 seeds have every point.\n")
     assert "| 2 | A | 19.0/9.0 | 3 runs |" in text
     assert "| 2 | new |  | 2 runs |" in text
     assert "95.67" not in text
 
-    ended = dataclasses.replace(unfinished, grid=dataclasses.replace(unfinished.grid, seeds=2))
-    assert "95.67" in report.markdown(ended)
+    ended = dataclasses.replace(unfinished, grid=unfinished.grid.model_copy(update={"seeds": 2}))
+    assert "95.67" in tables.markdown(ended)
 
 
 def test_no_two_rows_are_compared_before(unfinished, capsys):
     with pytest.raises(SystemExit):
-        report.comparison(unfinished, ["2,A", "2,softmax"])
+        tables.comparison(unfinished, ["2,A", "2,softmax"])
     assert "shows no result before 3 seeds have every point" in capsys.readouterr().err
 
 
@@ -164,9 +161,9 @@ def test_no_picture_is_drawn_before(unfinished, tmp_path, monkeypatch):
 
 def test_runs_that_start_from_others_are_drawn_by_their_ends(study, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(report.plt, "close", figures.append)
-    report.draw(
-        dataclasses.replace(study, grid=dataclasses.replace(study.grid, starts={"4": "2"})),
+    monkeypatch.setattr(pictures.plt, "close", figures.append)
+    pictures.draw(
+        dataclasses.replace(study, grid=study.grid.model_copy(update={"starts": {"4": "2"}})),
         tmp_path / "x.svg",
     )
     for panel, (end, end_of_a) in zip(figures[0].axes, ((10000, 10000), (10.0, 100 / 15))):
@@ -185,10 +182,10 @@ def test_above_0_is_better(measure, better, study):
 
 
 def test_the_validation_loss_stands_beside_bleu(study):
-    assert "validation loss" not in report.markdown(study)  # perplexity is a likelihood itself
+    assert "validation loss" not in tables.markdown(study)  # perplexity is a likelihood itself
     for run, loss in zip(study.runs, (9.0, 8.5, 8.0, 8.9, 8.2, 7.8)):
         run["measure"], run["valid_loss"] = "BLEU", loss
-    text = report.markdown(study)
+    text = tables.markdown(study)
     assert (
         "| validation loss, bits | gain in test, BLEU | p | gain in validation loss, bits | p |"
         in text
@@ -200,8 +197,8 @@ def test_the_validation_loss_stands_beside_bleu(study):
 
 def test_a_picture_has_no_empty_panel(study, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(report.plt, "close", figures.append)
-    report.draw(study, tmp_path / "toy.svg")
+    monkeypatch.setattr(pictures.plt, "close", figures.append)
+    pictures.draw(study, tmp_path / "toy.svg")
     (figure,) = figures
     assert [panel.get_xlabel() for panel in figure.axes][2:] == ["tokens", "CPU seconds"]
     assert all(panel.has_data() for panel in figure.axes)
@@ -217,7 +214,7 @@ def test_a_saved_file_keeps_its_times_and_runs(study, tmp_path, monkeypatch):
     cost = {"rows": [{"labels": {"heads": "2", "attention": "A"}, "time_ratios": [1.3, 1.4, 1.5]}]}
     measured = [{**run, "metrics": {"test": 1.0}} for run in study.runs[:-1]]
     measured.append({**study.runs[-1], "digest": "lost", "seed": 9})
-    report.save(dataclasses.replace(study, runs=measured, cost=cost), tmp_path / "saved.json")
+    save(dataclasses.replace(study, runs=measured, cost=cost), tmp_path / "saved.json")
     monkeypatch.setattr(report, "draw", lambda *_: None)
     command(
         monkeypatch,
@@ -227,13 +224,13 @@ def test_a_saved_file_keeps_its_times_and_runs(study, tmp_path, monkeypatch):
         "--save",
         tmp_path / "saved.json",
     )
-    saved = report.from_results(tmp_path / "saved.json")
+    saved = from_results(tmp_path / "saved.json")
     assert row_of(saved, "2", "A")[1] == "95.67 ± 5.51 (3)" and len(saved.runs) == 9
     assert row_of(saved, "2", "A")[4:] == ["1.40 [1.30, 1.50] |"]
 
 
-def damaged(*site, **change):
-    """Return the text of a file of one run with a value of the record, or of the file, changed."""
+def damaged(**change):
+    """Return the text of a file of one run with a value of its record changed."""
     run = {
         "labels": {"heads": "2"},
         "seed": 1,
@@ -242,53 +239,89 @@ def damaged(*site, **change):
         "measure": "perplexity",
     }
     run |= {"seconds": 1.0, "device": "a", "versions": {"torch": "2"}, "points": [{"update": 1}]}
-    content = {"grid": "examples/grids/mixhead_table_8.toml", "runs": [run]}
-    (content if "of_file" in site else run).update(change)
-    return json.dumps(content)
+    run |= change
+    return json.dumps({"grid": "examples/grids/mixhead_table_8.toml", "runs": [run]})
 
 
-DAMAGED = [
-    *(
-        "",
-        "{}",
-        "[1]",
-        "[" * 100_000,
-        damaged(seed="1"),
-        damaged(labels=[]),
+def damaged_file(**change):
+    """Return the text of a file of one run with a value of the file changed."""
+    return json.dumps({**json.loads(damaged()), **change})
+
+
+HUGE = int("9" * 400)  # JSON has numbers of any size
+OTHER_GRID = "grid: must be a .toml of this checkout, or below the file's folder, not"
+DAMAGED = {
+    "nothing": ("", "Expecting value: line 1 column 1 (char 0)"),
+    "a list": ("[1]", "must be a valid dictionary, not [1]"),
+    "nested": ("[" * 100_000, "is nested too deeply"),
+    "no grid": ("{}", "grid: is missing"),
+    "a grid of numbers": (damaged_file(grid=3), "grid: must be a valid string, not 3"),
+    "a grid of somewhere": (damaged_file(grid="/etc/x.toml"), f"{OTHER_GRID} '/etc/x.toml'"),
+    "a grid above": (damaged_file(grid="../x.toml"), f"{OTHER_GRID} '../x.toml'"),
+    "another kind of file": (damaged_file(grid="README.md"), f"{OTHER_GRID} 'README.md'"),
+    "no runs": (damaged_file(runs=[]), "runs: must not be empty"),
+    "runs by name": (damaged_file(runs={}), "runs: must be a valid list, not {}"),
+    "cost": (damaged_file(cost=[]), "cost: must be a valid dictionary, not []"),
+    "a row of cost": (damaged_file(cost={"rows": [{}]}), "cost.rows.0.labels: is missing"),
+    "labels": (damaged(labels=[]), "runs.0.labels: must be a valid dictionary, not []"),
+    "seed": (damaged(seed="1"), "runs.0.seed: must be a valid integer, not '1'"),
+    "a huge seed": (
+        damaged(seed=HUGE),
+        f"runs.0.seed: must be less than {2**63}, not {'9' * 60}...",
+    ),
+    "seconds": (damaged(seconds=None), "runs.0.seconds: must be a valid number, not None"),
+    "huge seconds": (
+        damaged(seconds=HUGE),
+        f"runs.0.seconds: must be a valid number, not {'9' * 60}...",
+    ),
+    "a metric in words": (
         damaged(metrics={"test": "2"}),
+        "runs.0.metrics.test: must be a valid number, not '2'",
     ),
-    *(damaged(metrics={"test": float("nan")}), damaged(metrics={"test": 0}), damaged(seconds=None)),
-    *(damaged(**{name: int("9" * 400)}) for name in ("seed", "seconds")),
-    *(
-        damaged(metrics={name: value})
-        for name, value in (("test", int("9" * 400)), ("of another grid", 1.0))
+    "a metric that is NaN": (
+        damaged(metrics={"test": float("nan")}),
+        "runs.0.metrics.test: must be a finite number, not nan",
     ),
-    *(
-        damaged(points=[{}]),
-        damaged(versions=3),
-        damaged(device=["a"]),
+    "a metric without a logarithm": (
+        damaged(metrics={"test": 0}),
+        "runs.0: the perplexity 'test' must be above 0, not 0",
+    ),
+    "a point": (damaged(points=[{}]), "runs.0.points.0: must have an update"),
+    "versions": (damaged(versions=3), "runs.0.versions: must be a valid dictionary, not 3"),
+    "device": (damaged(device=["a"]), "runs.0.device: must be a valid string, not ['a']"),
+    "measures": (
         damaged(measures={"test": 3}),
+        "runs.0.measures.test: must be a valid string, not 3",
     ),
-    *(
-        damaged("of_file", **change)
-        for change in ({"runs": []}, {"runs": {}}, {"cost": []}, {"cost": {"rows": [{}]}})
-    ),
-    *(
-        damaged("of_file", grid=grid)
-        for grid in ("/etc/passwd", "../x.toml", "/proc/self/environ", 3, "README.md")
-    ),
-]
+}
 
 
-@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
-def test_a_file_that_is_none_is_refused_in_one_line(text, tmp_path, monkeypatch, capsys):
-    run = json.loads(damaged())["runs"][0]
-    assert is_run(run) and is_run(run | {"data": None})  # examples/recall draws its own
-    (tmp_path / "x.json").write_text(text)
+@pytest.mark.parametrize("text, said", DAMAGED.values(), ids=DAMAGED)
+def test_the_bad_field_of_a_file_is_named_in_one_line(text, said, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "x.json"
+    path.write_text(text)
     with pytest.raises(SystemExit):
         command(monkeypatch, "--results", tmp_path)
-    assert re.fullmatch(r"report: error: .*\n", capsys.readouterr().err)
+    printed = capsys.readouterr().err
+    assert printed == f"report: error: {path}: is no file of report.py --save: {said}\n"
     assert not (tmp_path / "tables.md").exists()
+
+
+def test_a_file_with_the_metrics_of_another_grid_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "x.json").write_text(damaged(metrics={"of another grid": 1.0}))
+    with pytest.raises(SystemExit):
+        command(monkeypatch, "--results", tmp_path)
+    assert "x.json: its runs have none of the metrics of " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"data": None}, {"points": [{"update": 1, "valid_loss": float("nan")}]}, {"later": {}}],
+    ids=["as it is", "a task that draws its data", "diverged", "a field of a later version"],
+)
+def test_a_run_may_lack_its_text_diverge_and_have_more_fields(change, tmp_path):
+    (tmp_path / "x.json").write_text(damaged(**change))
+    assert len(from_results(tmp_path / "x.json").runs) == 1
 
 
 @pytest.mark.parametrize(
@@ -321,7 +354,7 @@ def test_a_damaged_run_is_refused_in_one_line(study, tmp_path, monkeypatch, caps
 
 def test_what_a_run_says_of_itself_is_plain_text(study):
     study.runs[0]["device"] = "<script>alert(1)</script> [a](javascript:b) | `"
-    text = report.markdown(study)
+    text = tables.markdown(study)
     assert (
         "<script>" not in text and "&lt;script&gt;" in text and r"\[a\](javascript:b) \| \`" in text
     )
@@ -342,4 +375,4 @@ def test_the_committed_tables_are_those_of_the_committed_runs(tmp_path, monkeypa
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_every_ended_experiment_has_its_picture(path):
-    assert report.from_results(path).waits or path.with_suffix(".svg").exists()
+    assert from_results(path).waits or path.with_suffix(".svg").exists()

@@ -1,0 +1,237 @@
+"""The picture of a study: its values, the gains over the baseline, and the training curves."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot as plt
+from matplotlib import ticker
+
+from mixhead_plugin.heads.figures import LINES, colours
+from studies import planned
+from studies.inference import Estimate
+from studies.study import Row, Study, gain
+
+Axes = Any  # of matplotlib
+Curve = list[tuple[float, float]]
+
+
+@matplotlib.rc_context({"svg.hashsalt": "mixhead", "svg.fonttype": "none", "font.size": 9})
+def draw(study: Study, path: Path) -> None:
+    """Draw the picture that was registered for the study, or panels side by side.
+
+    The panels are the metric of each row, the gains with their intervals, and the training curves.
+    """
+    if planned.draw_own(study, path):
+        return
+    rows = [row for row in study.rows if study.values(row, study.metric)]
+    gains = gains_of(study, rows)
+    of = colours(map(study.variant, rows))
+    panels = [*panels_of_values(study, rows, of)]
+    if gains:
+        panels.append(partial(draw_gains, study=study, gains=gains, of=of))
+    styles = styles_of(study, rows)
+    curves = [name for name in ("tokens", "cpu_seconds") if has_curve(study, rows, name)]
+    for name in curves:
+        panels.append(partial(draw_curves, study=study, rows=rows, name=name, of=of, styles=styles))
+
+    width = max(4.4 * len(panels), 6)
+    figure, axes = plt.subplots(1, len(panels), figsize=(width, 3.6), squeeze=False)
+    for panel, draw_panel in zip(axes[0], panels):
+        draw_panel(panel)
+    handles = legend_of(study, gains, of, styles if curves else {})
+    if len(handles) > 1:
+        place = "outside lower center"
+        figure.legend(handles=handles, loc=place, ncols=len(handles), frameon=False)
+    figure.suptitle(study.grid.title)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def gains_of(study: Study, rows: Sequence[Row]) -> dict[Row, Estimate]:
+    """Return the gains of the rows that have one."""
+    found = {}
+    for row in rows:
+        estimate = gain(study, row)
+        if estimate is not None:
+            found[row] = estimate
+    return found
+
+
+def legend_of(
+    study: Study, gains: Mapping[Row, Estimate], of: Mapping[str, str], styles: Mapping[str, Any]
+) -> list[Any]:
+    """Return a mark for each variant, a line for each group of curves, and the paper's mark."""
+    handles = []
+    for variant, colour in of.items():
+        handles.append(plt.Line2D([], [], color=colour, marker="o", ls="", label=variant))
+    if len(styles) > 1:
+        for group, style in styles.items():
+            handles.append(plt.Line2D([], [], color="grey", ls=style, label=group))
+    if any(study.published_gain(row) is not None for row in gains):
+        mark = {"color": "grey", "marker": "D", "ls": "", "mfc": "none"}
+        handles.append(plt.Line2D([], [], label="the paper's gain", **mark))
+    return handles
+
+
+# ---- where a row stands ------------------------------------------------------------------------
+
+
+def group_of(study: Study, row: Row) -> str:
+    """Return the labels of a row other than its variant."""
+    return ", ".join(label for label in row if label != study.variant(row))
+
+
+def groups_of(study: Study, rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(group_of(study, row) for row in rows))
+
+
+def styles_of(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the style of line of each group."""
+    return dict(zip(groups_of(study, rows), itertools.cycle(LINES)))
+
+
+def places_of(study: Study, rows: Sequence[Row]) -> dict[Row, float]:
+    """Return where each row stands on the axis: groups at 0, 1, ..., their variants beside it."""
+    groups = groups_of(study, rows)
+    variants = list(dict.fromkeys(map(study.variant, rows)))
+    step = 0.7 / len(variants)
+    middle = (len(variants) - 1) / 2
+    places = {}
+    for row in rows:
+        beside = variants.index(study.variant(row)) - middle
+        places[row] = groups.index(group_of(study, row)) + step * beside
+    return places
+
+
+def name_groups(panel: Axes, study: Study, rows: Sequence[Row]) -> None:
+    groups = groups_of(study, rows)
+    panel.set(xticks=range(len(groups)), xticklabels=groups, xlabel=study.groups)
+
+
+# ---- values ------------------------------------------------------------------------------------
+
+
+def panels_of_values(
+    study: Study, rows: Sequence[Row], of: Mapping[str, str]
+) -> list[Callable[[Axes], None]]:
+    """Return what draws the values: by row, or by the ends of runs that start from others."""
+    if not study.grid.starts:
+        return [partial(draw_values, study=study, rows=rows, of=of)]
+    return [
+        partial(draw_ends, study=study, rows=rows, name=name, of=of)
+        for name in ("tokens", "cpu_seconds")
+    ]
+
+
+def draw_values(panel: Axes, study: Study, rows: Sequence[Row], of: Mapping[str, str]) -> None:
+    """Draw each seed and the mean of each row."""
+    places = places_of(study, rows)
+    for row in rows:
+        values = list(study.values(row, study.metric).values())
+        colour = of[study.variant(row)]
+        panel.plot([places[row]] * len(values), values, "o", color=colour, ms=3, alpha=0.5)
+        panel.plot(places[row], statistics.fmean(values), "_", color=colour, ms=12, mew=2)
+    panel.set_ylabel(label_of_values(study))
+    name_groups(panel, study, rows)
+
+
+def draw_ends(
+    panel: Axes, study: Study, rows: Sequence[Row], name: str, of: Mapping[str, str]
+) -> None:
+    """Draw the metric at the end of each run against its tokens or CPU seconds, and a line through
+    the means.
+    """
+    for variant, colour in of.items():
+        means = []
+        for row in rows:
+            if study.variant(row) != variant:
+                continue
+            ended = [run for run in study.of(row) if study.metric in run["metrics"]]
+            points = [(run["points"][-1][name], run["metrics"][study.metric]) for run in ended]
+            panel.plot(*zip(*points), "o", color=colour, ms=3, alpha=0.5)
+            means.append(mean_of(points))
+        panel.plot(*zip(*sorted(means)), color=colour, marker="_", ms=12, mew=2, lw=1)
+    panel.set(xlabel=f"{words_of(name)} of all updates, logarithmic", xscale="log")
+    panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
+    panel.xaxis.set_major_formatter(ticker.EngFormatter())
+    panel.xaxis.set_minor_locator(ticker.NullLocator())
+    panel.set(ylabel=label_of_values(study))
+
+
+def label_of_values(study: Study) -> str:
+    return f"{study.metric}, {study.measure(study.metric)}: seeds and mean"
+
+
+def words_of(name: str) -> str:
+    """Return 'CPU seconds' for cpu_seconds."""
+    return name.replace("_", " ").replace("cpu", "CPU")
+
+
+def mean_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    x, y = zip(*points)
+    return statistics.fmean(x), statistics.fmean(y)
+
+
+# ---- gains and curves --------------------------------------------------------------------------
+
+
+def draw_gains(
+    panel: Axes, study: Study, gains: Mapping[Row, Estimate], of: Mapping[str, str]
+) -> None:
+    """Draw the gain of each row with its interval, and the paper's gain."""
+    rows = list(gains)
+    places = places_of(study, rows)
+    for row, found in gains.items():
+        colour = of[study.variant(row)]
+        bars = None
+        if not math.isnan(found.p):
+            bars = [[found.mean - found.low], [found.high - found.mean]]
+        panel.errorbar(places[row], found.mean, bars, fmt="o", color=colour, ms=4, capsize=3)
+        published = study.published_gain(row)
+        if published is not None:
+            panel.plot(places[row], published, "D", color=colour, ms=5, mfc="none")
+    panel.axhline(0, color="grey", lw=0.8)
+    unit = study.unit(study.metric)
+    panel.set_ylabel(f"gain over {study.grid.baseline}, {unit}\nwith 95% intervals")
+    name_groups(panel, study, rows)
+
+
+def draw_curves(
+    panel: Axes,
+    study: Study,
+    rows: Sequence[Row],
+    name: str,
+    of: Mapping[str, str],
+    styles: Mapping[str, Any],
+) -> None:
+    """Draw the validation loss of each row against tokens or CPU seconds."""
+    for row in rows:
+        points = curve(study, row, name)
+        if points:
+            look = {"color": of[study.variant(row)], "ls": styles[group_of(study, row)]}
+            panel.plot(*zip(*points), **look)
+    panel.set(xlabel=words_of(name), ylabel=f"validation loss, {study.loss_unit}")
+
+
+def has_curve(study: Study, rows: Sequence[Row], name: str) -> bool:
+    """Return True if some row has more than one point."""
+    return any(len(curve(study, row, name)) > 1 for row in rows)
+
+
+def curve(study: Study, row: Row, name: str) -> Curve:
+    """Return the validation loss against tokens or CPU seconds,
+    each a mean over the row's seeds.
+    """
+    by_update: dict[float, Curve] = {}
+    for run in study.of(row):
+        for point in run.get("points", []):
+            if "valid_loss" in point and name in point:
+                by_update.setdefault(point["update"], []).append((point[name], point["valid_loss"]))
+    return [mean_of(points) for _, points in sorted(by_update.items())]
