@@ -69,6 +69,7 @@ RIGHT = {  # by what could make a right implementation look wrong
     "few terms of exp(s) make the sum": (("unnormalized", 8, 2, torch.float16), ALL_QUERIES),
     "quotients of small numbers": (("swish-l2", 2, 2, torch.float32), ALL_QUERIES),
     "differences of small numbers": (("softpick", 8, 2, torch.float32), ALL_QUERIES),
+    "the largest of many parts": (("l2", 5, 1, torch.float32), BY_HEAD),
     "one score makes the error of all heads": (
         ("unnormalized", 2, 21, torch.float32),
         {"score_mixing_dim": 4, **BY_HEAD},

@@ -366,7 +366,8 @@ def _shares_of_part(part: Errors) -> list[Tensor]:
     # [draws, B * H, rows] -> [B * H, draws * rows]
     found = part.found.transpose(0, 1).flatten(1)
     formula = part.formula.transpose(0, 1).flatten(1)
-    return [mean_square.max(), _typical_share(found, formula).max()]
+    # The largest of many parts is high by chance, so more rows are asked for.
+    return [mean_square.max(), _typical_share(found, formula, margin=3.5).max()]
 
 
 def _parts(errors: Errors) -> Iterator[Errors]:
@@ -394,18 +395,17 @@ def _mean_square_share(errors: Errors) -> Tensor:
     return ratio / _allowed(makers)
 
 
-def _typical_share(found: Tensor, formula: Tensor) -> Tensor:
-    """Return the median quotient of two errors of a row as a share of what is allowed; sums of
-    squares [..., rows].
+def _typical_share(found: Tensor, formula: Tensor, margin: float = 2.0) -> Tensor:
+    """Return the median quotient of two errors of a row as a share of what is allowed.
 
-    From fewer than 100 rows a lower quantile is returned, from fewer than 9 none: they tell
-    nothing. For rows of one number the quotient is that of two numbers of a normal distribution,
-    above 2 in 30 of 100 rows, and so the quantile is by chance above 2 once in 100,000 times.
+    The arguments are sums of squares, [..., rows]. From fewer than 25 * margin^2 rows a lower
+    quantile is returned, from very few none: they tell nothing. For rows of one number the quotient
+    is that of two numbers of a normal distribution, above 2 in 30 of 100 rows. With a margin of 2
+    the quantile is by chance above 2 once in 100,000 times.
     """
-    # NaN in rows without any error, as hidden ones; they say nothing
     ratio = (found / formula).sqrt()
     told = (~ratio.isnan()).sum(-1, keepdim=True)
-    quantile = (0.7 - 2 * told.clamp(min=1).rsqrt()).clamp(0.0, 0.5)
+    quantile = (0.7 - margin * told.clamp(min=1).rsqrt()).clamp(0.0, 0.5)
     place = (quantile * (told - 1).clamp(min=0)).long()
     sorted_ratio = ratio.nan_to_num(torch.inf, posinf=torch.inf).sort(-1).values
     at_quantile = sorted_ratio.gather(-1, place)
