@@ -56,7 +56,24 @@ TINY = {
 }
 
 # Models that fairseq lacks
-OWN = {"synthesizer_lm": TINY["transformer_lm"], "bert_base": TINY["roberta_base"]}
+OWN = {
+    "gau_lm": {
+        "decoder_embed_dim": 16,
+        "decoder_layers": 2,
+        "gau_query_dim": 6,
+        "tokens_per_sample": 32,
+        "max_target_positions": 64,
+    },
+    "gau_roberta": {
+        "encoder_embed_dim": 16,
+        "encoder_layers": 2,
+        "gau_query_dim": 6,
+        "max_positions": 64,
+        "tokens_per_sample": 64,
+    },
+    "synthesizer_lm": TINY["transformer_lm"],
+    "bert_base": TINY["roberta_base"],
+}
 
 
 def build(arch: str, seed: int = 1, **flags):

@@ -81,7 +81,9 @@ def _fairseqs_name(file: str, arch: str) -> str:
     """
     model = known.ARCH_MODEL_REGISTRY.get(arch, known.MODEL_REGISTRY.get(arch))
     name = next((name for name, own in MODELS.items() if own is model), "")
-    if not issubclass(model or object, known.MODEL_REGISTRY.get(name, ())):
+    fairseqs = known.MODEL_REGISTRY.get(name, ())
+    # A model that fairseq lacks may be registered by this name, too.
+    if fairseqs is model or not issubclass(model or object, fairseqs):
         raise OptionError(
             f"{file}: --arch {arch} cannot be folded, must be the plugin's of a model that fairseq "
             "has"

@@ -122,18 +122,20 @@ def _layer_number(stack: nn.Module) -> int:
 
 
 class MixheadEncoder(TransformerEncoderBase):
+    layer_type: ClassVar[type[nn.Module]] = MixheadEncoderLayer
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.dropout_module.module_name = "TransformerEncoder"  # for --retain-dropout-modules
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         return _wrapped(
-            MixheadEncoderLayer(cfg, return_fc=self.return_fc, layer=_layer_number(self)), cfg
+            self.layer_type(cfg, return_fc=self.return_fc, layer=_layer_number(self)), cfg
         )
 
 
 class MixheadDecoder(TransformerDecoderBase):
-    layer_type: ClassVar[type[MixheadDecoderLayer]] = MixheadDecoderLayer
+    layer_type: ClassVar[type[nn.Module]] = MixheadDecoderLayer
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

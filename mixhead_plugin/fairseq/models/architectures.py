@@ -10,6 +10,11 @@ from fairseq.models import transformer_lm as lm
 from fairseq.models.transformer.transformer_legacy import transformer_iwslt_de_en
 
 from mixhead_plugin.fairseq.models.families import FamilyModel, register_families
+from mixhead_plugin.fairseq.models.gated_attention import model as gated_attention
+from mixhead_plugin.fairseq.models.gated_attention.model import (
+    GatedLanguageModel,
+    GatedRobertaModel,
+)
 from mixhead_plugin.fairseq.models.roberta import RobertaModel
 from mixhead_plugin.fairseq.models.synthesizer.model import SynthesizerLanguageModel
 from mixhead_plugin.fairseq.models.transformer import TransformerModel
@@ -24,8 +29,8 @@ class Architecture(NamedTuple):
     model: type[FamilyModel]
     defaults: dict[str, Any]
     source: str
-    # fairseq's function, for the values that are not in `defaults`; those that it leaves out come
-    # from the dataclass
+    # the model's function, fairseq's where it is fairseq's model, for the values that are not in
+    # `defaults`; those that it leaves out come from the dataclass
     upstream: Callable[[Any], None] = lambda args: None
 
     def __call__(self, args: Any) -> None:
@@ -76,6 +81,8 @@ MODELS: dict[str, type[FamilyModel]] = {
     "roberta": RobertaModel,
     "transformer_xl": TransformerXLModel,
     "synthesizer_lm": SynthesizerLanguageModel,
+    "gau_lm": GatedLanguageModel,
+    "gau_roberta": GatedRobertaModel,
 }
 if transformer_xl.OrderedTask is None:  # a fairseq without its examples
     del MODELS["transformer_xl"]
@@ -87,6 +94,10 @@ ARCHITECTURES = {
         for name in ARCH_MODEL_INV_REGISTRY.get(fairseq_name, ())
     },
     "synthesizer_lm": Architecture(SynthesizerLanguageModel, {}, "fairseq's transformer_lm"),
+    "gau_lm": Architecture(GatedLanguageModel, {}, "Hua et al. 2022", gated_attention.gau_lm),
+    "gau_roberta": Architecture(
+        GatedRobertaModel, {}, "l2 essay, 'full-GAU architecture'", gated_attention.gau_roberta
+    ),
     # `base_lm_architecture` normalises before each block, as 16 layers need; `transformer_lm`
     # normalises after it. The paper asks for strong regularisation but gives no numbers: we chose
     # the three dropouts.

@@ -37,6 +37,8 @@ class FamilyModel(BaseFairseqModel):
     """
 
     config: ClassVar[type[AttentionOptions]]  # all flags of the model
+    # of FAMILIES; "" is fairseq's softmax, for a model that fairseq lacks: its names have no family
+    families: ClassVar[tuple[str, ...]] = tuple(FAMILIES)
     # of all architectures, by their names with the family
     presets: ClassVar[dict[str, Preset]] = {}
     # True if fairseq configures the model by `config`, not by a Namespace
@@ -96,21 +98,22 @@ def register_families(
     The names of `architectures` have no family. For a model that is configured by dataclass, `name`
     is one of them.
     """
-    for family in FAMILIES:
+    for family in model.families:
+        prefix = f"{family}_" if family else ""
         config = (
-            _config(model, f"{family}_{name}", family, architectures[name])
+            _config(model, f"{prefix}{name}", family, architectures[name])
             if model.by_dataclass
             else None
         )
-        register_model(f"{family}_{name}", dataclass=config)(model)
+        register_model(f"{prefix}{name}", dataclass=config)(model)
         for arch, architecture in architectures.items():
-            model.presets[f"{family}_{arch}"] = architecture
+            model.presets[f"{prefix}{arch}"] = architecture
             function = partial(_prepare, model, family, architecture)
             if model.by_dataclass and arch == name:
                 # fairseq has registered one that does nothing
-                ARCH_CONFIG_REGISTRY[f"{family}_{arch}"] = function
+                ARCH_CONFIG_REGISTRY[f"{prefix}{arch}"] = function
             else:
-                register_model_architecture(f"{family}_{name}", f"{family}_{arch}")(function)
+                register_model_architecture(f"{prefix}{name}", f"{prefix}{arch}")(function)
     # fairseq takes a command's defaults from this attribute, where register_model left the config
     # of the last family.
     setattr(model, "__dataclass", model.config if model.by_dataclass else None)
@@ -139,7 +142,7 @@ def _config(
     """
     values = Namespace()
     architecture(values)
-    defaults = {**FAMILIES[family], **vars(values)}
+    defaults = {**FAMILIES.get(family, {}), **vars(values)}
     changed = []
     for f in fields(model.config):
         # the task fills these, such as --add-bos-token

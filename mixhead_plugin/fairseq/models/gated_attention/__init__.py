@@ -1,0 +1,1 @@
+"""Gated attention units, which fairseq lacks."""

@@ -1,0 +1,55 @@
+"""Refuse a checkpoint whose units have other flags, in one line, before torch lists tensors."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from mixhead_plugin.errors import CheckpointError, option_name
+from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
+
+
+def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
+    """Refuse a `state_dict` whose gated attention units are not those of `model`.
+
+    A checkpoint of the plugin has a record of each unit beside its tensors, see
+    `GatedAttentionUnit.signature`. An average of several has none: then only tensors can contradict
+    the model.
+
+    Raises:
+        CheckpointError: with the flag that would fit
+    """
+    metadata = getattr(state_dict, "_metadata", {})
+    for name, unit in model.named_modules():
+        if not isinstance(unit, GatedAttentionUnit):
+            continue
+        tensors = {
+            key.removeprefix(f"{name}."): tensor
+            for key, tensor in state_dict.items()
+            if key.startswith(f"{name}.")
+        }
+        if not tensors:  # fairseq reports missing layers
+            continue
+        if "shared_proj.weight" not in tensors:
+            raise CheckpointError(
+                f"checkpoint of another family: its {name} is no gated attention unit; use another "
+                "--arch"
+            )
+        found = {**_told_by(tensors), **metadata.get(name, {})}
+        for option, value in unit.signature().items():
+            if found.get(option, value) != value:
+                raise CheckpointError(
+                    f"checkpoint of another family: its {name} was trained with "
+                    f"{option_name(option)} {found[option]}, this model with {value}; use "
+                    f"{option_name(option)} {found[option]}"
+                )
+
+
+def _told_by(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what the shapes of a unit's tensors tell of its flags."""
+    inner_dim, embed_dim = tensors["v_proj.weight"].shape
+    gain = tensors.get("relative_gain.weight")  # [1, 2 * clip + 1]
+    return {
+        "gau_query_dim": tensors["shared_proj.weight"].shape[0],
+        "gau_expansion": inner_dim // embed_dim,
+        "relative_gain": 0 if gain is None else gain.shape[1] // 2,
+    }

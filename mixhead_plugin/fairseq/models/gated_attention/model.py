@@ -1,0 +1,295 @@
+"""Language model and masked language model of gated attention units: architectures `gau_lm` and
+`gau_roberta`, also in the families l2 and sigsoftmax.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Optional
+
+import torch
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+
+from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
+from mixhead_plugin.fairseq.models.families import FamilyModel
+from mixhead_plugin.fairseq.models.gated_attention.checkpoint import check_units
+from mixhead_plugin.fairseq.models.gated_attention.unit import (
+    GatedAttentionUnit,
+    GatedDecoderLayer,
+    GatedEncoderLayer,
+)
+from mixhead_plugin.fairseq.models.roberta import RobertaEncoder, RobertaModel
+from mixhead_plugin.fairseq.models.transformer import TransformerConfig
+from mixhead_plugin.fairseq.models.transformer_lm import (
+    TransformerLanguageModel,
+    TransformerLanguageModelConfig,
+)
+from mixhead_plugin.fairseq.options import AttentionSite, as_namespace
+from mixhead_plugin.ops import triton
+from mixhead_plugin.ops.inputs import AttentionInputs
+
+
+@dataclass
+class GatedOptions(FairseqDataclass):
+    """The flags of gated attention units."""
+
+    gau_expansion: int = field(
+        default=2,
+        metadata={
+            "help": "size of a unit's gate and of its values, as a multiple of the model's size "
+            "(default: 2)"
+        },
+    )
+    gau_query_dim: int = field(
+        default=128, metadata={"help": "size of a unit's queries and keys (default: 128)"}
+    )
+
+
+@dataclass
+class GatedConfig(GatedOptions, TransformerConfig):
+    """The nested config of encoder and decoder; build it with `from_namespace` only."""
+
+
+@dataclass
+class GatedLanguageModelConfig(GatedOptions, TransformerLanguageModelConfig):
+    """The flat config of the language model."""
+
+    decoder_input_dim: Optional[int] = field(
+        default=None, metadata={"help": "decoder input dimension (default: the embedding)"}
+    )
+    decoder_output_dim: Optional[int] = field(
+        default=None, metadata={"help": "decoder output dimension (default: the embedding)"}
+    )
+    # None, because fairseq's defaults could not be told from what a user has asked for
+    decoder_attention_heads: Optional[int] = field(
+        default=None, metadata={"help": "must be left out, see --gau-query-dim"}
+    )
+    decoder_ffn_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "must be left out, see --gau-expansion"}
+    )
+    activation_fn: Optional[ChoiceEnum(utils.get_available_activation_fns())] = field(
+        default=None, metadata={"help": "must be left out, gated attention units use swish"}
+    )
+
+
+ONE_HEAD = "a gated attention unit has one head, of --gau-query-dim"
+NO_FEED_FORWARD = "a gated attention unit is its own feed-forward block, see --gau-expansion"
+ROTARY = "gated attention units have rotary positions"
+
+# Flags of other models and attentions, without dashes: the values that ask for nothing, and why the
+# flag must be left out. {side} is encoder or decoder.
+MEANINGLESS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "head_mixing": (("none",), ONE_HEAD),
+    "score_mixing": (("none",), ONE_HEAD),
+    "feature_mixing": (("none",), ONE_HEAD),
+    "head_dim": ((None,), ONE_HEAD),
+    "heads_per_layer": ((None,), ONE_HEAD),
+    "{side}_attention_heads": ((None,), ONE_HEAD),
+    "scale_heads": ((False,), ONE_HEAD),
+    "mha_heads_to_keep": ((-1,), ONE_HEAD),
+    "mha_reg_scale_factor": ((0,), ONE_HEAD),
+    "attention_gate": (("none",), "a gated attention unit has its own gate"),
+    "{side}_ffn_embed_dim": ((None,), NO_FEED_FORWARD),
+    "activation_dropout": ((0,), NO_FEED_FORWARD),
+    "relu_dropout": ((0,), NO_FEED_FORWARD),
+    "scale_fc": ((False,), NO_FEED_FORWARD),
+    "ffn_blocks_to_remove": ((-1,), NO_FEED_FORWARD),
+    "ffn_reg_scale_factor": ((0,), NO_FEED_FORWARD),
+    "base_layers": ((0,), NO_FEED_FORWARD),
+    "relative_position": (("none", "rotary"), ROTARY),
+    "decoder_learned_pos": ((False,), ROTARY),
+    "scale_attn": ((False,), "a gated attention unit has one norm, at its beginning"),
+    "scale_resids": ((False,), "a gated attention unit adds its output as it is"),
+}
+
+
+class GatedModel(FamilyModel):
+    """What both models share: their families, and the check of their flags and checkpoints."""
+
+    # The others are about several heads.
+    families = ("", "sigsoftmax", "l2")
+    side: ClassVar[str]  # "encoder" or "decoder"
+
+    @classmethod
+    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
+        embed_dim = getattr(args, f"{cls.side}_embed_dim")
+        return {f"{cls.side}-self": cls.shape(cls.side, embed_dim, num_heads=1)}
+
+    @classmethod
+    def check_args(cls, args: Any) -> None:
+        for name, (unasked, reason) in MEANINGLESS.items():
+            option = name.format(side=cls.side)
+            value = getattr(args, option, None)
+            if value is not None and value not in unasked:
+                _refuse(option, value, f"must be left out, {reason}")
+        for option in ("gau_expansion", "gau_query_dim"):
+            value = getattr(args, option)
+            # YAML's `true` is an int
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                _refuse(option, value, "must be a whole number of at least 1")
+        if args.gau_query_dim % 2 != 0:
+            _refuse("gau_query_dim", args.gau_query_dim, "must be even, for rotary positions")
+
+        # To the other checks, a unit is an attention with one head. Quantisation noise does not see
+        # the size of this head, because the maps of a unit read the model's size or a multiple.
+        of_one_head = copy.copy(args)
+        of_one_head.head_dim = args.gau_query_dim
+        of_one_head.relative_position = "rotary"
+        of_one_head.quant_noise_pq = 0
+        super().check_args(of_one_head)
+        if args.attention_impl == "triton":
+            _check_kernels(args, getattr(args, f"{cls.side}_embed_dim"))
+
+    def load_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        strict: bool = True,
+        model_cfg: Any = None,
+        args: Any = None,
+    ) -> Any:
+        check_units(self, state_dict)
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+
+def _refuse(option: str, value: Any, problem: str) -> None:
+    shown = "" if value is True else f" {value}"  # a switch has no value
+    raise OptionError(f"{option_name(option)}{shown}: {problem}")
+
+
+def _check_kernels(args: Any, embed_dim: int) -> None:
+    """Refuse the fused kernels for values that are too large for them."""
+    query = torch.empty(1, 1, 1, args.gau_query_dim, device="meta")
+    value = torch.empty(1, 1, 1, args.gau_expansion * embed_dim, device="meta")
+    call = AttentionInputs(
+        query=query, key=query, value=value, normalizer=args.attention_normalizer
+    )
+    problem = triton.kernel_problem(call)
+    if problem:
+        _refuse("attention_impl", "triton", f"{problem}; must be auto, blockwise or reference")
+
+
+def _set_missing(args: Any, defaults: dict[str, Any]) -> None:
+    for name, value in defaults.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
+
+
+# Both have twice as many layers as fairseq's model, because two units stand where an attention and
+# a feed-forward block stood. Of these flags only the first is preset by the family l2, to another
+# value: the essay leaves the start of units as it is.
+
+
+def gau_lm(args: Any) -> None:
+    """Set the missing flags of the language model; its other defaults are those of its config."""
+    _set_missing(
+        args,
+        {
+            "value_init_scale": 1.0,
+            "decoder_embed_dim": 512,
+            "decoder_layers": 12,
+            **_own_defaults(),
+        },
+    )
+    _set_norm_and_positions(args, "decoder")
+
+
+def gau_roberta(args: Any) -> None:
+    """Set the missing flags of the masked language model; its other defaults are fairseq's."""
+    _set_missing(
+        args,
+        {
+            "value_init_scale": 1.0,
+            "encoder_embed_dim": 768,
+            "encoder_layers": 24,
+            "layernorm_embedding": False,  # as in fairseq's roberta_prenorm
+            # or fairseq would set its own
+            "encoder_attention_heads": None,
+            "encoder_ffn_embed_dim": None,
+            **_own_defaults(),
+        },
+    )
+    _set_norm_and_positions(args, "encoder")
+
+
+def _own_defaults() -> dict[str, Any]:
+    return {
+        "gau_expansion": GatedOptions.gau_expansion,
+        "gau_query_dim": GatedOptions.gau_query_dim,
+    }
+
+
+def _set_norm_and_positions(args: Any, side: str) -> None:
+    """Ask for a norm after the last unit, because each has its norm at its beginning, and for no
+    positions beside the rotary ones.
+    """
+    setattr(args, f"{side}_normalize_before", True)
+    args.no_token_positional_embeddings = True
+
+
+class GatedDecoder(MixheadDecoder):
+    layer_type = GatedDecoderLayer
+
+
+class GatedLanguageModel(GatedModel, TransformerLanguageModel):
+    """fairseq's decoder-only Transformer with gated attention units as its layers."""
+
+    config = GatedLanguageModelConfig
+    decoder_config = GatedConfig
+    decoder_type = GatedDecoder
+    side = "decoder"
+
+    @classmethod
+    def check_args(cls, args: Any) -> None:
+        super().check_args(args)
+        activation = getattr(args, "activation_fn", None)
+        if activation is not None:
+            _refuse(
+                "activation_fn", activation, "must be left out, gated attention units use swish"
+            )
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> "GatedLanguageModel":
+        args = as_namespace(args)
+        for name in ("decoder_input_dim", "decoder_output_dim"):
+            if getattr(args, name, None) is None:
+                setattr(args, name, args.decoder_embed_dim)
+        _set_norm_and_positions(args, "decoder")
+        return super().build_model(args, task)
+
+
+class GatedEncoder(MixheadEncoder):
+    layer_type = GatedEncoderLayer
+
+
+class GatedRobertaEncoder(RobertaEncoder):
+    def build_encoder(self, args: Any, dictionary: Any, embed_tokens: Any) -> GatedEncoder:
+        encoder = GatedEncoder(GatedConfig.from_namespace(args), dictionary, embed_tokens)
+        encoder.apply(init_bert_params)
+        return encoder
+
+
+class GatedRobertaModel(GatedModel, RobertaModel):
+    """fairseq's RoBERTa with gated attention units as its layers."""
+
+    encoder_type = GatedRobertaEncoder
+    side = "encoder"
+
+    def __init__(self, args: Any, encoder: GatedRobertaEncoder):
+        super().__init__(args, encoder)
+        for module in self.modules():
+            if isinstance(module, GatedAttentionUnit):
+                module.reset_parameters()  # again, because init_bert_params has set them anew
+
+    @staticmethod
+    def add_args(parser: Any) -> None:
+        RobertaModel.add_args(parser)
+        gen_parser_from_dataclass(parser, GatedOptions(), delete_default=True)
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> "GatedRobertaModel":
+        args = as_namespace(args)
+        gau_roberta(args)
+        return super().build_model(args, task)
