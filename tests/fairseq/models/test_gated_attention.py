@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, build_model
 from fairseq.modules import FairseqDropout
 from fairseq.sequence_generator import SequenceGenerator
+from omegaconf import OmegaConf
 from torch import nn
 
 from mixhead_plugin.errors import CheckpointError, OptionError
@@ -15,7 +16,7 @@ from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUni
 from mixhead_plugin.ops import NORMALIZERS, api
 from tests.covering import each_once
 from tests.fairseq.models.cases import command, forward, step_by_step, yaml
-from tests.helpers import build, dictionary, tokens
+from tests.helpers import build, dictionary, task, tokens
 from tests.ops import definitions
 
 MODELS = ("gau_lm", "gau_roberta")
@@ -306,6 +307,11 @@ def test_a_yaml_file_gets_the_defaults():
     cfg = yaml("l2_gau_lm")
     assert (cfg.attention_normalizer, cfg.value_init_scale) == ("l2", 1.0)
     assert (cfg.decoder_layers, cfg.decoder_embed_dim, cfg.gau_query_dim) == (12, 512, 128)
+    sizes = {"encoder_layers": 1, "encoder_embed_dim": 16, "max_positions": 32}
+    cfg = OmegaConf.create({"_name": "l2_gau_roberta", **sizes})
+    (unit,) = units(build_model(cfg, task()))
+    assert (unit.normalizer, unit.value_init_scale) == ("l2", 1.0)
+    assert (unit.inner_dim, unit.query_dim) == (32, 128)
 
 
 def test_families_about_several_heads_have_no_units():
