@@ -23,17 +23,22 @@ WIDTH = 32
 SHAPE = (
     "--{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-layers 2 --{side}-attention-heads 4"
 )
+UNITS = (
+    "--{side}-embed-dim 32 --{side}-layers 4 --gau-query-dim 8 --dropout 0 --attention-dropout 0"
+)
 PLAIN = "--dropout 0 --attention-dropout 0 --no-token-positional-embeddings --head-mixing none"
+POSITIONS = ("rotary", "t5")
 BIAS = 1.0  # standard deviation of T5's initial biases (see `Probe`); with 0.2, relu2 learns slowly
 
 
 class Kind(NamedTuple):
-    """A model of fairseq."""
+    """A model of fairseq, or one of gated attention units."""
 
     arch: str
     flags: str
     causal: bool
     effort: float  # the part of --steps for which it is trained
+    positions: tuple[str, ...] = POSITIONS  # those of POSITIONS that it can have
 
 
 class Variant(NamedTuple):
@@ -59,15 +64,30 @@ KINDS = {
     "encoder": Kind(
         "mixhead_transformer",
         # the model has an unused decoder
-        f"{SHAPE.format(side='encoder')} {SHAPE.format(side='decoder')}",
+        f"{SHAPE.format(side='encoder')} {SHAPE.format(side='decoder')} {PLAIN}",
         causal=False,
         effort=1.0,
     ),
     "decoder": Kind(
         "mixhead_transformer_lm",
-        f"{SHAPE.format(side='decoder')} --decoder-input-dim 32 --decoder-output-dim 32",
+        f"{SHAPE.format(side='decoder')} --decoder-input-dim 32 --decoder-output-dim 32 {PLAIN}",
         causal=True,
         effort=0.5,  # the longest row contains all shorter ones
+    ),
+    # Two units stand where one attention and one feed-forward block stood.
+    "gau-encoder": Kind(
+        "gau_roberta",
+        f"{UNITS.format(side='encoder')} --head-mixing none",
+        causal=False,
+        effort=1.0,
+        positions=("rotary",),
+    ),
+    "gau-decoder": Kind(
+        "gau_lm",
+        f"{UNITS.format(side='decoder')} {PLAIN}",
+        causal=True,
+        effort=0.5,
+        positions=("rotary",),
     ),
 }
 VARIANTS = {
@@ -85,7 +105,6 @@ VARIANTS = {
         markers="end", what="softmax, 0 ... 0 </s>, as sources of translation are"
     ),
 }
-POSITIONS = ("rotary", "t5")
 
 
 class Setting(NamedTuple):
@@ -122,10 +141,12 @@ class Probe(nn.Module):
             target_dictionary=self.words,
             max_positions=lambda: 64 * setting.n,
         )
-        flags = [*kind.flags.split(), *PLAIN.split(), *setting.flags(), "--attention-impl", impl]
+        flags = [*kind.flags.split(), *setting.flags(), "--attention-impl", impl]
         torch.manual_seed(setting.seed)
         model = build_model(_parse(kind.arch, flags), task)
         self.stack = model.decoder if kind.causal else model.encoder
+        if kind.arch == "gau_roberta":
+            self.stack = model.encoder.sentence_encoder
         for module in self.stack.modules():
             if isinstance(module, BucketedBias):
                 nn.init.normal_(module.weight, std=BIAS)

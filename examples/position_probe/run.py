@@ -80,7 +80,12 @@ def parse(arguments: list[str] | None) -> Namespace:
         **every,
     )
     parser.add_argument(
-        "--models", choices=KINDS, default=list(KINDS), help="encoder, decoder (causal)", **every
+        "--models",
+        choices=KINDS,
+        default=["encoder", "decoder"],
+        help="encoder, decoder (causal), gau-encoder, gau-decoder (gated attention units, with "
+        "rotary alone)",
+        **every,
     )
     parser.add_argument("--n", type=int, help=f"the longest row in training ({DEFAULTS['n']})")
     parser.add_argument("--seeds", type=int, help=f"models of each kind ({DEFAULTS['seeds']})")
@@ -149,6 +154,7 @@ def planned(options: Namespace) -> list[Setting]:
         # a causal model cannot see a marker at the end
         if not (KINDS[kind].causal and VARIANTS[name].markers == "end")
         for position in options.relative_position
+        if position in KINDS[kind].positions
         for seed in range(options.seeds)
     ]
 
@@ -252,6 +258,8 @@ def main(arguments: list[str] | None = None) -> None:
         fail(f"--output {options.output}: {error.strerror}")
     begin = time.monotonic()
     plan = planned(options)
+    if not plan and "rotary" not in options.relative_position:
+        fail("--relative-position t5: needs --models encoder or decoder, units have rotary alone")
     if not plan:
         fail("--attentions end-marker: needs --models encoder; a causal model cannot see the end")
     rows = rows_of(measure_all(plan, options))

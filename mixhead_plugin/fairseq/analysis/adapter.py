@@ -17,7 +17,8 @@ def attentions_of(model: nn.Module) -> list[AssemblyAttention]:
         if isinstance(module, MixheadAttention):
             found.append(AssemblyAttention(name, module))
     if not found:
-        raise OptionError(f"model {type(model).__name__}: has no attention of mixhead_plugin")
+        name = type(model).__name__
+        raise OptionError(f"model {name}: has no multi-head attention of mixhead_plugin")
     return found
 
 

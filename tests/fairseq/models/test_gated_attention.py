@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from mixhead_plugin.errors import CheckpointError, OptionError
-from mixhead_plugin.fairseq.analysis.heads import attentions as heads_of
+from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
 from mixhead_plugin.ops import NORMALIZERS, api
 from tests.covering import each_once
@@ -426,5 +426,5 @@ def test_a_checkpoint_of_fairseqs_layers_is_refused():
 
 
 def test_a_study_of_heads_finds_none():
-    with pytest.raises(OptionError, match=r"^model GatedLanguageModel: has no "):
-        heads_of(build("gau_lm"))
+    with pytest.raises(OptionError, match=r"^model GatedLanguageModel: has no mult"):
+        attentions_of(build("gau_lm"))
