@@ -24,8 +24,8 @@ from mixhead_plugin.hf.mixing import (
     has_adapters,
     refuse_offloaded,
     refuse_quantised,
+    unfit,
 )
-from mixhead_plugin.hf.trial import check_row
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.reference import source_weights
 from mixhead_plugin.parts import complete
@@ -71,13 +71,15 @@ class SiteHeads:
             outputs = args[0].unflatten(-1, (number, -1))  # [B, Nq, H', Dv]
             return change(outputs).flatten(-2), *args[1:]
 
-        return self.model.get_submodule(self.site.path("output")).register_forward_pre_hook(gated)
+        return self.model.get_submodule(self.site.paths["output"]).register_forward_pre_hook(gated)
 
     def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
         if self.mixed is None:  # the weights that the eager attention returns
 
             def returned(module: nn.Module, args: Any, output: Any) -> None:
-                see(Heads(None, lambda: output[-1]))
+                weights = output[-1] if isinstance(output, tuple) else None
+                if weights is not None:  # else another implementation than eager computed it
+                    see(Heads(None, lambda: weights))
 
             return self.site.module.register_forward_hook(returned)
 
@@ -196,30 +198,32 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     refuse_quantised(model, "pruned")
 
     found = heads_in(model)
-    for each in found:
-        if each.mixed is None:  # what is mixed was checked then
-            each.site.check_sizes(model)
-            check_row(each.site, model)
+    mixed = [each.site.kind for each in found if each.mixed is not None]
+    # What is mixed was checked then.
+    problems = {} if mixed else unfit(model, [each.site for each in found], complete({}))
+    kinds = set(mixed) or {each.site.kind for each in found} - problems.keys()
     for layer, some in cutting.cuttable(found, heads).items():
-        pruning.try_out(model, found[layer].site, some)
+        site = found[layer].site
+        if site.kind not in kinds:
+            problem = f"{site.kind}: is not mixed, other attentions of the model are"
+            raise ValueError(problems.get(site.kind, problem))
+        pruning.try_out(model, site, some)
 
-    return prune_checked(model, heads)
+    if not mixed:
+        attach(model, complete({}), "auto", kinds)
+    return cut(model, heads)
 
 
-def prune_checked(
-    model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]
-) -> PreTrainedModel:
-    """Prune a model whose weights may be empty, because they are loaded later."""
+def cut(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
+    """Cut heads of a model that `attach` has seen; its weights may be empty and loaded later."""
     found = heads_in(model)
-    chosen = cutting.cuttable(found, heads)
-    if found[0].mixed is None:
-        attach(model, complete({}), "auto")
-        found = heads_in(model)
-    for layer, some in chosen.items():
+    for layer, some in cutting.cuttable(found, heads).items():
         found[layer].cut({"mixed": some})
     gone = {}
     for layer, each in enumerate(found):
         mixed: Any = each.mixed
+        if mixed is None:
+            continue
         if left_out := sorted({*range(mixed.outputs)} - {*mixed.kept["mixed"]}):
             gone[layer] = left_out
     config: Any = model.config

@@ -77,7 +77,7 @@ class MixedHeads(Hooked):
                 f"{kind}: has no config to choose its attention by; a later transformers may serve "
                 "it"
             )
-        projection: Any = model.get_submodule(site.path("queries"))
+        projection: Any = model.get_submodule(site.paths["queries"])
         # GPT-2's has a transposed weight
         embed_dim = getattr(projection, "in_features", projection.weight.size(0))
         self.attention = site.module
@@ -96,7 +96,7 @@ class MixedHeads(Hooked):
             "mixed": list(range(self.sizes.mixed_heads)),
         }
         self.outputs, self.missing_values = self.sizes.mixed_heads, 0
-        self.names = {kind: site.path(kind).rpartition(".")[2] for kind in FEATURES}
+        self.names = {kind: site.paths[kind].rpartition(".")[2] for kind in FEATURES}
         self.hooks: list[RemovableHandle] = []
         self.add_hooks()
 
@@ -229,6 +229,7 @@ def mixed_attention(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
     output_attentions: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -239,8 +240,9 @@ def mixed_attention(
         query, key, value: [B, H, Nq, D], and twice [B, G, Nk, D] where G divides H
         attention_mask: broadcastable to [B, H, Nq, Nk]; bool, True is visible; or floats that are
             added to the scores, the least number of their type hides; None hides the future where
-            the module is causal
+            the module is causal, but nothing if `attn_implementation` is eager
         position_bias: [1, H, Nq, Nk], added to the scores (T5)
+        s_aux: [H], the sinks of the model's own (GPT-OSS)
 
     Returns:
         output [B, Nq, H', Dv] and, with `output_attentions` or in a model whose
@@ -260,7 +262,7 @@ def mixed_attention(
             f"attn_implementation {chosen}: lost the mixing, must be {NAME} or eager"
         )
     # not served
-    if used := [name for name in ("softcap", "s_aux", "cache") if others.get(name) is not None]:
+    if used := [name for name in ("softcap", "cache") if others.get(name) is not None]:
         raise ValueError(f"{name}: {used[0]} cannot be used with mixed heads")
     (batch, heads, n_queries, head_dim), causal, padding = query.shape, False, None
     call.attended = True
@@ -268,9 +270,9 @@ def mixed_attention(
     x, projected = call.x, call.projected
     projected = projected[..., : heads * head_dim].unflatten(2, (heads, head_dim)).transpose(1, 2)
     if attention_mask is None:
-        causal = n_queries > 1 and (
-            getattr(module, "is_causal", True) if is_causal is None else is_causal
-        )
+        if is_causal is None:  # as in sdpa; eager always has a mask where it hides something
+            is_causal = chosen != "eager" and getattr(module, "is_causal", True)
+        causal = n_queries > 1 and is_causal
     elif attention_mask.is_floating_point():
         attention_mask = attention_mask.masked_fill(
             attention_mask <= torch.finfo(attention_mask.dtype).min, -torch.inf
@@ -280,10 +282,10 @@ def mixed_attention(
     else:
         attention_mask = by_head(~attention_mask, heads, query.dtype)
     if position_bias is not None:
-        # T5's layers share those of all heads
-        if position_bias.size(1) != len(mixed.kept["source"]):
-            position_bias = position_bias[:, mixed.kept["source"]]
         attention_mask = position_bias if attention_mask is None else attention_mask + position_bias
+    # Layers may share a bias, which has all heads; this attention may be pruned.
+    if attention_mask is not None and attention_mask.size(1) not in (1, heads):
+        attention_mask = attention_mask[:, mixed.kept["source"]]
     if (groups := heads // key.size(1)) > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     # neighbours are the values of one mixed head
@@ -302,6 +304,8 @@ def mixed_attention(
         dropout_p=dropout,
         scale=head_dim**-0.5 if scaling is None else scaling,
     )
+    if s_aux is not None:
+        inputs = inputs._replace(sink=s_aux)
     wanted = output_attentions or THREADS.own.wants_weights or mixed.config.output_attentions
     need_weights = wanted or chosen == "eager"
     out, weights = mixed.attend(inputs, mixed.impl, need_weights)

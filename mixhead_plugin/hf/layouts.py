@@ -1,79 +1,78 @@
-"""The attentions of `transformers` that can be mixed: one row of LAYOUTS each."""
+"""Find the attentions of a model of `transformers`, and what each calls its projections."""
 
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 # of the implementation, of the options in a config, and of what `mix` notes in an attention
 NAME = "mixhead"
 # The fields of Layout whose features an attention function gets, in its order.
 KINDS = ("queries", "keys", "values")
+# The name that all files of transformers give to the AttentionInterface.
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 
 class Layout(NamedTuple):
-    """The attributes of an attention of `transformers`; of several projections, the first one that
-    is there.
+    """The attributes of an attention of `transformers`; of several names, the first that it has.
 
     A projection that gives several of queries, keys and values must give them in this order, each
     for all heads.
     """
 
     queries: tuple[str, ...]  # projects to the queries of all heads, before any rotation
-    heads: str  # of the attention or of its config
-    head_dim: str
+    heads: str | tuple[str, ...]  # of the attention or of its config
+    head_dim: str | tuple[str, ...]
     keys: tuple[str, ...] = ("k_proj",)
     values: tuple[str, ...] = ("v_proj",)
     # reads the outputs of all heads; ".." is the module around
     output: tuple[str, ...] = ("o_proj", "out_proj")
 
 
-_LAYOUTS = {
-    "BertSelf BertCross RobertaSelf RobertaCross XLMRobertaSelf XLMRobertaCross ElectraSelf "
-    "ElectraCross": Layout(
-        ("query",),
-        "num_attention_heads",
-        "attention_head_size",
-        ("key",),
-        ("value",),
-        ("..output.dense",),
+# The row of all attentions that go through the AttentionInterface.
+# Projections of queries alone come before packed ones: GPT-2 has both where it looks at an encoder.
+_PACKED = ("qkv_proj", "qkv", "c_attn", "Wqkv", "query_key_value")
+USUAL = Layout(
+    queries=("q_proj", "query", "q", "q_lin", "linear_q", "Wq", "q_attn", *_PACKED),
+    heads=("num_heads", "num_attention_heads", "n_heads"),
+    head_dim=("head_dim", "attention_head_size", "head_size", "key_value_proj_dim"),
+    keys=("k_proj", "key", "k", "k_lin", "linear_k", "Wk", *_PACKED),
+    values=("v_proj", "value", "v", "v_lin", "linear_v", "Wv", *_PACKED),
+    output=(
+        *("o_proj", "out_proj", "o", "out_lin", "linear_out", "c_proj", "dense", "Wo"),
+        *("proj", "projection", "projection_layer", "output", "..output.dense"),
     ),
-    "DistilBertSelf": Layout(
-        ("q_lin",), "n_heads", "attention_head_size", ("k_lin",), ("v_lin",), ("out_lin",)
-    ),
-    "GPT2": Layout(
-        ("q_attn", "c_attn"), "num_heads", "head_dim", ("c_attn",), ("c_attn",), ("c_proj",)
-    ),
-    "Llama Mistral Qwen2 Qwen3 Gemma ViT": Layout(("q_proj",), "num_attention_heads", "head_dim"),
-    "Phi": Layout(("q_proj",), "num_attention_heads", "head_dim", output=("dense",)),
-    "Marian Bart MBart Whisper OPT": Layout(("q_proj",), "num_heads", "head_dim"),
-    "T5 MT5": Layout(("q",), "n_heads", "key_value_proj_dim", ("k",), ("v",), ("o",)),
-}
-LAYOUTS = {
-    f"{name}Attention": layout for names, layout in _LAYOUTS.items() for name in names.split()
-}
+)
+
+# Rows for classes that differ from USUAL, by the name of the class; None leaves them as they are.
+LAYOUTS: dict[str, Layout | None] = {}
 
 
 class Site(NamedTuple):
-    """One attention of a model, whose class is in LAYOUTS."""
+    """One attention of a model."""
 
     name: str
     module: Any
+    layout: Layout
+    paths: dict[str, str]  # names in the model of its projections, by field of Layout
 
     @property
-    def layout(self) -> Layout:
-        return LAYOUTS[type(self.module).__name__]
+    def kind(self) -> str:
+        """The name of its class."""
+        return type(self.module).__name__
 
     @property
     def heads(self) -> int:
         """The number of heads before mixing."""
-        name = self.layout.heads
-        return getattr(self.module, name, None) or getattr(self.module.config, name)
+        return _number(self.module, self.layout.heads)
 
     @property
     def head_dim(self) -> int:
-        return getattr(self.module, self.layout.head_dim)
+        return _number(self.module, self.layout.head_dim)
 
     def group(self, model: nn.Module) -> int:
         """Return how many heads of queries share a head of keys,
@@ -81,23 +80,13 @@ class Site(NamedTuple):
         """
         return self.heads * self.head_dim // self.widths(model)["keys"]
 
-    def path(self, kind: str) -> str:
-        """Return the name in the model of a projection; `kind` is a field of Layout."""
-        names = getattr(self.layout, kind)
-        found = next((name for name in names if hasattr(self.module, name)), names[0])
-        return (
-            f"{self.name}.{found}".lstrip(".")
-            if found[0] != "."
-            else self.name.rpartition(".")[0] + found[1:]
-        )
-
     def packed(self) -> dict[str, list[str]]:
         """Return which of queries, keys and values each projection gives,
         by its name in the model.
         """
         found: dict[str, list[str]] = {}
         for kind in KINDS:
-            found.setdefault(self.path(kind), []).append(kind)
+            found.setdefault(self.paths[kind], []).append(kind)
         return found
 
     def widths(self, model: nn.Module) -> dict[str, int]:
@@ -106,7 +95,8 @@ class Site(NamedTuple):
         """
         widths = {}
         for path, kinds in self.packed().items():
-            left, others = out_features(model.get_submodule(path)), list(kinds)
+            left = out_features(model.get_submodule(path))
+            others = list(kinds)
             if len(kinds) > 1 and kinds[0] == "queries":
                 widths["queries"] = self.heads * self.head_dim
                 left -= widths["queries"]
@@ -114,36 +104,52 @@ class Site(NamedTuple):
             widths |= dict.fromkeys(others, left // len(others))
         return widths
 
-    def check_names(self, model: nn.Module) -> None:
-        """Raise ValueError unless the attention has all that its row names."""
-        try:
-            for kind in (*KINDS, "output"):
-                model.get_submodule(self.path(kind))
-            _ = self.heads, self.head_dim
-        except AttributeError as error:
-            raise ValueError(
-                f"{type(self.module).__name__}: does not fit its row of hf.LAYOUTS, {error}"
-            ) from None
+    def lacks(self, model: nn.Module) -> str:
+        """Return what the row names and the attention does not have, '' for nothing."""
+        for field in (*KINDS, "output"):
+            if not _is_projection(model, self.paths[field]):
+                return f"no projection of {field} named {' or '.join(getattr(self.layout, field))}"
+        for field in ("heads", "head_dim"):
+            names = several(getattr(self.layout, field))
+            if _number(self.module, names) is None:
+                return f"no number {field} named {' or '.join(names)}"
+        return ""
 
     def check_sizes(self, model: nn.Module) -> None:
         """Raise ValueError unless the projections have the sizes of heads times head size, for keys
         of fewer heads.
         """
-        widths, inner = self.widths(model), self.heads * self.head_dim
-        widths["output"] = in_features(model.get_submodule(self.path("output")))
-        what = f"{type(self.module).__name__}: cannot be mixed by its row of hf.LAYOUTS,"
+        widths = self.widths(model)
+        inner = self.heads * self.head_dim
+        widths["output"] = in_features(model.get_submodule(self.paths["output"]))
         for kind in ("queries", "output"):
             if widths[kind] != inner:
                 heads = f"{self.heads} heads of {self.head_dim} have {inner}"
                 raise ValueError(
-                    f"{what} {self.path(kind)} has {widths[kind]} features, but {heads}"
+                    f"{self.kind}: cannot be mixed, "
+                    f"{self.paths[kind]} has {widths[kind]} features, but {heads}"
                 )
+
         keys, values = widths["keys"], widths["values"]
         if keys != values or keys < 1 or keys % self.head_dim or inner % keys:
             raise ValueError(
-                f"{what} keys and values have {keys} and {values} features for heads of "
-                f"{self.head_dim}"
+                f"{self.kind}: cannot be mixed, "
+                f"keys and values have {keys} and {values} features for heads of {self.head_dim}"
             )
+
+
+def several(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+def _number(module: nn.Module, names: str | tuple[str, ...]) -> Any:
+    """Return the first number of some names that an attention has, or else its config."""
+    for place in (module, getattr(module, "config", None)):
+        for name in several(names):
+            number = getattr(place, name, None)
+            if isinstance(number, int):
+                return number
+    return None
 
 
 def out_features(projection: Any) -> int:
@@ -164,45 +170,90 @@ def _size(projection: Any, *names: str) -> int:
     )
 
 
+@functools.cache
+def calls_the_interface(cls: Any) -> bool:
+    """Return whether attentions of a class go through the AttentionInterface: their code names it.
+
+    Whole models name it, too, because they choose it; they are no attentions.
+    """
+    if issubclass(cls, PreTrainedModel):
+        return False
+    for base in cls.__mro__:
+        for method in vars(base).values():
+            if inspect.isfunction(method):
+                code = inspect.unwrap(method).__code__
+                if INTERFACE in code.co_names:
+                    return True
+    return False
+
+
 def sites_of(model: nn.Module) -> list[Site]:
     """Return the attentions of a model in its order; raise ValueError if there are none, or one has
-    other names.
+    lacks what its row names.
     """
-    named = (
-        (name, module) for name, module in model.named_modules() if type(module).__name__ in LAYOUTS
-    )
-    # A wrapper of an older version may have the name of a row, but none of its projections.
-    found = [
-        Site(*each)
-        for each in named
-        if any(hasattr(each[1], name) for name in Site(*each).layout.queries)
-    ]
+    found = [site for name, module in model.named_modules() if (site := _site(model, name, module))]
     if not found:
         raise ValueError(
-            f"{type(model).__name__}: has none of the attentions of hf.LAYOUTS: "
-            f"{', '.join(LAYOUTS)}; "
-            "docs/huggingface.md says how to add a row"
+            f"{type(model).__name__}: has no attention that goes through the AttentionInterface "
+            "and whose projections are known; "
+            "docs/huggingface.md says how to add a row to hf.LAYOUTS"
         )
-    for site in found:
-        site.check_names(model)
     return found
 
 
+def _site(model: nn.Module, name: str, module: nn.Module) -> Site | None:
+    kind = type(module).__name__
+    row = LAYOUTS.get(kind)
+    if row is None and (kind in LAYOUTS or not calls_the_interface(type(module))):
+        return None
+    layout = USUAL if row is None else row
+    paths = {kind: _path(model, name, getattr(layout, kind)) for kind in (*KINDS, "output")}
+    site = Site(name, module, layout, paths)
+
+    lacks = site.lacks(model)
+    if not lacks:
+        return site
+    # A wrapper of an older version may have the name of a row, but none of its projections.
+    if row is None or not _is_projection(model, paths["queries"]):
+        return None
+    raise ValueError(f"{kind}: does not fit its row of hf.LAYOUTS, it has {lacks}")
+
+
+def _path(model: nn.Module, attention: str, names: Sequence[str]) -> str:
+    """Return the name in the model of the first of some projections that an attention has."""
+    paths = []
+    for name in names:
+        if name.startswith(".."):  # in the module around
+            around = attention.rpartition(".")[0]
+            paths.append(f"{around}.{name[2:]}".lstrip("."))
+        else:
+            paths.append(f"{attention}.{name}".lstrip("."))
+    return next((path for path in paths if _is_projection(model, path)), paths[0])
+
+
+def _is_projection(model: nn.Module, path: str) -> bool:
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        return False
+    return hasattr(module, "out_features") or hasattr(module, "nf")
+
+
 def left_out(model: nn.Module, sites: Sequence[Site]) -> dict[str, list[str]]:
-    """Return the names of attentions that have no row, by their class: other towers may have other
-    attentions.
+    """Return the names of attentions that are not among the sites, by their class.
+
+    Other towers of a model may have attentions whose projections are not known.
     """
     found: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         kind = type(module).__name__
-        # BertAttention is around a BertSelfAttention, which has a row.
+        # BertAttention is around a BertSelfAttention, which is a site.
         related = any(
             f"{site.name}.".startswith(f"{name}.") or name.startswith(f"{site.name}.")
             for site in sites
         )
-        has_projections = any(
-            getattr(child, "weight", torch.empty(0)).dim() == 2 for child in module.children()
-        )
+        weights = [getattr(child, "weight", None) for child in module.children()]
+        has_projections = any(isinstance(w, torch.Tensor) and w.dim() == 2 for w in weights)
         if kind.endswith("Attention") and has_projections and not related:
             found.setdefault(kind, []).append(name)
     return found

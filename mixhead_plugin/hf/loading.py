@@ -17,10 +17,18 @@ from transformers.utils import (
     cached_file,
 )
 
-from mixhead_plugin.hf.adapter import prune_checked
+from mixhead_plugin.hf.adapter import cut
 from mixhead_plugin.hf.attend import SPLIT
-from mixhead_plugin.hf.layouts import NAME
-from mixhead_plugin.hf.mixing import PRUNED, REFUSED, attach, forget, is_mixed
+from mixhead_plugin.hf.layouts import LAYOUTS, NAME
+from mixhead_plugin.hf.mixing import (
+    ATTENTIONS,
+    OLDER_ATTENTIONS,
+    PRUNED,
+    REFUSED,
+    attach,
+    forget,
+    is_mixed,
+)
 from mixhead_plugin.parts import PARTS, complete
 
 
@@ -61,6 +69,7 @@ def load(
     if not issubclass(base, PreTrainedModel):
         raise ValueError(f"cls {base.__name__}: must be the class of a model, as {written}")
     variant = complete(saved[NAME], impl)
+    kinds = saved.get(ATTENTIONS, OLDER_ATTENTIONS | LAYOUTS.keys())
 
     @functools.wraps(base, updated=())  # transformers chooses the loss by the name of the class
     class MixedModel(base):
@@ -68,9 +77,9 @@ def load(
             forget(config, None)  # a model made from it has no mixing at first
             super().__init__(config, *args, **kwargs)
             if not is_mixed(self):  # a class of one's own may mix where it is made
-                attach(self, variant, impl)
+                attach(self, variant, impl, kinds)
             if PRUNED in saved:
-                prune_checked(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
+                cut(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
 
     wants_info, settings = (
         settings.pop("output_loading_info", False),
@@ -80,7 +89,7 @@ def load(
     if missing := sorted(_of_parts(info["missing_keys"])):
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
     if unexpected := sorted(_of_parts(info["unexpected_keys"])):
-        problem = "hf.LAYOUTS has no row for its attention, or the config is of another mixing"
+        problem = "its config is of another mixing"
         raise ValueError(f"{folder}: has a tensor {unexpected[0]} that nothing takes; {problem}")
     model.__class__ = base  # which pickle finds by its name
     return (model, info) if wants_info else model

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +11,32 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.attend import FEATURES, SPLIT, MixedHeads, note_wishes, remove_hook
-from mixhead_plugin.hf.layouts import NAME, left_out, sites_of
+from mixhead_plugin.hf.layouts import (
+    LAYOUTS,
+    NAME,
+    USUAL,
+    Site,
+    calls_the_interface,
+    left_out,
+    sites_of,
+)
 from mixhead_plugin.hf.trial import check_row
 from mixhead_plugin.parts import PARTS, complete, effective, refuse_nothing
 from mixhead_plugin.parts.head_mixing import own_numbers
 
 # of the entry of a config that has the heads that `prune` removed, by layer
 PRUNED = "mixhead_pruned"
+# of the entry that names the classes of the attentions that are mixed
+ATTENTIONS = "mixhead_attentions"
+# Files without that entry are older: these classes, and those with a row, were mixed then.
+OLDER_ATTENTIONS = {
+    f"{name}Attention"
+    for name in (
+        "BertSelf BertCross RobertaSelf RobertaCross XLMRobertaSelf XLMRobertaCross ElectraSelf "
+        "ElectraCross DistilBertSelf GPT2 Llama Mistral Qwen2 Qwen3 Gemma ViT Phi Marian Bart "
+        "MBart Whisper OPT T5 MT5"
+    ).split()
+}
 # These entries of config.json make `from_pretrained` refuse a mixed model, and its message shows
 # the value. The second one does where `from_pretrained` is told to use another attention.
 REFUSED = dict.fromkeys(
@@ -32,11 +52,11 @@ def mix(
     as the identity.
 
     Mix the outermost model: an outer one could not save what is inside. A warning names the
-    attentions, as of another tower, that have no row in LAYOUTS and stay as they are.
+    attentions, as of another tower, that cannot be mixed and stay as they are.
 
     Args:
-        model: any model whose attentions are in LAYOUTS; it gets a config of its own, with the
-            variant
+        model: any model whose attentions go through the AttentionInterface; it gets a config of its
+            own, with the variant
         head_mixing, variant: at least one keyword of VARIANT; another normalizer than softmax, and
             another mixing_start than identity, change the outputs
         impl: the implementation of `ops.attention`
@@ -44,7 +64,7 @@ def mix(
     Raises:
         ValueError: an unknown value, nothing that is asked for, a model without such attentions, or
             one that is mixed or pruned already, has adapters, is offloaded, quantised or split, or
-            whose attentions do not fit their row
+            whose attentions cannot be mixed
     """
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     variant = complete(asked, impl)
@@ -62,24 +82,60 @@ def mix(
     if getattr(model, "_tp_size", None) is not None:
         raise ValueError(f"{type(model).__name__}: is split by tp_plan; {SPLIT}")
     refuse_nothing(asked)
-    for site in sites:
-        site.check_sizes(model)
-        check_row(site, model)
-    attach(model, variant, impl)
-    if others := left_out(model, sites):
-        classes = ", ".join(f"{len(names)} {kind}, as {names[0]}" for kind, names in others.items())
+    problems = unfit(model, sites, variant)
+    fitting = [site for site in sites if site.kind not in problems]
+    attach(model, variant, impl, {site.kind for site in fitting})
+
+    for kind, names in left_out(model, fitting).items():
+        if kind in LAYOUTS and LAYOUTS[kind] is None:
+            continue
+        problem = problems.get(
+            kind, "it does not go through the AttentionInterface, or its projections are not known"
+        )
         warnings.warn(
-            f"{type(model).__name__}: was mixed without {classes}; hf.LAYOUTS has no row for it",
+            f"{type(model).__name__}: was mixed without {len(names)} {kind}, as {names[0]}; "
+            f"{problem.removeprefix(f'{kind}: ')}",
             stacklevel=2,
         )
     return model
+
+
+def unfit(model: nn.Module, sites: Sequence[Site], variant: dict[str, str]) -> dict[str, str]:
+    """Return why attentions cannot compute a variant, by their class.
+
+    Raise ValueError if none can be, one has a row of the user, or one has the same config as those
+    that can: a config chooses the attention function and the masks for all that share it.
+    """
+    problems: dict[str, str] = {}
+    for site in sites:
+        try:
+            site.check_sizes(model)
+            check_row(site, model, variant)
+        except ValueError as error:
+            if site.layout is not USUAL:
+                raise
+            problems.setdefault(site.kind, str(error))
+
+    fitting = [site for site in sites if site.kind not in problems]
+    if not fitting:
+        raise ValueError(next(iter(problems.values())))
+    shared = {id(getattr(site.module, "config", None)) for site in fitting}
+    for module in model.modules():
+        kind = type(module).__name__
+        other = calls_the_interface(type(module)) and kind not in {site.kind for site in fitting}
+        if other and id(getattr(module, "config", None)) in shared:
+            problem = problems.get(kind, f"{kind}: its projections are not known")
+            raise ValueError(
+                f"{problem}; it must be mixed with {fitting[0].kind}, which has the same config"
+            )
+    return problems
 
 
 def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
     """Remove all that `attach` and `prune` have written into a config, and into those inside it."""
     if NAME in vars(config):
         config._attn_implementation_internal = attn_implementation
-    for name in (NAME, PRUNED, *REFUSED):
+    for name in (NAME, ATTENTIONS, PRUNED, *REFUSED):
         vars(config).pop(name, None)
     for inner in vars(config).values():
         if isinstance(inner, PreTrainedConfig):
@@ -122,7 +178,7 @@ def refuse_quantised(model: nn.Module, what: str) -> None:
     and `prune` change.
     """
     for site in sites_of(model):
-        for path in (*site.packed(), site.path("output")):
+        for path in (*site.packed(), site.paths["output"]):
             weight: Any = getattr(model.get_submodule(path), "weight", None)
             if not isinstance(weight, Tensor) or not weight.is_floating_point():
                 raise ValueError(
@@ -131,9 +187,18 @@ def refuse_quantised(model: nn.Module, what: str) -> None:
                 )
 
 
-def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTrainedModel:
-    """Make every attention of `model` compute a variant, which may be the plain one."""
-    sites = sites_of(model)
+def attach(
+    model: PreTrainedModel, variant: dict[str, str], impl: str, kinds: Collection[str]
+) -> PreTrainedModel:
+    """Make the attentions of some classes compute a variant, which may be the plain one."""
+    sites = [site for site in sites_of(model) if site.kind in kinds]
+    known = {site.kind for site in sites}
+    for module in model.modules():
+        kind = type(module).__name__
+        if kind in kinds and kind not in known:
+            raise ValueError(f"{kind}: its projections are not known; add its row to hf.LAYOUTS")
+    if not sites:
+        raise ValueError(f"{type(model).__name__}: has none of {', '.join(sorted(kinds))}")
     all_heads = []  # before any change: one may be refused
     with own_numbers():
         for site in sites:
@@ -142,19 +207,28 @@ def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTra
             # A part draws by the state of the generator: without this number all layers would start
             # equal.
             torch.rand((), device="cpu")
+    # Attentions of models that know eager alone may be causal without saying so: with the masks of
+    # eager they need not say it.
+    of_eager = {
+        id(module.config)
+        for module in model.modules()
+        if isinstance(module, PreTrainedModel) and not module._supports_sdpa
+    }
     # modules that share a config share its copy; `set_attn_implementation` would miss some
     memo: dict[int, Any] = {}
     for name, module in model.named_modules():
         if not hasattr(module, "config"):
             continue
+        knows_eager_alone = id(module.config) in of_eager
         config: Any = copy.deepcopy(module.config, memo)
         module.config = config
         if not any(name in ("", site.name) or site.name.startswith(f"{name}.") for site in sites):
             continue  # another tower, which stays as it is
         # it wants no other name then
-        if not (config.output_attentions and config._attn_implementation == "eager"):
+        wants_weights = config.output_attentions and config._attn_implementation == "eager"
+        if not (wants_weights or knows_eager_alone):
             config._attn_implementation_internal = NAME
-        vars(config).update(REFUSED, **{NAME: variant})
+        vars(config).update(REFUSED, **{NAME: variant, ATTENTIONS: sorted(known)})
     for site, heads in zip(sites, all_heads):
         heads.config = site.module.config
         heads.attach()
@@ -229,7 +303,7 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
         mixed: MixedHeads | None = vars(site.module).get(NAME)
         if mixed is None or mixed.feature_mixing is None:
             continue
-        output: Any = model.get_submodule(site.path("output"))
+        output: Any = model.get_submodule(site.paths["output"])
         tensors = {"output": [_rows(output)]}
         for path, kinds in site.packed().items():
             projection: Any = model.get_submodule(path)

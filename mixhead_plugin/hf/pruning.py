@@ -8,7 +8,7 @@ from torch import nn
 
 from mixhead_plugin.heads.cutting import whole_part
 from mixhead_plugin.hf.attend import MixedHeads
-from mixhead_plugin.hf.layouts import KINDS, NAME, Site
+from mixhead_plugin.hf.layouts import KINDS, NAME, Site, several
 from mixhead_plugin.hf.trial import check_fewer
 from mixhead_plugin.parts import parameters
 
@@ -81,11 +81,11 @@ def _numbers(site: Site, rest: Rest) -> dict[str, int]:
         return {}
     kept = len(rest.heads["output"])
     numbers = {
-        site.layout.heads: kept,
+        **dict.fromkeys(several(site.layout.heads), kept),
         "split_size": kept * rest.size,
         "all_head_size": kept * rest.size,
     }
-    return {name: number for name, number in numbers.items() if hasattr(site.module, name)}
+    return {name: number for name, number in numbers.items() if name in vars(site.module)}
 
 
 def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
@@ -100,7 +100,7 @@ def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
             )
         _keep(model.get_submodule(path), columns, of_outputs=True)
     kept = rest.heads["output"]
-    _keep(model.get_submodule(site.path("output")), _features(kept, rest.size), of_outputs=False)
+    _keep(model.get_submodule(site.paths["output"]), _features(kept, rest.size), of_outputs=False)
 
     stay = {"source": rest.heads["queries"], "mixed": kept}
     for option, row in mixed.parts().items():

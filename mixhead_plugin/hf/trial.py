@@ -1,10 +1,9 @@
-"""Try one attention alone: does it fit its row of LAYOUTS, and would it go on with fewer heads?
+"""Try one attention alone: does it fit its row, and would it go on with fewer heads?
 
-The rows of this project are tested with models. A row of a user can be wrong in ways that names
-and sizes do not show: the order of queries, keys and values, an attention that computes everything
-itself, a norm over all heads. So such an attention is called once before anything changes, with
-random features in place of what its projections give, and with an attention function that keeps
-what arrives.
+A row can be wrong in ways that names and sizes do not show: the order of queries, keys and values,
+an attention that computes everything itself, a norm over all heads. So each attention is called
+once before anything changes, with random features in place of what its projections give, and with
+an attention function that keeps what arrives.
 """
 
 import copy
@@ -17,10 +16,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from mixhead_plugin.hf.layouts import KINDS, LAYOUTS, NAME, Site, in_features
+from mixhead_plugin.hf.layouts import KINDS, NAME, Site, in_features
+from mixhead_plugin.ops.normalizers import sink_problem
 
 _TRIAL = f"{NAME}_trial"
-_TESTED = dict(LAYOUTS)  # the tests of this project run each of these rows
+# Sentences and positions. Two different numbers, because some attentions change the order of both.
+_BATCH, _LENGTH = 2, 3
+# What an attention may give to its attention function besides the mask. Nothing else is served.
+SERVED = {
+    *("dropout", "scaling", "is_causal", "position_bias", "output_attentions", "s_aux"),
+    *("sliding_window", "position_ids", "deterministic"),  # the mask or the model sees to these
+}
 
 
 class _Ended(Exception):
@@ -46,11 +52,12 @@ class Trial:
     ):
         self.site = site
         self.output = output
-        self.arrived: dict[
-            str, Tensor
-        ] = {}  # what the attention function got, by kind [1, H or G, 2, D]
-        self.features: dict[str, Tensor] = {}  # what each projection gave, by its path [features]
-        self.outputs: Any = None  # what goes to the output projection [1, 2, features]
+        # What the attention function got, by kind [B, H or G, N, D], and its other arguments.
+        self.arrived: dict[str, Tensor] = {}
+        self.settings: dict[str, Any] = {}
+        # What each projection gave, by its path [B, N, features].
+        self.features: dict[str, Tensor] = {}
+        self.outputs: Any = None  # what goes to the output projection [B, N, features]
         self.problem: Exception | None = None
 
         # The copy shares the projections with the attention, but not its numbers and its config.
@@ -65,16 +72,15 @@ class Trial:
         handles = []
         for path, kinds in site.packed().items():
             projection = model.get_submodule(path)
-            features = self._random(
-                sum(widths[kind] for kind in kinds), next(projection.parameters())
-            )
+            shape = _BATCH, _LENGTH, sum(widths[kind] for kind in kinds)
+            features = self._random(shape, next(projection.parameters()))
             self.features[path] = features.requires_grad_()
             handles.append(projection.register_forward_hook(_gives(self.features[path])))
-        reader = model.get_submodule(site.path("output"))
+        reader = model.get_submodule(site.paths["output"])
         handles.append(reader.register_forward_pre_hook(self._end))
 
-        first = model.get_submodule(site.path("queries"))
-        x = next(first.parameters()).new_zeros(1, 2, in_features(first))
+        first = model.get_submodule(site.paths["queries"])
+        x = next(first.parameters()).new_zeros(_BATCH, _LENGTH, in_features(first))
         try:
             for arguments in _ways_to_call(module, x, site.head_dim):
                 self._call(module, arguments)
@@ -95,27 +101,28 @@ class Trial:
         except Exception as error:
             self.problem = error
 
-    def _random(self, count: int, like: Tensor) -> Tensor:
-        return torch.rand(count, generator=self.generator, device="cpu").to(like) + 0.5
+    def _random(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return torch.rand(*shape, generator=self.generator, device="cpu").to(like) + 0.5
 
     def _end(self, projection: nn.Module, args: tuple[Any, ...]) -> None:
         self.outputs = args[0]
         raise _Ended
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, settings: dict[str, Any]) -> Tensor:
         self.arrived = dict(zip(KINDS, (query, key, value)))
+        self.settings = settings
         return query.new_zeros(query.size(0), query.size(2), *self.output)
 
     def source_of_the_last_head(self, kind: str) -> dict[str, Tensor]:
-        """Return on which features of each projection the last head of what arrived depends.
+        """Return on which features of each projection the last head of what arrived depends, at the
+        last position of the last sentence.
 
-        Bool [features] for each, by its path.
+        Bool [B, N, features] for each, by its path.
         """
         found: dict[str, Tensor] = {}
         with torch.enable_grad():
-            head = self.arrived[kind][:, -1]
-            weights = self._random(head.numel(), head).view_as(head)
-            total = (head * weights).sum()
+            head = self.arrived[kind][-1, -1, -1]  # [D]
+            total = (head * self._random(head.shape, head)).sum()
         for path, features in self.features.items():
             gradient = None
             if total.requires_grad:  # else it comes from no projection that the row names
@@ -137,13 +144,18 @@ class Trial:
 
 def _gives(features: Tensor) -> Any:
     # A copy, because some attentions scale it in place.
-    return lambda projection, args, output: features.expand(*output.shape[:-1], -1).clone()
+    return lambda projection, args, output: features.clone()
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *others: Any, **settings: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    **settings: Any,
 ) -> tuple[Tensor, None]:
-    return vars(module)[_TRIAL].attend(query, key, value), None
+    return vars(module)[_TRIAL].attend(query, key, value, settings), None
 
 
 AttentionInterface.register(_TRIAL, _attend)
@@ -157,82 +169,98 @@ def _ways_to_call(module: nn.Module, x: Tensor, size: int) -> Iterator[dict[str,
         size: features of a head
     """
     parameters = inspect.signature(module.forward).parameters
-    given: dict[str, Any] = {}
-    for name, parameter in parameters.items():
-        if (
-            parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            and parameter.default is parameter.empty
-        ):
-            given[name] = None
+    first = next(iter(parameters))
+    needed = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        and parameter.default is parameter.empty
+    ]
+    given: dict[str, Any] = dict.fromkeys(needed)
     if "position_ids" in parameters:
         given["position_ids"] = torch.arange(x.size(1), device=x.device)[None]
 
-    # The input of its keys, which some can do without.
-    others = [name for name in ("encoder_hidden_states", "key_value_states") if name in parameters]
-    for states in ({}, dict.fromkeys(others, x)):
-        # The cosine and the sine of no rotation. One number for all features serves attentions that
-        # rotate a part of a head, too, but some count the features.
-        for width in (1, size):
-            one = x.new_ones(*x.shape[:2], width)
-            rotation = {"position_embeddings": (one, torch.zeros_like(one))}
-            yield {
-                **given,
-                **(rotation if "position_embeddings" in parameters else {}),
-                **states,
-                next(iter(parameters)): x,
-            }
+    # The input of its keys: some can do without, some have names of their own for it.
+    states = [name for name in ("encoder_hidden_states", "key_value_states") if name in parameters]
+    others = [name for name in needed if "mask" not in name and "position" not in name]
+    for inputs in ([], states, others):
+        for rotation in _rotations(x, size) if "position_embeddings" in parameters else [None]:
+            rotated = {} if rotation is None else {"position_embeddings": rotation}
+            yield {**given, **rotated, **dict.fromkeys([first, *inputs], x)}
 
 
-def _to_be_tried(site: Site) -> bool:
+def _rotations(x: Tensor, size: int) -> Iterator[Any]:
+    """Yield what attentions may want to rotate by, so that nothing rotates.
+
+    Cosine and sine: one number for all features serves attentions that rotate a part of a head,
+    too, but some count features, and some have no sentences. Llama 4 has complex numbers.
+    """
+    for shape in ((*x.shape[:2], 1), (*x.shape[:2], size), (x.size(1), size)):
+        yield x.new_ones(shape), x.new_zeros(shape)
+    yield torch.ones(*x.shape[:2], size // 2, dtype=torch.complex64, device=x.device)
+
+
+def check_row(site: Site, model: nn.Module, variant: Mapping[str, str]) -> None:
+    """Raise ValueError unless queries, keys and values arrive from where the row says, and
+    `mixed_attention` serves all that the attention asks of it, together with the variant.
+    """
     # Without a config, no attention function can be put in place; MixedHeads says so.
-    return (
-        hasattr(site.module, "config")
-        and _TESTED.get(type(site.module).__name__) is not site.layout
-    )
-
-
-def check_row(site: Site, model: nn.Module) -> None:
-    """Raise ValueError unless queries, keys and values arrive from where the row says."""
-    if not _to_be_tried(site):
+    if not hasattr(site.module, "config"):
         return
-    name = type(site.module).__name__
     trial = Trial(site, model, site.widths(model), {}, (site.heads, site.head_dim))
     if not trial.arrived and trial.problem is None:
         raise ValueError(
-            f"{name}: computes its attention itself; must call it through the AttentionInterface"
+            f"{site.kind}: computes its attention itself; "
+            "must call it through the AttentionInterface"
         )
     if not trial.arrived:
         problem = str(trial.problem).partition("\n")[0]
         raise ValueError(
-            f"{name}: must work alone, or its row of hf.LAYOUTS cannot be checked; {problem}"
+            f"{site.kind}: must work alone, or its projections cannot be checked; {problem}"
         )
 
+    for name, value in trial.settings.items():
+        if name not in SERVED and value is not None:
+            raise ValueError(f"{site.kind}: {name} cannot be used with mixed heads")
+    if trial.settings.get("s_aux") is not None:
+        if variant["attention_sink"] != "none":
+            raise ValueError(f"{site.kind}: has sinks of its own, so attention_sink must be none")
+        if problem := sink_problem(variant["normalizer"]):
+            raise ValueError(f"{site.kind}: has sinks of its own, {problem}")
+
+    heads, size = trial.arrived["queries"].shape[1::2]
+    if (heads, size) != (site.heads, site.head_dim):
+        raise ValueError(
+            f"{site.kind}: its queries have {heads} heads of {size}, "
+            f"but its row names {site.heads} of {site.head_dim}"
+        )
     for path, kinds in site.packed().items():
         end = 0
         for kind in kinds:
             start, end = end, end + site.widths(model)[kind]
             if not _comes_from(trial, kind, path, start, end):
-                raise ValueError(f"{name}: {_wrong(path, kind, kinds)}")
+                raise ValueError(f"{site.kind}: {_wrong(path, kind, kinds)}")
 
 
 def _comes_from(trial: Trial, kind: str, path: str, start: int, end: int) -> bool:
     """Return whether what arrived comes from these features of this projection alone.
 
     The last head has to be the last of its kind. It may depend on the others, too, as behind a norm
-    over all heads.
+    over all heads. Queries have to be of their own position, because a mixing reads them there;
+    keys and values may have been convolved.
     """
     found = trial.source_of_the_last_head(kind)
-    own = found.pop(path)
-    others = [*found.values(), own[:start], own[end:]]
-    return bool(own[end - trial.site.head_dim : end].all()) and not any(
-        each.any() for each in others
-    )
+    own = found.pop(path)  # [B, N, features]
+    others = [*found.values(), own[..., :start], own[..., end:], own[:-1]]
+    if kind == "queries":
+        others.append(own[:, :-1])
+    head = own[-1, -1, end - trial.site.head_dim : end]
+    return bool(head.all()) and not any(each.any() for each in others)
 
 
 def _wrong(path: str, kind: str, kinds: Sequence[str]) -> str:
     if len(kinds) == 1:
-        problem = f"{path} does not give the {kind} that its attention gets"
-        return f"does not fit its row of hf.LAYOUTS, {problem}"
+        return f"cannot be mixed, {path} does not give the {kind} that its attention gets"
     needed = f"must give {', '.join(kinds)} one after another, each for all heads"
     return f"{path} {needed}; with another order it cannot be mixed or pruned"
 
@@ -245,17 +273,19 @@ def check_fewer(
     output: tuple[int, int],
 ) -> None:
     """Raise ValueError if an attention would not go on with fewer heads; arguments as in Trial."""
-    if not _to_be_tried(site):
+    if not hasattr(site.module, "config"):
         return
     trial = Trial(site, model, widths, numbers, output)
     right = trial.problem is None and trial.outputs.size(-1) == output[0] * output[1]
     for kind, tensor in trial.arrived.items():
         # Some attentions repeat the keys and values that several queries share.
         right = right and tensor.size(1) * tensor.size(3) in (widths[kind], widths["queries"])
+    sinks = trial.settings.get("s_aux")
+    right = right and (sinks is None or sinks.numel() == trial.arrived["queries"].size(1))
     if right:
         return
     what = trial.culprit() or "its forward"
     raise ValueError(
-        f"{type(site.module).__name__}: cannot be cut, because {what} needs all heads; "
+        f"{site.kind}: cannot be cut, because {what} needs all heads; "
         "ablate them, or mix them first"
     )

@@ -74,8 +74,9 @@ def defined(model, variant):
     """Return a mixed model and the unmixed one with `attend` in its place."""
     ours = shake(hf.mix(copy.deepcopy(model), **variant))
     for name, module in model.named_modules():
-        if type(module).__name__ in hf.LAYOUTS:
-            module.__dict__["parts"] = getattr(ours.get_submodule(name), hf.NAME)
+        parts = vars(ours.get_submodule(name)).get(hf.NAME)
+        if parts is not None:
+            module.__dict__["parts"] = parts
             module.register_forward_pre_hook(remember, with_kwargs=True)
     model.set_attn_implementation(NAME)
     return ours, model

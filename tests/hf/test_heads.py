@@ -35,7 +35,7 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
     model, inputs = build(name, **variant)
     inputs = whole(model, inputs)
     before = model(**inputs).logits
-    sites = [n for n, module in model.named_modules() if type(module).__name__ in hf.LAYOUTS]
+    sites = [attention.name for attention in heads_in(model)]
     grouped, mixes = name.startswith(tuple(GROUPED)), variant.get("head_mixing", "none") != "none"
     # head 2 is 1 after 0 is gone
     first, steps = ([0, 1], [[0, 1]]) if grouped else ([0, 2], [[0], [1]])

@@ -1,8 +1,9 @@
-"""Attentions of other sizes or another order than their row says are refused; towers without a row
-are named.
+"""Attentions that go through the AttentionInterface are found without a row. Those of other sizes
+or another order are refused; towers that cannot be mixed are named.
 """
 
 import copy
+import json
 import warnings
 
 import pytest
@@ -15,9 +16,7 @@ def row(monkeypatch, name, *fields, **others):
     monkeypatch.setitem(hf.LAYOUTS, f"{name}Attention", hf.Layout(*fields, **others))
 
 
-def test_a_projection_that_gives_one_head_after_another_is_neither_mixed_nor_pruned(monkeypatch):
-    names = ("query_key_value",)
-    row(monkeypatch, "GPTNeoX", names, "num_attention_heads", "head_size", names, names, ("dense",))
+def test_a_projection_that_gives_one_head_after_another_is_neither_mixed_nor_pruned():
     model, inputs = build("GPTNeoXForCausalLM")
     before = model(**inputs).logits
     for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.prune(model, {0: [1]})):
@@ -32,11 +31,7 @@ def test_a_projection_that_gives_one_head_after_another_is_neither_mixed_nor_pru
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_a_projection_that_gives_all_queries_then_keys_then_values_is_served(
-    key_heads, monkeypatch
-):
-    names = ("qkv_proj",)
-    row(monkeypatch, "Phi3", names, "num_attention_heads", "head_dim", names, names)
+def test_a_projection_that_gives_all_queries_then_keys_then_values_is_served(key_heads):
     model, inputs = build("Phi3ForCausalLM", {"num_key_value_heads": key_heads})
     before = model(**inputs).logits
     torch.testing.assert_close(
@@ -59,8 +54,7 @@ def test_a_projection_that_gives_all_queries_then_keys_then_values_is_served(
 
 
 @torch.no_grad()
-def test_gates_beside_queries_are_not_mixed_but_heads_can_be_silenced(monkeypatch):
-    row(monkeypatch, "Qwen3Next", ("q_proj",), "num_attention_heads", "head_dim")
+def test_gates_beside_queries_are_not_mixed_but_heads_can_be_silenced():
     sizes = dict(
         head_dim=8, layer_types=["full_attention"] * 2, mlp_only_layers=[0, 1], num_experts=2
     )
@@ -77,9 +71,7 @@ def test_gates_beside_queries_are_not_mixed_but_heads_can_be_silenced(monkeypatc
 
 
 @torch.no_grad()
-def test_rotations_that_ask_for_more_than_positions_do_not_hide_the_order(monkeypatch):
-    names = ("Wqkv",)
-    row(monkeypatch, "ModernBert", names, "num_attention_heads", "head_dim", names, names, ("Wo",))
+def test_rotations_that_ask_for_more_than_positions_do_not_hide_the_order():
     model, inputs = build("ModernBertModel")
     before = model(**inputs)[0]
     torch.testing.assert_close(hf.mix(model, "position-wise")(**inputs)[0], before)
@@ -98,7 +90,7 @@ def test_keys_and_values_in_the_wrong_order_are_noticed(monkeypatch):
     model, inputs = build("GraniteForCausalLM")
     before = model(**inputs).logits
     problem = (
-        r"^GraniteAttention: does not fit its row of hf\.LAYOUTS, "
+        r"^GraniteAttention: cannot be mixed, "
         r"model\.layers\.0\.self_attn\.v_proj does not give the keys that its attention gets$"
     )
     for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.prune(model, {0: [0, 1]})):
@@ -127,17 +119,14 @@ def test_attentions_that_compute_everything_themselves_are_refused(name, monkeyp
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "name, config, heads, culprit",
+    "name, config, culprit",
     [
-        ("Olmo2", {}, "num_attention_heads", "q_norm"),
-        ("StableLm", {"qk_layernorm": True}, "num_heads", "its forward"),
+        ("Olmo2", {}, "q_norm"),
+        ("StableLm", {"qk_layernorm": True}, "its forward"),
     ],
     ids=["norm over all heads", "norm for each head"],
 )
-def test_an_attention_that_needs_all_heads_is_cut_only_behind_mixing(
-    name, config, heads, culprit, monkeypatch
-):
-    row(monkeypatch, name, ("q_proj",), heads, "head_dim")
+def test_an_attention_that_needs_all_heads_is_cut_only_behind_mixing(name, config, culprit):
     model, inputs = build(f"{name}ForCausalLM", config)
     before = model(**inputs).logits
     problem = (
@@ -157,18 +146,18 @@ ROWS = {
     "head size": (
         (("q_proj",), "num_attention_heads", "size"),
         {},
-        "'LlamaAttention' object has no attribute 'size'",
+        "no number head_dim named size",
     ),
-    "heads": ((("q_proj",), "n", "head_dim"), {}, "'LlamaConfig' object has no attribute 'n'"),
+    "heads": ((("q_proj",), "n", "head_dim"), {}, "no number heads named n"),
     "keys": (
         (("q_proj",), "num_attention_heads", "head_dim", ("k",)),
         {},
-        "LlamaAttention has no attribute `k`",
+        "no projection of keys named k",
     ),
     "output": (
         (("q_proj",), "num_attention_heads", "head_dim"),
         {"output": ("dense",)},
-        "LlamaAttention has no attribute `dense`",
+        "no projection of output named dense",
     ),
 }
 
@@ -184,7 +173,8 @@ def test_names_that_an_attention_does_not_have_are_told_as_a_fault_of_the_row(wr
         lambda: hf.prune(model, {0: [0, 1]}),
     ):
         with pytest.raises(
-            ValueError, match=f"^LlamaAttention: does not fit its row of hf.LAYOUTS, {problem}$"
+            ValueError,
+            match=f"^LlamaAttention: does not fit its row of hf.LAYOUTS, it has {problem}$",
         ):
             refused()
 
@@ -230,17 +220,29 @@ def llava():
     return transformers.LlavaForConditionalGeneration(config).eval(), inputs
 
 
-def test_a_tower_without_a_row_is_named_and_stays_as_it_is(tmp_path):
+@torch.no_grad()
+def test_all_towers_are_mixed_saved_and_loaded(tmp_path):
+    model, inputs = llava()
+    expected = model(**inputs).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hf.mix(model, "position-independent")
+    assert model.config.mixhead_attentions == ["CLIPAttention", "LlamaAttention"]
+    torch.testing.assert_close(model(**inputs).logits, expected)
+    expected = shake(model)(**inputs).logits
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(hf.load(tmp_path)(**inputs).logits, expected)
+
+
+@torch.no_grad()
+def test_a_tower_that_the_user_leaves_out_stays_as_it_is_and_loading_needs_no_word(tmp_path):
     model, inputs = llava()
     expected = model(**inputs).logits
     vision = model.model.vision_tower
     implementation = vision.config._attn_implementation
-    with pytest.warns(
-        UserWarning,
-        match=r"^LlavaFor.*: was mixed without 1 CLIPAttention, as model\.vision_tower\.",
-    ) as said:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setitem(hf.LAYOUTS, "CLIPAttention", None)
         hf.mix(model, "position-wise")
-    assert len(said) == 1
     torch.testing.assert_close(model(**inputs).logits, expected)
     assert vision.config._attn_implementation == implementation
     expected = shake(model)(**inputs).logits
@@ -248,19 +250,88 @@ def test_a_tower_without_a_row_is_named_and_stays_as_it_is(tmp_path):
     torch.testing.assert_close(hf.load(tmp_path)(**inputs).logits, expected)
 
 
-def test_with_rows_for_all_towers_all_are_mixed_and_loading_needs_the_rows(tmp_path):
-    model, inputs = llava()
-    expected = model(**inputs).logits
-    with pytest.MonkeyPatch.context() as monkeypatch, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        row(monkeypatch, "CLIP", ("q_proj",), "num_heads", "head_dim")
-        hf.mix(model, "position-independent")
-        torch.testing.assert_close(model(**inputs).logits, expected)
-        expected = shake(model)(**inputs).logits
-        model.save_pretrained(tmp_path)
-        torch.testing.assert_close(hf.load(tmp_path)(**inputs).logits, expected)
-    with pytest.raises(
-        ValueError,
-        match=r"has a tensor model\.vision_tower.* that nothing takes; hf\.LAYOUTS has no row",
-    ):
+def test_a_tower_that_computes_its_attention_itself_is_named():
+    vision = dict(CONFIG, num_channels=3)
+    model, _ = build("GitModel", {"vision_config": vision})
+    with pytest.warns(UserWarning) as said:
+        hf.mix(model, "position-wise")
+    assert [str(each.message) for each in said] == [
+        "GitModel: was mixed without 2 GitSelfAttention, as encoder.layer.0.attention.self; it "
+        "does not go through the AttentionInterface, or its projections are not known"
+    ]
+
+
+def test_attentions_with_one_config_are_mixed_together_or_not_at_all(monkeypatch):
+    monkeypatch.setitem(hf.LAYOUTS, "BertCrossAttention", None)
+    config = transformers.BertConfig(**CONFIG, is_decoder=True, add_cross_attention=True)
+    model = transformers.BertLMHeadModel(config)
+    problem = (
+        "^BertCrossAttention: its projections are not known; "
+        "it must be mixed with BertSelfAttention, which has the same config$"
+    )
+    with pytest.raises(ValueError, match=problem):
+        hf.mix(model, "position-wise")
+    assert not hf.mixing_parameters(model)
+
+
+def test_a_file_of_a_user_s_row_is_not_loaded_without_it(tmp_path, monkeypatch):
+    hf.mix(llava()[0], normalizer="l2").save_pretrained(tmp_path)
+    monkeypatch.setitem(hf.LAYOUTS, "CLIPAttention", None)
+    problem = r"^CLIPAttention: its projections are not known; add its row to hf\.LAYOUTS$"
+    with pytest.raises(ValueError, match=problem):
         hf.load(tmp_path)
+
+
+@torch.no_grad()
+def test_a_folder_of_before_the_default_row_mixes_what_was_mixed_then(tmp_path):
+    model, inputs = llava()
+    hf.LAYOUTS["CLIPAttention"] = None
+    try:
+        expected = shake(hf.mix(model, "position-wise"))(**inputs).logits
+    finally:
+        del hf.LAYOUTS["CLIPAttention"]
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for each in (config, *(v for v in config.values() if isinstance(v, dict))):
+        each.pop("mixhead_attentions", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(hf.load(tmp_path)(**inputs).logits, expected)
+
+
+# Sinks
+
+SINKS = dict(num_local_experts=2, num_experts_per_tok=1, head_dim=8, sliding_window=3)
+
+
+def gpt_oss():
+    model, inputs = build("GptOssForCausalLM", SINKS)
+    model.set_experts_implementation("eager")
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data.normal_()
+    return model, inputs
+
+
+def test_sinks_of_the_model_s_own_are_kept_and_trained():
+    model, inputs = gpt_oss()
+    expected = model(**inputs).logits
+    mixed = hf.mix(copy.deepcopy(model), "position-wise")
+    torch.testing.assert_close(mixed(**inputs).logits, expected, rtol=1e-5, atol=1e-6)
+    for each in (model, mixed):
+        each(**inputs).logits.square().sum().backward()
+    for ours, theirs in zip(mixed.model.layers, model.model.layers):
+        torch.testing.assert_close(
+            ours.self_attn.sinks.grad, theirs.self_attn.sinks.grad, rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    "variant, problem",
+    [
+        ({"attention_sink": "zero"}, "so attention_sink must be none"),
+        ({"normalizer": "relu2"}, "needs one of the normalizers softmax, "),
+    ],
+)
+def test_sinks_of_the_model_s_own_take_no_others_and_need_a_denominator(variant, problem):
+    model, _ = gpt_oss()
+    with pytest.raises(ValueError, match=f"^GptOssAttention: has sinks of its own, {problem}"):
+        hf.mix(model, **variant)
