@@ -277,7 +277,7 @@ def mixed_attention(
         attention_mask = attention_mask.masked_fill(
             attention_mask <= torch.finfo(attention_mask.dtype).min, -torch.inf
         )
-    elif attention_mask.shape[1:3] == (1, 1):  # for all heads and queries
+    elif attention_mask.size(1) == 1 and same_for_all_queries(attention_mask):
         padding, attention_mask = ~attention_mask[:, 0, 0].expand(batch, -1), None
     else:
         attention_mask = by_head(~attention_mask, heads, query.dtype)
@@ -312,16 +312,24 @@ def mixed_attention(
     return mixed.gated(out.transpose(1, 2).contiguous(), x), weights  # [B, Nq, H', Dv]
 
 
+def same_for_all_queries(mask: Tensor) -> bool:
+    """Return whether a mask [B, 1, Nq, Nk] has one row for all queries; `mixed_mask` makes such."""
+    return mask.size(2) == 1 or mask.stride(2) == 0
+
+
 def mixed_mask(**settings: Any) -> Tensor | None:
-    """Return a bool mask [B, 1, Nq or 1, Nk], True is visible; None where `mixed_attention` needs
-    none.
+    """Return a bool mask [B, 1, Nq, Nk], True is visible; None where `mixed_attention` needs none.
+
+    If all queries see the same keys, it is one row that stands for all.
     """
     # of the queries, in transformers 5.3; in later ones, their number
     positions = settings.get("cache_position")
     n_queries = settings["q_length"] if positions is None else len(positions)
     if settings["mask_function"] is bidirectional_mask_function:  # all queries see the same keys
         settings |= {"q_length": 1} if positions is None else {"cache_position": positions[:1]}
-    elif n_queries not in (1, settings["kv_length"]):
+        row = sdpa_mask(**settings)
+        return None if row is None else row.expand(-1, -1, n_queries, -1)
+    if n_queries not in (1, settings["kv_length"]):
         settings["allow_is_causal_skip"] = False  # the rest of a static cache is hidden too
     return sdpa_mask(**settings)
 

@@ -170,14 +170,17 @@ def _size(projection: Any, *names: str) -> int:
     )
 
 
-@functools.cache
-def calls_the_interface(cls: Any) -> bool:
-    """Return whether attentions of a class go through the AttentionInterface: their code names it.
+def calls_the_interface(module: nn.Module) -> bool:
+    """Return whether an attention goes through the AttentionInterface: its code names it.
 
     Whole models name it, too, because they choose it; they are no attentions.
     """
-    if issubclass(cls, PreTrainedModel):
-        return False
+    cls: Any = type(module)
+    return not isinstance(module, PreTrainedModel) and _names_the_interface(cls)
+
+
+@functools.cache
+def _names_the_interface(cls: Any) -> bool:
     for base in cls.__mro__:
         for method in vars(base).values():
             if inspect.isfunction(method):
@@ -204,7 +207,7 @@ def sites_of(model: nn.Module) -> list[Site]:
 def _site(model: nn.Module, name: str, module: nn.Module) -> Site | None:
     kind = type(module).__name__
     row = LAYOUTS.get(kind)
-    if row is None and (kind in LAYOUTS or not calls_the_interface(type(module))):
+    if row is None and (kind in LAYOUTS or not calls_the_interface(module)):
         return None
     layout = USUAL if row is None else row
     paths = {kind: _path(model, name, getattr(layout, kind)) for kind in (*KINDS, "output")}

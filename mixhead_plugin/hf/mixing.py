@@ -122,7 +122,7 @@ def unfit(model: nn.Module, sites: Sequence[Site], variant: dict[str, str]) -> d
     shared = {id(getattr(site.module, "config", None)) for site in fitting}
     for module in model.modules():
         kind = type(module).__name__
-        other = calls_the_interface(type(module)) and kind not in {site.kind for site in fitting}
+        other = calls_the_interface(module) and kind not in {site.kind for site in fitting}
         if other and id(getattr(module, "config", None)) in shared:
             problem = problems.get(kind, f"{kind}: its projections are not known")
             raise ValueError(
@@ -135,6 +135,8 @@ def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
     """Remove all that `attach` and `prune` have written into a config, and into those inside it."""
     if NAME in vars(config):
         config._attn_implementation_internal = attn_implementation
+        if saving.auto_map_of(config):  # which is empty if it is not ours
+            vars(config).pop("auto_map", None)
     for name in (NAME, ATTENTIONS, PRUNED, *REFUSED):
         vars(config).pop(name, None)
     for inner in vars(config).values():

@@ -8,7 +8,7 @@ from torch import nn
 
 from mixhead_plugin.heads.cutting import whole_part
 from mixhead_plugin.hf.attend import MixedHeads
-from mixhead_plugin.hf.layouts import KINDS, NAME, Site, several
+from mixhead_plugin.hf.layouts import NAME, Site, several
 from mixhead_plugin.hf.trial import check_fewer
 from mixhead_plugin.parts import parameters
 
@@ -66,12 +66,17 @@ def problem(model: nn.Module, site: Site, heads: Sequence[int]) -> str:
 def try_out(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     """Raise ValueError if an attention would not go on without some heads."""
     rest = _rest(model, site, heads)
-    widths = {kind: len(rest.heads[kind]) * rest.size for kind in KINDS}
-    if rest.mixes:
-        widths["values"] = widths["keys"]  # zeros stand in place of the cut ones
     mixed: MixedHeads | None = vars(site.module).get(NAME)
-    value_dim = rest.size if mixed is None else mixed.sizes.value_dim
-    check_fewer(site, model, widths, _numbers(site, rest), (len(rest.heads["output"]), value_dim))
+    if mixed is None:
+        widths = site.widths(model)
+        value_dim = rest.size
+    else:
+        keys = mixed.sizes.key_heads * rest.size
+        # Where values were cut before, zeros stand in their place.
+        widths = {"queries": mixed.sizes.num_heads * rest.size, "keys": keys, "values": keys}
+        value_dim = mixed.sizes.value_dim
+    output = len(rest.heads["output"]), value_dim
+    check_fewer(site, model, widths, rest.heads, _numbers(site, rest), output)
 
 
 def _numbers(site: Site, rest: Rest) -> dict[str, int]:

@@ -8,25 +8,77 @@ check in front.
 
 import functools
 from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 from transformers.utils import is_peft_available
 
 from mixhead_plugin.hf.layouts import NAME
 from mixhead_plugin.parts import PARTS
 
+# The file in the folder of a mixed model that the Auto classes of transformers import, if the user
+# trusts it; hf/auto.py has the classes.
+MODELING_FILE = "modeling_mixhead.py"
+MODELING_TEXT = '''"""Load the model of this folder, whose heads are mixed, by mixhead_plugin."""
+
+from mixhead_plugin.hf.auto import *
+'''
+AUTO_CLASSES = [
+    name
+    for name in vars(modeling_auto)
+    if name.startswith("AutoModel") and hasattr(getattr(modeling_auto, name), "_model_mapping")
+]
+
 
 def watch_models() -> None:
-    """Let models refuse to be made from the config of a mixed model, or to be saved without one."""
-    for name, check in (
-        ("__init__", _refuse_to_forget),
-        ("save_pretrained", _refuse_inner),
-    ):
-        function = getattr(PreTrainedModel, name)
-        if not hasattr(function, NAME):
-            setattr(PreTrainedModel, name, _checked(function, check))
+    """Let models refuse to be made from the config of a mixed model, or to be saved without one.
+
+    Mixed ones are saved with what the Auto classes load them by.
+    """
+    if hasattr(PreTrainedModel.save_pretrained, NAME):
+        return
+    model: Any = PreTrainedModel
+    model.__init__ = _checked(PreTrainedModel.__init__, _refuse_to_forget)
+    model.save_pretrained = _checked(_with_file(PreTrainedModel.save_pretrained), _refuse_inner)
+
+
+def _with_file(save: Any) -> Any:
+    @functools.wraps(save)
+    def saved(
+        model: Any,
+        folder: str | PathLike[str],
+        is_main_process: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        auto_map = auto_map_of(model.config) if hasattr(model.config, NAME) else {}
+        if auto_map and is_main_process:
+            model.config.auto_map = auto_map
+            # Before the other files, because `push_to_hub=True` uploads the folder at the end.
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (Path(folder) / MODELING_FILE).write_text(MODELING_TEXT, encoding="utf-8")
+        return save(model, folder, is_main_process, *args, **kwargs)
+
+    return saved
+
+
+def auto_map_of(config: PreTrainedConfig) -> dict[str, str]:
+    """Return the entry auto_map for config.json: the Auto classes that know a model of this type.
+
+    Empty where others have made one: the code that they name is not ours to replace.
+    """
+    given = getattr(config, "auto_map", None) or {}
+    if any(not name.startswith(Path(MODELING_FILE).stem) for name in given.values()):
+        return {}
+    return {
+        name: f"{Path(MODELING_FILE).stem}.{name}"
+        for name in AUTO_CLASSES
+        if type(config) in getattr(modeling_auto, name)._model_mapping
+    }
 
 
 def watch_adapters() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -22,9 +23,17 @@ from mixhead_plugin.ops.normalizers import sink_problem
 _TRIAL = f"{NAME}_trial"
 # Sentences and positions. Two different numbers, because some attentions change the order of both.
 _BATCH, _LENGTH = 2, 3
-# What an attention may give to its attention function besides the mask. Nothing else is served.
+# What an attention may give to its attention function. Nothing else is served.
 SERVED = {
-    *("dropout", "scaling", "is_causal", "position_bias", "output_attentions", "s_aux"),
+    *(
+        "attention_mask",
+        "dropout",
+        "scaling",
+        "is_causal",
+        "position_bias",
+        "output_attentions",
+        "s_aux",
+    ),
     *("sliding_window", "position_ids", "deterministic"),  # the mask or the model sees to these
 }
 
@@ -37,7 +46,7 @@ class Trial:
     """One call of an attention alone, and what was seen of it.
 
     Args:
-        widths: the numbers of features of queries, keys and values
+        features: what each projection gives, by its path [B, N, features]
         numbers: attributes that the attention has in this call
         output: the number of heads and of features of a head that the attention function returns
     """
@@ -46,17 +55,16 @@ class Trial:
         self,
         site: Site,
         model: nn.Module,
-        widths: Mapping[str, int],
+        features: dict[str, Tensor],
         numbers: Mapping[str, int],
         output: tuple[int, int],
     ):
         self.site = site
+        self.features = features
         self.output = output
         # What the attention function got, by kind [B, H or G, N, D], and its other arguments.
         self.arrived: dict[str, Tensor] = {}
         self.settings: dict[str, Any] = {}
-        # What each projection gave, by its path [B, N, features].
-        self.features: dict[str, Tensor] = {}
         self.outputs: Any = None  # what goes to the output projection [B, N, features]
         self.problem: Exception | None = None
 
@@ -67,15 +75,10 @@ class Trial:
         module.config._attn_implementation_internal = _TRIAL
         vars(module)[_TRIAL] = self
 
-        # A generator of its own: whoever mixes draws the same numbers afterwards.
-        self.generator = torch.Generator().manual_seed(0)
-        handles = []
-        for path, kinds in site.packed().items():
-            projection = model.get_submodule(path)
-            shape = _BATCH, _LENGTH, sum(widths[kind] for kind in kinds)
-            features = self._random(shape, next(projection.parameters()))
-            self.features[path] = features.requires_grad_()
-            handles.append(projection.register_forward_hook(_gives(self.features[path])))
+        handles = [
+            model.get_submodule(path).register_forward_hook(_gives(given))
+            for path, given in features.items()
+        ]
         reader = model.get_submodule(site.paths["output"])
         handles.append(reader.register_forward_pre_hook(self._end))
 
@@ -101,9 +104,6 @@ class Trial:
         except Exception as error:
             self.problem = error
 
-    def _random(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        return torch.rand(*shape, generator=self.generator, device="cpu").to(like) + 0.5
-
     def _end(self, projection: nn.Module, args: tuple[Any, ...]) -> None:
         self.outputs = args[0]
         raise _Ended
@@ -122,7 +122,7 @@ class Trial:
         found: dict[str, Tensor] = {}
         with torch.enable_grad():
             head = self.arrived[kind][-1, -1, -1]  # [D]
-            total = (head * self._random(head.shape, head)).sum()
+            total = (head * _random(head.shape, head, seed=0)).sum()
         for path, features in self.features.items():
             gradient = None
             if total.requires_grad:  # else it comes from no projection that the row names
@@ -142,6 +142,34 @@ class Trial:
         return found
 
 
+def _random(shape: Sequence[int], like: Tensor, seed: int) -> Tensor:
+    # A generator of its own: whoever mixes draws the same numbers afterwards.
+    numbers = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, generator=numbers, device="cpu").to(like) + 0.5
+
+
+def _random_features(
+    site: Site, model: nn.Module, widths: Mapping[str, int]
+) -> dict[str, dict[str, Tensor]]:
+    """Return features [B, N, width] by the path of their projection, and by kind."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for path, kinds in site.packed().items():
+        weight = next(model.get_submodule(path).parameters())
+        found[path] = {
+            kind: _random((_BATCH, _LENGTH, widths[kind]), weight, seed=KINDS.index(kind))
+            for kind in kinds
+        }
+    return found
+
+
+def _joined(features: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return what each projection gives: the features of its kinds, one after another."""
+    return {
+        path: torch.cat(list(by_kind.values()), -1).requires_grad_()
+        for path, by_kind in features.items()
+    }
+
+
 def _gives(features: Tensor) -> Any:
     # A copy, because some attentions scale it in place.
     return lambda projection, args, output: features.clone()
@@ -152,9 +180,10 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Any,
+    attention_mask: Any = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
+    settings["attention_mask"] = attention_mask
     return vars(module)[_TRIAL].attend(query, key, value, settings), None
 
 
@@ -200,14 +229,22 @@ def _rotations(x: Tensor, size: int) -> Iterator[Any]:
     yield torch.ones(*x.shape[:2], size // 2, dtype=torch.complex64, device=x.device)
 
 
+def _can_be_tried(site: Site) -> bool:
+    # Without a config, no attention function can be put in place; MixedHeads says so. On the device
+    # meta, where `from_pretrained` makes models, nothing computes: there, sizes are checked alone.
+    return hasattr(site.module, "config") and not any(
+        parameter.is_meta for parameter in site.module.parameters()
+    )
+
+
 def check_row(site: Site, model: nn.Module, variant: Mapping[str, str]) -> None:
     """Raise ValueError unless queries, keys and values arrive from where the row says, and
     `mixed_attention` serves all that the attention asks of it, together with the variant.
     """
-    # Without a config, no attention function can be put in place; MixedHeads says so.
-    if not hasattr(site.module, "config"):
+    if not _can_be_tried(site):
         return
-    trial = Trial(site, model, site.widths(model), {}, (site.heads, site.head_dim))
+    features = _joined(_random_features(site, model, site.widths(model)))
+    trial = Trial(site, model, features, {}, (site.heads, site.head_dim))
     if not trial.arrived and trial.problem is None:
         raise ValueError(
             f"{site.kind}: computes its attention itself; "
@@ -233,6 +270,11 @@ def check_row(site: Site, model: nn.Module, variant: Mapping[str, str]) -> None:
         raise ValueError(
             f"{site.kind}: its queries have {heads} heads of {size}, "
             f"but its row names {site.heads} of {site.head_dim}"
+        )
+    value_size = trial.arrived["values"].size(3)
+    if value_size != size:
+        raise ValueError(
+            f"{site.kind}: its values have heads of {value_size}, its queries of {size}"
         )
     for path, kinds in site.packed().items():
         end = 0
@@ -269,23 +311,67 @@ def check_fewer(
     site: Site,
     model: nn.Module,
     widths: Mapping[str, int],
+    kept: Mapping[str, Sequence[int]],
     numbers: Mapping[str, int],
     output: tuple[int, int],
 ) -> None:
-    """Raise ValueError if an attention would not go on with fewer heads; arguments as in Trial."""
-    if not hasattr(site.module, "config"):
+    """Raise ValueError if an attention would not go on in the same way with fewer heads.
+
+    Args:
+        widths: the present numbers of features of queries, keys and values
+        kept: the heads of queries, keys and values that stay; of values, zeros may stand in place
+            of the others
+        numbers, output: as in Trial, with fewer heads
+    """
+    if not _can_be_tried(site):
         return
-    trial = Trial(site, model, widths, numbers, output)
+    features = _random_features(site, model, widths)
+    whole = Trial(site, model, _joined(features), {}, output)
+    fewer = {
+        path: {kind: _some_heads(given, kept[kind], site) for kind, given in by_kind.items()}
+        for path, by_kind in features.items()
+    }
+    for by_kind in fewer.values():
+        # Behind mixing, queries and keys have all heads, and some attentions want as many values.
+        missing = widths["values"] - by_kind["values"].size(-1) if "values" in by_kind else 0
+        if missing and len(kept["keys"]) * site.head_dim == widths["keys"]:
+            by_kind["values"] = F.pad(by_kind["values"], (0, missing))
+    trial = Trial(site, model, _joined(fewer), numbers, output)
+
     right = trial.problem is None and trial.outputs.size(-1) == output[0] * output[1]
-    for kind, tensor in trial.arrived.items():
-        # Some attentions repeat the keys and values that several queries share.
-        right = right and tensor.size(1) * tensor.size(3) in (widths[kind], widths["queries"])
-    sinks = trial.settings.get("s_aux")
-    right = right and (sinks is None or sinks.numel() == trial.arrived["queries"].size(1))
-    if right:
-        return
-    what = trial.culprit() or "its forward"
-    raise ValueError(
-        f"{site.kind}: cannot be cut, because {what} needs all heads; "
-        "ablate them, or mix them first"
-    )
+    if not (right and all(_goes_on(whole, trial, kind, kept[kind], widths) for kind in KINDS)):
+        what = trial.culprit() or "its forward"
+        raise ValueError(
+            f"{site.kind}: cannot be cut, because {what} needs all heads; "
+            "ablate them, or mix them first"
+        )
+
+
+def _some_heads(features: Tensor, heads: Sequence[int], site: Site) -> Tensor:
+    by_head = features.unflatten(-1, (-1, site.head_dim))  # [B, N, heads, D]
+    return by_head[..., heads, :].flatten(-2)
+
+
+def _goes_on(
+    whole: Trial, trial: Trial, kind: str, kept: Sequence[int], widths: Mapping[str, int]
+) -> bool:
+    """Return whether the heads that stay arrive as they did, with the same mask and sinks."""
+    before, after = whole.arrived[kind], trial.arrived[kind]  # [B, heads, N, D]
+    # Some attentions repeat the keys and values that several queries share.
+    times = before.size(1) * before.size(3) // widths[kind]
+    stay = [head * times + copy for head in kept for copy in range(times)]
+    if after.size(1) < len(stay) or not torch.allclose(before[:, stay], after[:, : len(stay)]):
+        return False
+
+    queries = trial.arrived["queries"].size(1)
+    for name, given in whole.settings.items():
+        left = trial.settings[name]
+        if not isinstance(given, Tensor) or not isinstance(left, Tensor):
+            continue
+        if name == "s_aux":
+            if left.numel() != queries:
+                return False
+        # T5 makes a bias of as many heads as it has.
+        elif left.shape == given.shape and not torch.allclose(left, given):
+            return False
+    return True

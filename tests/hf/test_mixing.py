@@ -149,7 +149,8 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
         (
             lambda: hf.mix(build("BloomForCausalLM")[0], "position-wise"),
             r"^BloomForCausalLM: has no attention that goes through the AttentionInterface "
-            r"and whose projections are known; docs/huggingface\.md says how to add a row to hf\.LAYOUTS$",
+            r"and whose projections are known; docs/huggingface\.md says how to add a row to "
+            r"hf\.LAYOUTS$",
         ),
     ):
         with pytest.raises(ValueError, match=message):

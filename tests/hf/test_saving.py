@@ -2,14 +2,17 @@
 loads them is told.
 """
 
+import ast
 import copy
 import json
+import shutil
 
 import pytest
 import torch
 from accelerate import cpu_offload
 from safetensors.torch import load_model, save_model
 from torch import nn
+from transformers import dynamic_module_utils
 
 from tests.hf.models import CONFIG, build, hf, shake, transformers, whole
 
@@ -156,6 +159,47 @@ def test_from_pretrained_says_what_to_do_and_heads_are_not_split(tmp_path):
         ValueError, match=r"^tp_plan: must be left out; heads that are split between processes"
     ):
         hf.load(tmp_path, tp_plan="auto")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("auto", ["AutoModelForMaskedLM", "AutoModel"])
+def test_auto_classes_load_a_folder_whose_one_file_of_code_the_user_trusts(
+    auto, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+    model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
+    model.save_pretrained(tmp_path / "folder")
+    imports = ast.parse((tmp_path / "folder" / "modeling_mixhead.py").read_text()).body[1:]
+    assert [ast.unparse(line) for line in imports] == ["from mixhead_plugin.hf.auto import *"]
+    load = getattr(transformers, auto).from_pretrained
+    for untrusted in ({}, {"trust_remote_code": False}):
+        with pytest.raises(ValueError, match=r"mixed heads, load this model by mixhead_plugin\.hf"):
+            load(tmp_path / "folder", **untrusted)
+
+    settings = dict(trust_remote_code=True, output_hidden_states=True, dtype=torch.float64)
+    loaded = load(tmp_path / "folder", **settings)
+    expected = model if auto == "AutoModelForMaskedLM" else model.bert
+    assert type(loaded) is type(expected)
+    assert loaded.config.output_hidden_states
+    torch.testing.assert_close(loaded(**inputs)[0], expected(**inputs)[0])
+
+    shutil.rmtree(tmp_path / "cache")
+    loaded.save_pretrained(tmp_path / "again")
+    transformers.AutoModel.from_pretrained(tmp_path / "again", trust_remote_code=True)
+
+
+def test_an_unmixed_model_is_saved_without_the_file_and_others_code_is_left_alone(tmp_path):
+    encoder, _ = pair()
+    hf.mix(encoder, "position-wise").save_pretrained(tmp_path / "mixed")
+    hf.unmix(encoder).save_pretrained(tmp_path / "plain")
+    assert not (tmp_path / "plain" / "modeling_mixhead.py").exists()
+    assert "auto_map" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+
+    own = {"AutoModel": "modeling_own.OwnModel"}
+    encoder.config.auto_map = own
+    hf.mix(encoder, "position-wise").save_pretrained(tmp_path / "own")
+    assert not (tmp_path / "own" / "modeling_mixhead.py").exists()
+    assert json.loads((tmp_path / "own" / "config.json").read_text())["auto_map"] == own
 
 
 def test_a_config_that_names_no_class_needs_one(tmp_path):

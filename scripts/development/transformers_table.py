@@ -1,0 +1,544 @@
+"""Try `mixhead_plugin.hf` on a tiny model of every type in the installed transformers.
+
+    python scripts/development/transformers_table.py [--jobs 2] [TYPE ...] > table.json
+
+Every type whose code uses the AttentionInterface is built from its own config, with small sizes in
+place of large ones, random weights and float64. docs/huggingface.md has the table that
+readme_tables.py makes of the results. What is tried, for position-wise mixing:
+
+- start: a mixed model gives the outputs of the unmixed one.
+- moved: after M has moved, it gives the outputs of the unmixed model with `defined_attention` in
+  place of its attention function. That one gets queries, keys and values as the unmixed model
+  makes them.
+- reads queries: M of the first attention stays if all other weights in that attention change.
+- trained: every tensor of every part gets a gradient, if its attention was called.
+- cached: token by token with a cache gives the last outputs of the full pass.
+- ablated: like columns of the output projection set to 0.
+- pruned: like ablated.
+- loaded: a saved folder gives the same outputs.
+"""
+
+import argparse
+import copy
+import dataclasses
+import inspect
+import json
+import multiprocessing
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from mixhead_plugin import hf
+from mixhead_plugin.hf.adapter import heads_in
+from mixhead_plugin.hf.layouts import INTERFACE, Site, sites_of
+
+VOCABULARY, LENGTH = 64, 7
+LARGEST = 4_000_000  # parameters; a larger model has a size that SIZES does not know
+CHECKS = ("start", "moved", "reads queries", "trained", "cached", "ablated", "pruned", "loaded")
+DEFINED = "defined"  # the name of `defined_attention`
+
+# The size of a number of a config, by the first pattern that its name fits.
+SIZES: list[tuple[str, int]] = [
+    (r"vocab_size|vocabulary|^codebook_size$", VOCABULARY),
+    (r"kv_heads|key_value_heads|multi_query_group_num", 2),
+    (r"heads?$", 4),
+    (r"head_dim|d_kv|head_size|kv_channels", 8),
+    (r"layers?$|depth$|num_block_repeats", 2),
+    (
+        r"hidden_size|d_model|n_embd|embed_dim|^dim$|embedding_size|width|projection_dim|d_embed"
+        r"|hidden_dim$|output_dim|hidden_channels",
+        32,
+    ),
+    (r"intermediate_size|ffn|d_ff|mlp_dim|feedforward|inner_dim|n_inner", 48),
+    (r"position|max_length|seq_len", 64),
+    (r"experts_per_tok|top_?k", 2),
+    (r"experts", 4),
+    (r"image_size", 16),
+    (r"patch_size", 4),
+]
+# What these patterns would get wrong.
+OWN: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
+    "xmod": {"default_language": "en_XX"},
+    "ernie4_5_moe": {"moe_k": 2},
+    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 1},
+    "speech_to_text": {"conv_channels": 32, "input_feat_per_channel": 80},
+    "wav2vec2": {"conv_dim": [16] * 7},
+    "hubert": {"conv_dim": [16] * 7},
+}
+for _type in ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "paddleocr_vl_text"):
+    OWN[_type] = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}}
+for _type in ("glm4v_text", "glm_ocr_text", "glm_image_text"):
+    OWN[_type] = {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 1.0,
+            "mrope_section": [2, 1, 1],
+        }
+    }
+OWN["glm4v_moe_text"] = OWN["glm4v_text"]
+# The arguments of models that read no text.
+SENSES = ("pixel_values", "input_features", "input_values")
+# The heads that a model of a type has, the best first.
+MAPPINGS = (
+    *("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "CAUSAL_LM"),
+    *("IMAGE_TEXT_TO_TEXT", "MASKED_LM", ""),
+)
+
+
+# Tiny models
+
+
+def name_of_class(model_type: str) -> str:
+    """Return the name of the class of a model of a type, '' if no Auto class has one."""
+    for mapping in MAPPINGS:
+        name = f"MODEL_FOR_{mapping}_MAPPING_NAMES" if mapping else "MODEL_MAPPING_NAMES"
+        found = getattr(modeling_auto, name).get(model_type)
+        if found is not None:
+            return found if isinstance(found, str) else found[0]
+    return ""
+
+
+def types() -> list[str]:
+    """Return the types whose files use the AttentionInterface, in the order of their names."""
+    root = Path(transformers.__file__).parent / "models"
+    found = []
+    for model_type in CONFIG_MAPPING:
+        folder = root / transformers.models.auto.configuration_auto.model_type_to_module_name(
+            model_type
+        )
+        texts = (file.read_text(encoding="utf-8") for file in folder.glob("modeling_*.py"))
+        if any(INTERFACE in text for text in texts) and name_of_class(model_type):
+            found.append(model_type)
+    return sorted(found)
+
+
+def tiny_config(cls: Any, **more: Any) -> PreTrainedConfig:
+    """Return a config of a class with small sizes, also in the configs inside."""
+    try:
+        default: Any = cls()
+    except Exception:  # some need arguments
+        default = None
+    inner = getattr(cls, "sub_configs", {})
+    settings: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        value = getattr(default, field.name, None) if default is not None else field.default
+        if field.name not in inner:
+            settings |= _smaller(field.name, value)
+
+    for name, kind in inner.items():
+        if kind is AutoConfig or not getattr(kind, "model_type", ""):
+            kind = type(getattr(default, name, None))
+        if issubclass(kind, PreTrainedConfig):
+            settings[name] = tiny_config(kind)
+    layer_types = getattr(default, "layer_types", None)
+    if "layer_types" in {field.name for field in dataclasses.fields(cls)} and layer_types:
+        settings["layer_types"] = (list(dict.fromkeys(layer_types)) * 2)[:2]
+    return cls(**settings | OWN.get(cls.model_type, {}) | more)
+
+
+def _smaller(name: str, value: object) -> dict[str, int]:
+    if isinstance(value, bool) or not isinstance(value, int | None):
+        return {}
+    if name.endswith(("token_id", "token_index")):
+        return {name: VOCABULARY - 4} if value is not None and value >= VOCABULARY else {}
+    for pattern, size in SIZES:
+        if re.search(pattern, name):
+            wanted = value is not None or re.search("head_dim|kv_heads|key_value", name)
+            return {name: size} if wanted and (value is None or value > size) else {}
+    return {}
+
+
+def inputs_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the arguments of a call: words, and for a model that reads none images or sounds."""
+    parameters = inspect.signature(model.forward).parameters
+    numbers = torch.Generator().manual_seed(0)
+    config: Any = model.config
+    ids = torch.randint(3, VOCABULARY - 10, (2, LENGTH), generator=numbers)
+    inputs = {name: ids for name in ("input_ids", "decoder_input_ids") if name in parameters}
+    main = model.main_input_name
+    if main not in parameters:
+        main = next((name for name in SENSES if name in parameters), main)
+
+    vision = getattr(config, "vision_config", config)
+    if "pixel_values" in parameters and (main == "pixel_values" or hasattr(config, "text_config")):
+        size = getattr(vision, "image_size", None) or 16
+        size = size if isinstance(size, int) else size[0]
+        channels = getattr(vision, "num_channels", None) or 3
+        two_towers = "CLIP" in type(model).__name__ or "logit_scale" in dict(
+            model.named_parameters()
+        )
+        if main == "pixel_values" or two_towers:
+            images = torch.randn(2, channels, size, size, generator=numbers)
+            inputs["pixel_values"] = images.double()
+    if main == "input_features":
+        bins = getattr(config, "num_mel_bins", 80)
+        frames = 2 * getattr(config, "max_source_positions", 32)
+        inputs = {name: value for name, value in inputs.items() if name != "input_ids"}
+        inputs[main] = torch.randn(2, bins, frames, generator=numbers).double()
+    if main == "input_values":
+        inputs = {name: value for name, value in inputs.items() if name != "input_ids"}
+        inputs[main] = torch.randn(2, 1600, generator=numbers).double()
+    return inputs
+
+
+def build(model_type: str) -> PreTrainedModel:
+    """Return a tiny model of a type, in float64 and evaluation mode."""
+    torch.manual_seed(0)
+    cls = getattr(transformers, name_of_class(model_type))
+    config = tiny_config(CONFIG_MAPPING[model_type])
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in cls(copy.deepcopy(config)).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size} parameters")
+    model = cls(config)
+    if hasattr(model, "set_experts_implementation"):  # the others know no float64
+        model.set_experts_implementation("eager")
+    for parameter in model.parameters():  # most vectors start as 0 or 1
+        if parameter.dim() == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.double().eval()
+
+
+Inputs = dict[str, dict[str, Tensor]]  # by the name of a tower; '' is the whole model
+
+
+def all_inputs(model: PreTrainedModel) -> Inputs:
+    """Return the arguments of a call of a model, and of each tower that this call leaves out.
+
+    A model of texts and images that is given a text alone does not call its tower for images.
+    """
+    inputs = {"": inputs_of(model)}
+    left = {site.name for site in sites_of(model)} - called(model, inputs)
+    towers = [name for name, module in model.named_modules() if isinstance(module, PreTrainedModel)]
+    for name in sorted(towers, key=len):
+        inside = {each for each in left if each.startswith(f"{name}.")}
+        tower: Any = model.get_submodule(name)
+        if not name or not inside or "input_ids" in inputs_of(tower):
+            continue
+        try:
+            more = {name: inputs_of(tower)}
+            reached = called(model, more)
+        except Exception:  # it needs more than its images
+            continue
+        if reached & left:
+            inputs |= more
+            left -= reached
+    return inputs
+
+
+@torch.no_grad()
+def called(model: PreTrainedModel, inputs: Inputs) -> set[str]:
+    """Return the names of the attentions that are called."""
+    found: set[str] = set()
+    handles = [
+        model.get_submodule(site.name).register_forward_hook(
+            lambda module, args, output, name=site.name: found.add(name)
+        )
+        for site in sites_of(model)
+    ]
+    outputs_of(model, inputs)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def outputs_of(model: PreTrainedModel, inputs: Inputs) -> Tensor:
+    """Return the first tensor of numbers that a model gives, and that its towers give, flat."""
+    found = []
+    for name, arguments in inputs.items():
+        torch.manual_seed(0)  # some hide patches at random
+        found.append(numbers_of(model.get_submodule(name)(**arguments)).flatten())
+    return torch.cat(found)
+
+
+def numbers_of(outputs: Any) -> Tensor:
+    tensors = [outputs] if isinstance(outputs, Tensor) else outputs.to_tuple()
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            return tensor
+    raise ValueError("gives no tensor of numbers")
+
+
+# The definition
+
+
+def defined_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor]:
+    """Compute position-wise mixing by its equations, of what an unmixed model gives its attention.
+
+    `module.seen` is what the projection of queries gave last.
+    """
+    mask = attention_mask
+    heads, n_queries, size = query.shape[1:]
+    group = heads // key.size(1)
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.mT * (size**-0.5 if scaling is None else scaling)
+    if position_bias is not None:
+        scores = scores + position_bias
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
+    if mask is None and n_queries > 1 and module.masks != "eager":
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if causal:
+            hidden = torch.ones_like(scores, dtype=torch.bool).triu(1 + key.size(2) - n_queries)
+            scores = scores.masked_fill(hidden, float("-inf"))
+    if s_aux is not None:
+        sinks = s_aux.view(1, -1, 1, 1).expand(len(query), -1, n_queries, 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = scores.softmax(-1)[..., : key.size(2)]
+
+    raw = module.seen[..., : heads * size].reshape(len(query), n_queries, heads, size)
+    mixing = raw @ module.query_weight + module.bias  # [B, Nq, H, H]
+    mixed = torch.einsum("bjqk,bqji->biqk", weights, mixing)
+    return (mixed @ value).transpose(1, 2).contiguous(), mixed
+
+
+transformers.AttentionInterface.register(DEFINED, defined_attention)
+
+
+def defined(plain: PreTrainedModel, mixed: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of an unmixed model that computes the mixing of another by the definition."""
+    model = copy.deepcopy(plain)
+    for site in mixed_sites(mixed):
+        module = model.get_submodule(site.name)
+        part: Any = mixed.get_submodule(f"{site.name}.head_mixing")
+        masks = module.config._attn_implementation
+        vars(module).update(query_weight=part.query_weight, bias=part.bias, masks=masks)
+        # Its own config: the model goes on making the masks that it made.
+        module.config = copy.copy(module.config)
+        module.config._attn_implementation_internal = DEFINED
+        model.get_submodule(site.paths["queries"]).register_forward_hook(_keep_in(module))
+    return model
+
+
+def _keep_in(module: nn.Module) -> Callable[..., None]:
+    def keep(projection: nn.Module, args: Any, output: Tensor) -> None:
+        vars(module)["seen"] = output.clone()
+
+    return keep
+
+
+def mixed_sites(model: PreTrainedModel) -> list[Site]:
+    return [site for site in sites_of(model) if hf.NAME in vars(site.module)]
+
+
+# The checks
+
+
+def try_type(model_type: str) -> dict[str, Any]:
+    """Return what holds for a type, or why it was not tried."""
+    found: dict[str, Any] = {"type": model_type, "class": name_of_class(model_type)}
+    try:
+        plain = build(model_type)
+        first = {"": inputs_of(plain)}
+        with torch.no_grad():
+            outputs_of(plain, first)
+    except Exception as error:
+        return found | {"not built": _line(error)}
+
+    mixed = copy.deepcopy(plain)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            hf.mix(mixed, "position-wise")
+        except ValueError as error:
+            return found | {"refused": str(error)}
+    inputs = all_inputs(plain)
+    with torch.no_grad():
+        expected = outputs_of(plain, inputs)
+    found["left out"] = [str(each.message) for each in said if "mixed without" in str(each.message)]
+    found["attentions"] = sorted({site.kind for site in mixed_sites(mixed)})
+    for check in CHECKS:
+        try:
+            found[check] = _CHECKS[check](plain, mixed, inputs, expected)
+        except Exception as error:
+            found[check] = _line(error)
+    return found
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+
+
+def _same(found: Tensor, expected: Tensor) -> bool | str:
+    """Return True if two outputs are the same, up to what models compute in float32."""
+    close = torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * float(expected.std()) + 1e-9)
+    return close or f"differs by {float((found - expected).abs().max()):.1e}"
+
+
+@torch.no_grad()
+def _start(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
+    result = _same(outputs_of(mixed, inputs), expected)
+    for parameter in hf.mixing_parameters(mixed).values():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return result
+
+
+@torch.no_grad()
+def _moved(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
+    found = outputs_of(mixed, inputs)
+    if torch.allclose(found, expected):
+        return "the mixing has no effect"
+    return _same(found, outputs_of(defined(plain, mixed), inputs))
+
+
+@torch.no_grad()
+def _reads_queries(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
+    arguments = next(iter(inputs.values()))
+    torch.manual_seed(0)
+    before = hf.attentions(mixed, arguments)
+    layer, first = next((n, each) for n, each in before.items() if each.mixing is not None)
+    changed = copy.deepcopy(mixed)
+    site = sites_of(changed)[layer]
+    kept = {id(p) for p in changed.get_submodule(site.paths["queries"]).parameters()}
+    kept |= {id(p) for p in hf.mixing_parameters(changed).values()}
+    if len(site.packed()) == 1:  # the features of keys and values in the one projection
+        projection: Any = changed.get_submodule(site.paths["queries"])
+        tensor = projection.weight if isinstance(projection, nn.Linear) else projection.weight.t()
+        tensor[site.heads * site.head_dim :] += 1
+    for parameter in site.module.parameters():
+        if id(parameter) not in kept:
+            parameter += torch.randn_like(parameter)
+    torch.manual_seed(0)
+    after = hf.attentions(changed, arguments)[layer]
+    assert first.mixing is not None and after.mixing is not None
+    if torch.equal(first.source, after.source):
+        return "the weights did not change"
+    return _same(after.mixing, first.mixing)
+
+
+def _trained(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
+    reached = called(mixed, inputs)
+    outputs = outputs_of(mixed.requires_grad_(True), inputs)
+    (outputs * torch.randn_like(outputs)).sum().backward()
+    for name, parameter in hf.mixing_parameters(mixed).items():
+        if name.rpartition(".head_mixing")[0] not in reached:
+            continue
+        if parameter.grad is None or not parameter.grad.any():
+            return f"{name} has no gradient"
+    mixed.zero_grad()
+    names = [site.name for site in mixed_sites(mixed)]
+    missed = [name for name in names if name not in reached]
+    return f"{len(missed)} of {len(names)} attentions are not called" if missed else True
+
+
+@torch.no_grad()
+def _cached(plain: Any, mixed: Any, all_inputs: Any, expected: Tensor) -> bool | str | None:
+    inputs = all_inputs[""]
+    name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    if not mixed.can_generate() or name not in inputs:
+        return None  # it has no cache
+    full = numbers_of(mixed(**inputs))
+    words = inputs[name]
+    others = {key: value for key, value in inputs.items() if key != name}
+    first = mixed(**others, **{name: words[:, :-2]}, use_cache=True)
+    cache = getattr(first, "past_key_values", None)
+    if cache is None:
+        return None
+    for position in range(LENGTH - 2, LENGTH):
+        word = words[:, position : position + 1]
+        step = mixed(**others, **{name: word}, past_key_values=cache, use_cache=True)
+    return _same(step.logits[:, -1], full[:, -1])
+
+
+def _first_called(model: PreTrainedModel, inputs: Inputs) -> Site:
+    reached = called(model, inputs)
+    return next(site for site in mixed_sites(model) if site.name in reached)
+
+
+def _some(site: Site, model: PreTrainedModel) -> list[int]:
+    """Return heads to remove: a group that shares keys."""
+    heads: Any = next(each for each in heads_in(model) if each.name == site.name)
+    group = heads.mixed.group if heads.mixed is not None else site.group(model)
+    return list(range(group))
+
+
+@torch.no_grad()
+def _ablated(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
+    site = _first_called(mixed, inputs)
+    some = _some(site, mixed)
+    with hf.ablate(mixed, {site.name: some}):
+        found = outputs_of(mixed, inputs)
+    silenced = copy.deepcopy(mixed)
+    projection: Any = silenced.get_submodule(site.paths["output"])
+    weight = projection.weight if isinstance(projection, nn.Linear) else projection.weight.t()
+    weight[:, : len(some) * site.head_dim] = 0
+    return _same(found, outputs_of(silenced, inputs))
+
+
+@torch.no_grad()
+def _pruned(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
+    pruned = copy.deepcopy(mixed)
+    site = _first_called(mixed, inputs)
+    some = _some(site, mixed)
+    with hf.ablate(mixed, {site.name: some}):
+        silenced = outputs_of(mixed, inputs)
+    return _same(outputs_of(hf.prune(pruned, {site.name: some}), inputs), silenced)
+
+
+@torch.no_grad()
+def _loaded(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
+    with tempfile.TemporaryDirectory() as folder:
+        mixed.save_pretrained(folder)
+        loaded = hf.load(folder)
+    if hasattr(loaded, "set_experts_implementation"):
+        loaded.set_experts_implementation("eager")
+    return _same(outputs_of(loaded.double().eval(), inputs), outputs_of(mixed, inputs))
+
+
+_CHECKS: dict[str, Callable[..., bool | str | None]] = {
+    "start": _start,
+    "moved": _moved,
+    "reads queries": _reads_queries,
+    "trained": _trained,
+    "cached": _cached,
+    "ablated": _ablated,
+    "pruned": _pruned,
+    "loaded": _loaded,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("types", nargs="*", help="the types to try; all by default")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    names = args.types or types()
+    with multiprocessing.Pool(args.jobs) as pool:
+        results = []
+        for found in pool.imap_unordered(try_type, names):
+            results.append(found)
+            print(json.dumps(found), file=sys.stderr, flush=True)
+    results.sort(key=lambda found: found["type"])
+    print(json.dumps({"transformers": transformers.__version__, "types": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
