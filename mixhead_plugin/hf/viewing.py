@@ -25,7 +25,7 @@ def view(
     """Write one HTML file that shows the heads of a model, mixed or not, on one text or several.
 
     An encoder-decoder reads `target` in its decoder, one for all texts or one for each; without it,
-    what `generate` gives. ValueError if no attention is in `hf.LAYOUTS`, if targets do not fit the
+    what `generate` gives. ValueError if no attention is known, if targets do not fit the
     texts, or if a text is empty, or has more tokens than `length` or the positions of the model.
     """
     length = min(length, getattr(model.config, "max_position_embeddings", length))
