@@ -1,9 +1,9 @@
 """Run test files of torch, transformers or PEFT twice, plain and with mixed heads, and print both
 counts.
 
-    .venv/bin/python scripts/development/foreign_tests.py torch CHECKOUT
-    test/nn/test_multihead_attention.py .venv/bin/python scripts/development/foreign_tests.py peft
-    CHECKOUT tests/test_decoder_models.py -- -k Llama
+    cd scripts/development
+    python foreign_tests.py torch CHECKOUT test/nn/test_multihead_attention.py
+    python foreign_tests.py peft CHECKOUT tests/test_decoder_models.py -- -k Llama
 
 Other people's tests know cases that ours do not. A mixing starts as the identity, so a test that
 passes with the plain model should pass with the mixed one, or be refused in one line. The command
@@ -78,26 +78,10 @@ def _run(arguments: argparse.Namespace, path: str, mixed: bool) -> dict[str, tup
             "FOREIGN_MIXING": arguments.head_mixing if mixed else "",
             "HF_HUB_OFFLINE": "1",
         }
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "foreign_plugin",
-            "-p",
-            "no:cacheprovider",
-        ]
-        command += [
-            f"--junitxml={report}",
-            "-o",
-            "addopts=",
-            "-o",
-            "filterwarnings=",
-            path,
-            *arguments.pytest_words,
-        ]
+        # without the settings of their pytest.ini, which ask for plugins and refuse warnings
+        command = [sys.executable, "-P", "-m", "pytest", "-q", "-o", "addopts=", "-o"]
+        command += ["filterwarnings=", "-p", "foreign_plugin", "-p", "no:cacheprovider"]
+        command += [f"--junitxml={report}", path, *arguments.pytest_words]
         if arguments.library == "torch":
             command.append("--noconftest")
         run = subprocess.run(
@@ -108,10 +92,8 @@ def _run(arguments: argparse.Namespace, path: str, mixed: bool) -> dict[str, tup
             text=True,
             check=False,
         )
-        if run.returncode not in (
-            0,
-            1,
-        ):  # 0: all passed; 1: some failed; else pytest could not collect
+        collected = run.returncode in (0, 1)  # all passed; some failed
+        if not collected:
             sys.exit(
                 f"{path}: pytest ended with status "
                 f"{run.returncode}:\n{run.stdout[-2000:]}{run.stderr[-2000:]}"

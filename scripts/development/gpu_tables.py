@@ -47,14 +47,21 @@ OTHERS = {
 
 def rows_of(part: str) -> list[dict[str, Any]]:
     """Return the rows of a part of all reports, the later reports last."""
-    reports = [
-        json.loads(path.read_text())["parts"] for path in sorted(REPORTS.glob("nvidia-h200-*.json"))
-    ]
-    return [row for parts in reports if part in parts for row in parts[part]["rows"]]
+    rows = []
+    for path in sorted(REPORTS.glob("nvidia-h200-*.json")):
+        parts = json.loads(path.read_text())["parts"]
+        if part in parts:
+            rows += parts[part]["rows"]
+    return rows
 
 
 def shown(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:,.{0 if value >= 100 else 1}f}"
+    """Return about three digits: 0.53, 5.30, 53.0, 5,300."""
+    if value < 10:
+        return f"{value:.2f}"
+    if value < 100:
+        return f"{value:.1f}"
+    return f"{value:,.0f}"
 
 
 def attention_table(passes: str, column: str, names: dict[str, str]) -> str:
@@ -65,19 +72,20 @@ def attention_table(passes: str, column: str, names: dict[str, str]) -> str:
     found = {(row["name"], row["size"]): row for row in rows_of("core") if row["passes"] == passes}
 
     def line(title: str, keys: tuple[str, ...], field: str, unit: str = "") -> list[str]:
-        values = []
+        """Return a line of the first of the contenders that has a number, for each size."""
+        cells = [title]
         for size in SIZES:
             row = next((found[key, size] for key in keys if (key, size) in found), None)
-            values.append("" if row is None else shown(row[field]) + unit)
-        return [title, *values]
+            cells.append("" if row is None else shown(row[field]) + unit)
+        return cells
 
-    lines = []
     if column == "by_upstream":
-        lines.append(line("torch's softmax = 1.00", TORCH, "ms", " ms"))
+        lines = [line("torch's softmax = 1.00", TORCH, "ms", " ms")]
     else:
-        lines.append(line("torch's softmax", TORCH, column))
+        lines = [line("torch's softmax", TORCH, column)]
     lines += [line(title, (name,), column) for name, title in names.items()]
-    return table(["", *SIZES.values()], [each for each in lines if any(each[1:])])
+    measured = [each for each in lines if any(each[1:])]
+    return table(["", *SIZES.values()], measured)
 
 
 def both_passes() -> str:

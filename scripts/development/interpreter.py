@@ -48,13 +48,11 @@ def fairseq():
     manylinux_2_28_x86_64.
     """
     library, version = platform.libc_ver()
-    new = library == "glibc" and tuple(map(int, version.split("."))) >= (2, 28)
-    here = platform.python_implementation(), platform.machine()
-    return (
-        "wheel"
-        if new and here == ("CPython", "x86_64") and sys.version_info < (3, 13)
-        else "source"
-    )
+    new_library = library == "glibc" and tuple(map(int, version.split("."))) >= (2, 28)
+    cpython = platform.python_implementation() == "CPython" and sys.version_info < (3, 13)
+    if new_library and cpython and platform.machine() == "x86_64":
+        return "wheel"
+    return "source"
 
 
 print(sys.executable, platform.python_version(), own_torch(), missing_header(), fairseq(), sep="\n")

@@ -51,21 +51,17 @@ def families() -> str:
     rows = []
     for family, preset in FAMILIES.items():
         flags = [f"`{option_name(name)} {value}`" for name, value in preset.items()]
-        rows.append(
-            [f"`{family}_*`", ", ".join(flags).replace(TOKENS_PER_SAMPLE, "<--tokens-per-sample>")]
-        )
+        words = ", ".join(flags).replace(TOKENS_PER_SAMPLE, "<--tokens-per-sample>")
+        rows.append([f"`{family}_*`", words])
     return table(["architectures", "are fairseq's with"], rows)
 
 
 def variants() -> str:
     rows = []
-    parts = {
-        option: {name: kind for name, kind in table.items() if kind.build}
-        for option, table in PARTS.items()
-    }
-    for option, entries in {"attention_normalizer": NORMALIZERS, **parts}.items():
+    for option, entries in {"attention_normalizer": NORMALIZERS, **PARTS}.items():
         for name, entry in entries.items():
-            rows.append([f"`{option_name(option)} {name}`", f"`{entry.formula}`", entry.source])
+            if getattr(entry, "build", True):  # not 'none', which builds nothing
+                rows.append([f"`{option_name(option)} {name}`", f"`{entry.formula}`", entry.source])
     return table(["variant", "formula", "source"], rows)
 
 
@@ -82,50 +78,41 @@ def implementations() -> str:
 
 def arguments() -> str:
     """Return the arguments of `ops.attention`, as its signature and its docstring say them."""
-    text, parameters = inspect.getdoc(attention) or "", inspect.signature(attention).parameters
+    text = inspect.getdoc(attention) or ""
+    # 'name: meaning', whose further lines are indented more
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", text.split("Returns:")[0], re.M)
-    defaults = {
-        name: "" if p.default is p.empty else f"`{p.default!r}`" for name, p in parameters.items()
-    }
-    rows = [[f"`{name}`", defaults[name], " ".join(meaning.split())] for name, meaning in entries]
+    parameters = inspect.signature(attention).parameters
+    rows = []
+    for name, meaning in entries:
+        default = parameters[name].default
+        shown = "" if default is inspect.Parameter.empty else f"`{default!r}`"
+        rows.append([f"`{name}`", shown, " ".join(meaning.split())])
     return table(["argument", "default", "what it is"], rows)
 
 
 def penalties() -> str:
     rows = []
     for name, entry in PENALTIES.items():
-        on = (
-            "head and feature mixings that are free to turn"
-            if entry.on_mixing
-            else "every attention of the plugin"
-        )
-        rows.append(
-            [
-                f"`--{name}-weight`",
-                entry.formula,
-                entry.source,
-                on,
-                f"{entry.weight:g}",
-                f"`{name}_loss`",
-            ]
-        )
+        on = "every attention of the plugin"
+        if entry.on_mixing:
+            on = "head and feature mixings that are free to turn"
+        weight = f"`--{name}-weight`"
+        logged = f"`{name}_loss`"
+        rows.append([weight, entry.formula, entry.source, on, f"{entry.weight:g}", logged])
     return table(["flag", "weight of the", "source", "acts on", "default", "in the logs"], rows)
 
 
 def repairs() -> str:
     """Return a section for each group of repairs, with a table of its faults."""
     sections = []
+    head = ["repair", "fault of fairseq", "what is done instead"]
     for group, meaning in GROUPS.items():
-        rows = [
-            [f"`{name}`", repair.fault, repair.remedy]
-            for name, repair in REPAIRS.items()
-            if repair.group == group
-        ]
-        rows = [[" ".join(cell.split()) for cell in row] for row in rows]
-        sections += [
-            f"## {group}: {meaning}",
-            table(["repair", "fault of fairseq", "what is done instead"], rows),
-        ]
+        rows = []
+        for name, repair in REPAIRS.items():
+            if repair.group == group:
+                fault, remedy = (" ".join(text.split()) for text in (repair.fault, repair.remedy))
+                rows.append([f"`{name}`", fault, remedy])
+        sections += [f"## {group}: {meaning}", table(head, rows)]
     return "\n\n".join(sections)
 
 

@@ -24,9 +24,9 @@ class Progress:
     def __init__(self, points: Sequence[dict[str, float]]):
         self.points: list[dict[str, float]] = []
         self.before = points  # of earlier processes
-        self.spent = 0.0
+        self.spent = 0.0  # CPU seconds of all updates
         self.cpu = 0.0  # of this process, when a line was read last
-        self.updating = False
+        self.updating = False  # not at the start, nor while it validates
 
     def read(self, line: str, cpu: float | None) -> dict[str, float] | None:
         """Return the new point if the line has one; `cpu` is the CPU time of the process so far."""
@@ -43,37 +43,53 @@ class Progress:
         return None
 
     def pass_time(self, cpu: float | None, updating: bool) -> None:
+        """Count the CPU time since the last line, if the training made updates since then.
+
+        cpu: the CPU time of the process so far; None where the system does not tell
+        updating: whether it makes updates from now on
+        """
         if cpu is not None:
-            self.spent += cpu - self.cpu if self.updating else 0.0
+            if self.updating:
+                self.spent += cpu - self.cpu
             self.cpu = cpu
         self.updating = updating
 
     def add(
         self, series: str, values: Mapping[str, Any], cpu: float | None
     ) -> dict[str, float] | None:
-        prefix = "" if series == "train_inner" else f"{series}_"
+        """Return the new point of a line of numbers.
+
+        series: train_inner (every --log-interval), valid (or another set), or train (an epoch)
+        """
+        is_training = series == "train_inner"
+        prefix = "" if is_training else f"{series}_"
         # the mean of an epoch, or another kind of line
         if series == "train" or f"{prefix}num_updates" not in values:
             return None
         self.pass_time(cpu, updating=True)
-        last = self.points[-1] if self.points else {"update": 0, "tokens": 0}
         update = int(values[f"{prefix}num_updates"])
-        per_update = float(values.get("wpb", 0)) or last["tokens"] / max(last["update"], 1)
-        point = {
-            "update": update,
-            "tokens": round(last["tokens"] + (update - last["update"]) * per_update),
-        }
+        point: dict[str, float] = {"update": update, "tokens": self.tokens_at(update, values)}
         if cpu is not None:
             point["cpu_seconds"] = round(self.spent, 2)
-        name, loss = (
-            "train" if series == "train_inner" else series,
-            values.get(f"{prefix}loss", "nan"),
-        )
+
+        name = "train" if is_training else series
+        loss = values.get(f"{prefix}loss", "nan")
+        # nll_loss is the loss without label smoothing
         point[f"{name}_loss"] = float(values.get(f"{prefix}nll_loss", loss))
-        if series != "train_inner" and f"{prefix}nll_loss" in values:
+        if not is_training and f"{prefix}nll_loss" in values:
             point[f"{name}_objective"] = float(loss)  # of the criterion, label smoothing included
         self.points.append(point)
         return point
+
+    def tokens_at(self, update: int, values: Mapping[str, Any]) -> int:
+        """Return the tokens so far. A line of a validation has no tokens an update (wpb), so it
+        takes the mean of those before.
+        """
+        last = self.points[-1] if self.points else {"update": 0, "tokens": 0}
+        per_update = float(values.get("wpb", 0))
+        if not per_update:
+            per_update = last["tokens"] / max(last["update"], 1)
+        return round(last["tokens"] + (update - last["update"]) * per_update)
 
     def all(self) -> Sequence[dict[str, float]]:
         """Return the points; if this process ended before its first update, those of earlier
@@ -83,4 +99,5 @@ class Progress:
 
 
 def last_line(log: Path) -> str:
+    """Return the last line that is not empty."""
     return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]

@@ -1,0 +1,117 @@
+"""Every repair repairs something: without it, a test fails."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from mixhead_plugin.fairseq.repairs import REPAIRS
+from tests.commands import ROOT
+
+CHECKPOINTS = "tests/fairseq/repairs/test_checkpoint_files.py"
+IMPORT = "tests/fairseq/repairs/test_import.py"
+TRANSFORMER_XL = "tests/fairseq/models/test_transformer_xl.py"
+LEARNING_RATE = "tests/fairseq/test_learning_rate.py"
+BEFORE_TRAINING = "tests/fairseq/models/test_before_training.py"
+TRAINING = "tests/fairseq/repairs/test_training.py"
+PREEMPTION = "tests/robustness/test_preemption.py"
+DATA = "tests/fairseq/repairs/test_data_files.py"
+SHARED_EPOCH = "tests/fairseq/repairs/test_shared_epoch.py"
+WRONG_NAMES = "tests/fairseq/repairs/test_wrong_names.py"
+OVERRIDES = "tests/fairseq/repairs/test_overrides.py"
+SYNTHESIZER = "tests/fairseq/models/test_synthesizer.py"
+
+# A test that fails without the repair. Somebody who adds a repair adds its line, and sees that the
+# test fails by `scripts/test.sh --all tests/fairseq/repairs/test_needed.py -k NAME`.
+PROOFS = {
+    "safe_globals": (CHECKPOINTS, "test_a_good_checkpoint_and_one_with_arithmetic_load"),
+    "numpy_long": (IMPORT, "test_importing"),
+    "truncated_bptt": (TRANSFORMER_XL, "test_batches_say_which_window_of_their_text_they_are"),
+    "learning_rate": (LEARNING_RATE, "test_fairseqs_trainer_scales_the_steps_of_its_optimizer"),
+    "before_training": (BEFORE_TRAINING, "test_guided_alignment_gets_a_distribution_or_is_refused"),
+    "printed_alignments": (
+        BEFORE_TRAINING,
+        "test_printed_weights_that_are_no_probabilities_are_warned_of",
+    ),
+    "checkpoint_files": (CHECKPOINTS, "test_the_check_refuses"),
+    "checksums": (CHECKPOINTS, "test_a_changed_byte_is_refused_or_changes_nothing"),
+    "atomic_checkpoints": (TRAINING, "test_a_passing_error_is_tried_again_from_the_beginning"),
+    "save_dir": (TRAINING, "test_checking_a_folder_leaves_it_as_it_was"),
+    "one_training": (PREEMPTION, "test_a_second_training_in_a_folder_is_refused"),
+    "diverged_models": (TRAINING, "test_a_frozen_mixing_that_is_nan_is_neither_loaded_nor_saved"),
+    "binarized_data": (DATA, "test_every_command_calls_the_check[train]"),
+    "fasta_index": (DATA, "test_a_fasta_file_is_indexed_without_a_shell"),
+    "dictionaries": (DATA, "test_a_dictionary_that_cannot_be_right_is_refused_in_one_line"),
+    "epoch_batches": (TRAINING, "test_a_resumed_epoch_has_the_batches_of_the_first"),
+    "shared_epoch": (SHARED_EPOCH, "test_each_sentence_is_seen_once"),
+    "worker_epoch": (TRAINING, "test_data_workers_know_the_epoch"),
+    "end_of_epoch": (TRAINING, "test_a_checkpoint_has_the_counts_of_patience"),
+    "next_training": (
+        TRAINING,
+        "test_a_worse_training_in_the_same_process_has_its_own_best_checkpoint",
+    ),
+    "signals": (PREEMPTION, "test_a_signal_saves_and_the_same_command_goes_on"),
+    "validation_threads": (TRAINING, "test_a_validation_that_stops_early_leaves_no_thread"),
+    "nan_detector": (TRAINING, "test_the_search_for_nan_ends_where_an_encoder_returns_a_dict"),
+    "orphaned_workers": (TRAINING, "test_sigint_ends_a_worker_that_ignores_it"),
+    "restore_file": (TRAINING, "test_a_checkpoint_that_is_not_there_is_not_forgotten"),
+    "wrong_names": (WRONG_NAMES, "test_an_unknown_architecture_is_one_line_with_near_names"),
+    "unknown_fields": (
+        BEFORE_TRAINING,
+        "test_a_field_of_the_plugin_in_fairseqs_own_model_is_refused",
+    ),
+    "overrides": (OVERRIDES, "test_an_unknown_name_is_refused"),
+    "dropped_scales": (
+        BEFORE_TRAINING,
+        "test_a_scale_that_fairseqs_language_model_drops_is_refused",
+    ),
+    "no_worker": (TRAINING, "test_workers_without_gpus_are_refused_not_forgotten"),
+    "torchrun_workers": (TRAINING, "test_workers_of_torchrun_or_srun_do_not_train_apart"),
+    "longer_inputs": (SYNTHESIZER, "test_evaluation_refuses_what_it_would_leave_out"),
+}
+
+# Appended to the file of a repair, so that it does nothing.
+NOTHING = """
+
+for _value in list(globals().values()):
+    if hasattr(_value, "replaces"):
+        del _value.replaces
+
+
+def apply():
+    pass
+"""
+
+
+def test_every_repair_has_a_test_that_needs_it():
+    assert list(PROOFS) == list(REPAIRS)
+
+
+@pytest.mark.parametrize("name", REPAIRS)
+def test_a_repair_is_not_empty(name):
+    found = vars(REPAIRS[name].module)
+    assert "apply" in found or any(hasattr(value, "replaces") for value in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REPAIRS)
+def test_the_test_of_a_repair_fails_without_it(name, tmp_path):
+    copy = tmp_path / "checkout"
+    for folder in ("mixhead_plugin", "tests", "examples", "scripts"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    with (copy / "mixhead_plugin" / "fairseq" / "repairs" / f"{name}.py").open("a") as file:
+        file.write(NOTHING)
+
+    node = "::".join(PROOFS[name])
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-x", "-m", "not slow", node],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},  # before the installed one
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1, ended.stdout[-3000:]
+    assert f"FAILED {node.partition('[')[0]}" in ended.stdout, ended.stdout[-3000:]
