@@ -24,7 +24,7 @@ import signal
 from pathlib import Path
 
 import matplotlib
-from studies import effect_figures, effects
+from studies import effect_figures, effect_tables
 from studies.faults import fail
 from studies.pictures import draw
 from studies.provenance import ROOT
@@ -101,7 +101,7 @@ def report_all(results: Path) -> None:
     how_to_read = " ".join(__doc__.split("\n\n")[-1].split())
     parts = [f"# Tables\n\nWritten by `scripts/report.py`. {how_to_read}\n"]
     if (results / "comparisons.csv").exists():
-        parts.append(effects.sections(results))
+        parts.append(effect_tables.sections(results))
         effect_figures.draw(results)
     for study in studies:
         parts.append(section(study))

@@ -15,8 +15,11 @@ from pathlib import Path
 # Python looks in the folder of the command alone
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import effects
-from studies.markdown import table
+from studies import effect_tables, effects
+from studies.comparisons import RESULTS, study_of
+from studies.inference import Estimate
+from studies.markdown import shown, signed, table
+from studies.study import Row
 
 from development import gpu_tables
 from mixhead_plugin.errors import option_name
@@ -142,13 +145,13 @@ def measured() -> str:
     rows = []
     for name, key in MEASURED.items():
         effect = found[key]
-        study = effects.study_of(effect.of.study, effects.RESULTS)
+        study = study_of(effect.of.study, RESULTS)
         metric = effects.bleu_metric(study)
         bleu = ""
         if metric is not None:
             gain = effects.bleu_gain(study, effect.of.mixed, effect.of.softmax, metric)
-            bleu = effects.shown(gain, 2)
-        loss = effects.shown(effect.percent, 2 if effect.of.corpus else 1)
+            bleu = shown(gain, 2)
+        loss = shown(effect.percent, 2 if effect.of.corpus else 1)
         ratios = []
         if effect.of.study != "words":  # softmax took a slow path in the version of its runs
             ratios = study.time_ratios(effect.of.mixed, effect.of.softmax)
@@ -169,15 +172,15 @@ def measured() -> str:
 
 def advice() -> str:
     """Return whether to use mixing, by the size of the heads: the same words on every page."""
-    translation = effects.study_of("translation", effects.RESULTS)
-    words = effects.study_of("words", effects.RESULTS)
+    translation = study_of("translation", RESULTS)
+    words = study_of("words", RESULTS)
     b = ("4", "B", "1600")
     softmax = ("4", "softmax", "1600")
     longer = ("4", "softmax in the time of B", "1600")
     small_b = ("32", "B", "1600")
     small = ("32", "softmax", "1600")
 
-    def bleu(row: effects.Row, base: effects.Row) -> str:
+    def bleu(row: Row, base: Row) -> str:
         return with_unit(effects.bleu_gain(translation, row, base, "BLEU"), 2, "BLEU")
 
     share = effects.share_of_bleu(small_b, small, softmax).scaled(100)
@@ -224,9 +227,9 @@ def advice() -> str:
     return "\n".join(lines)
 
 
-def with_unit(found: effects.Estimate, decimals: int, unit: str) -> str:
+def with_unit(found: Estimate, decimals: int, unit: str) -> str:
     """Return '0.35 BLEU (0.02 to 0.68)'."""
-    mean, low, high = (effects.signed(end, decimals) for end in (found.mean, found.low, found.high))
+    mean, low, high = (signed(end, decimals) for end in (found.mean, found.low, found.high))
     return f"{mean} {unit} ({low} to {high})"
 
 
@@ -244,7 +247,7 @@ NAMED = (
 )
 TABLES = {
     **{each.__name__: each for each in NAMED},
-    **effects.TABLES,  # of the results
+    **effect_tables.TABLES,  # of the results
     **gpu_tables.TABLES,
 }
 

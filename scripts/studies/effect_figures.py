@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from mixhead_plugin.heads import figures
-from studies.effects import ALONG, Effect, along, effects, study_of
+from studies.comparisons import study_of
+from studies.effect_tables import ALONG
+from studies.effects import Effect, along, effects
 from studies.inference import Estimate, paired
 
 ZERO = figures.VARIANTS["softmax"]  # the line of softmax with the same heads

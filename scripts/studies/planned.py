@@ -15,9 +15,8 @@ from matplotlib import pyplot as plt
 from scipy import stats
 
 from mixhead_plugin.heads.figures import colours
-from studies.effects import fold, shown
 from studies.inference import holm, paired
-from studies.markdown import table
+from studies.markdown import fold, shown, table
 from studies.study import Row, Study
 
 NEVER = math.inf  # the steps of a training that has not learned

@@ -9,9 +9,9 @@ import statistics
 import pytest
 from recipes import ROOT
 from scipy import stats
-from studies import effect_figures, effects
+from studies import comparisons, effect_figures, effect_tables, effects, markdown
 
-COMPARISONS = effects.read_comparisons(effects.RESULTS / "comparisons.csv")
+COMPARISONS = comparisons.read_comparisons(comparisons.RESULTS / "comparisons.csv")
 FOUND = effects.effects()
 
 
@@ -75,7 +75,7 @@ def test_recall_is_a_ratio():
 
 # ---- the list ------------------------------------------------------------------------------------
 
-LIST = (effects.RESULTS / "comparisons.csv").read_text()
+LIST = (comparisons.RESULTS / "comparisons.csv").read_text()
 
 
 def softmaxes_beside(comparison, study):
@@ -99,11 +99,11 @@ NAMES = ["/".join((each.study, *each.mixed)) for each in COMPARISONS]
 
 @pytest.mark.parametrize("comparison", COMPARISONS, ids=NAMES)
 def test_the_best_softmax_has_the_lowest_loss_of_those_that_differ_in_heads_alone(comparison):
-    study = effects.study_of(comparison.study, effects.RESULTS)
+    study = comparisons.study_of(comparison.study, comparisons.RESULTS)
     if study.waits:
         pytest.skip("nobody looks at its losses yet")
     means = {
-        row: statistics.fmean(effects.losses(study, row, comparison.loss).values())
+        row: statistics.fmean(comparisons.losses(study, row, comparison.loss).values())
         for row in softmaxes_beside(comparison, study)
     }
     assert comparison.softmax in means
@@ -125,7 +125,7 @@ def test_no_comparison_stands_twice():
 )
 def test_a_wrong_list_is_refused_in_one_line(text, said, tmp_path, capsys):
     (tmp_path / "comparisons.csv").write_text(text)
-    for path in effects.RESULTS.glob("*.json"):
+    for path in comparisons.RESULTS.glob("*.json"):
         (tmp_path / path.name).symlink_to(path)
     with pytest.raises(SystemExit):
         effects.effects(tmp_path)
@@ -133,7 +133,7 @@ def test_a_wrong_list_is_refused_in_one_line(text, said, tmp_path, capsys):
 
 
 def test_an_experiment_that_has_not_ended_is_left_out(monkeypatch):
-    read = effects.study_of
+    read = comparisons.study_of
 
     def with_words_waiting(name, folder):
         study = read(name, folder)
@@ -151,7 +151,7 @@ def test_an_experiment_that_has_not_ended_is_left_out(monkeypatch):
 
 
 def test_holms_p_is_over_all_lines():
-    lines = effects.effects_table().splitlines()[2:]
+    lines = effect_tables.effects_table().splitlines()[2:]
     assert len(lines) == len(FOUND)
     smallest = min(each.gain.p for each in FOUND)
     (line,) = [line for line in lines if "| 4 of 16 |" in line]
@@ -160,7 +160,7 @@ def test_holms_p_is_over_all_lines():
 
 @pytest.mark.parametrize("value, text", [(-0.0004, "0.00"), (-0.006, "-0.01"), (1.239, "1.24")])
 def test_a_rounded_0_has_no_sign(value, text):
-    assert effects.signed(value, 2) == text
+    assert markdown.signed(value, 2) == text
 
 
 def test_the_share_of_recall_that_was_learned():
@@ -168,7 +168,7 @@ def test_the_share_of_recall_that_was_learned():
     learned = sum(loss < 0.1 for loss in losses)
     nearly = sum(loss < 0.5 for loss in losses)
     assert 0 < learned < 6
-    assert f"| 128 tokens | 8 of 8 | {learned} and {nearly} of 6; " in effects.recall_table()
+    assert f"| 128 tokens | 8 of 8 | {learned} and {nearly} of 6; " in effect_tables.recall_table()
 
 
 def test_the_share_of_bleu_is_that_of_the_mean_gains():
@@ -183,7 +183,7 @@ def test_the_share_of_bleu_is_that_of_the_mean_gains():
 
 
 def test_times_of_different_machines_are_not_compared():
-    study = effects.study_of("translation", effects.RESULTS)
+    study = comparisons.study_of("translation", comparisons.RESULTS)
     devices = {}
     for attention in ("softmax", "B self"):
         runs = runs_of("translation", "4", attention, "1600")
@@ -198,13 +198,15 @@ def test_decoding_without_the_mixing_loses_bleu():
         run["metrics"]["test"] - run["metrics"]["test unmixed"]
         for run in runs_of("table4", "32", "B")
     ]
-    assert f"| 32 of 4 | {len(lost)} | {statistics.fmean(lost):.1f} (" in effects.unmixed_table()
+    assert (
+        f"| 32 of 4 | {len(lost)} | {statistics.fmean(lost):.1f} (" in effect_tables.unmixed_table()
+    )
 
 
 def test_a_rate_that_a_pilot_did_not_try_is_an_empty_cell():
     (line,) = [
         line
-        for line in effects.pilots_table().splitlines()
+        for line in effect_tables.pilots_table().splitlines()
         if line.startswith("| B, 16 heads of 8")
     ]
     assert line.split("|")[3].strip() == ""
@@ -214,7 +216,7 @@ def test_a_rate_that_a_pilot_did_not_try_is_an_empty_cell():
 def test_the_summary_is_over_all_rows_of_text():
     assert set(effects.of_text(FOUND)) == {"Multi30k", "WikiText-2", "WikiText-2 as bytes"}
     count = sum(bool(each.corpus) for each in COMPARISONS)
-    assert effects.summary_table().count(f"| {count} rows of text, ") == 2
+    assert effect_tables.summary_table().count(f"| {count} rows of text, ") == 2
 
 
 def test_the_gain_along_the_training_is_against_softmax_with_the_same_heads():
@@ -223,7 +225,7 @@ def test_the_gain_along_the_training_is_against_softmax_with_the_same_heads():
         runs = runs_of("translation", "32", attention, "1600")
         (run,) = [run for run in runs if run["seed"] == 21]
         at_end[attention] = run["points"][-1]["valid_loss"]
-    study = effects.study_of("translation", effects.RESULTS)
+    study = comparisons.study_of("translation", comparisons.RESULTS)
     gain = effects.along(study, ("32", "B", "1600"))[1600][21]
     assert gain == pytest.approx((at_end["softmax"] - at_end["B"]) * math.log(2))
 
@@ -233,7 +235,7 @@ def test_the_bleu_is_that_of_the_test_set():
     ours = statistics.fmean(by_seed("table4", "32", "B").values())
     theirs = statistics.fmean(by_seed("table4", "32", "softmax").values())
     cells = f"| 32 of 4 | 3 | {theirs:.2f} | {ours:.2f} | {ours - theirs:.2f} ("
-    assert cells in effects.bleu_table()
+    assert cells in effect_tables.bleu_table()
 
 
 def test_the_worth_in_updates_is_a_straight_line():
@@ -243,7 +245,7 @@ def test_the_worth_in_updates_is_a_straight_line():
     )
     share = (softmax - b) / (softmax - more)
     assert effects.worth_in_updates().mean == pytest.approx(share * 100 * 75 / 1600)
-    assert re.search(r"is worth \d+ \(\d+ to \d+\) % more updates", effects.sections())
+    assert re.search(r"is worth \d+ \(\d+ to \d+\) % more updates", effect_tables.sections())
 
 
 # ---- the pictures --------------------------------------------------------------------------------
@@ -258,7 +260,7 @@ def points_of(axes):
 
 
 def test_every_comparison_is_drawn_once_beside_its_head_size():
-    figure = effect_figures.draw_by_head_size(effects.RESULTS)
+    figure = effect_figures.draw_by_head_size(comparisons.RESULTS)
     for axes, of_text in zip(figure.axes, (True, False)):
         chosen = [each for each in FOUND if bool(each.of.corpus) == of_text]
         points = points_of(axes)
@@ -270,8 +272,8 @@ def test_every_comparison_is_drawn_once_beside_its_head_size():
 
 
 def test_the_curves_end_at_the_numbers_of_the_table():
-    lines = effects.along_table().splitlines()
-    (axes,) = effect_figures.draw_along(effects.RESULTS).axes
+    lines = effect_tables.along_table().splitlines()
+    (axes,) = effect_figures.draw_along(comparisons.RESULTS).axes
     assert len(axes.containers) == len(effect_figures.CURVES)
     for name, bars in zip(effect_figures.CURVES, axes.containers):
         (line,) = [line for line in lines if line.startswith(f"| {name} |")]
