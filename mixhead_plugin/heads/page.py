@@ -21,8 +21,6 @@ from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.sites import Where
 from mixhead_plugin.ops.reference import mix_heads
 
-PARTS = ("html", "css", "js")
-
 
 class ShownHeads(NamedTuple):
     """Hold the heads of one attention on one sentence."""
@@ -69,7 +67,9 @@ def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
     The error is at most half a step: 1/510 of a row's largest weight, or 1/508 of its range if some
     are negative.
     """
-    low, high = weights.amin(2).clamp(max=0), weights.amax(2).clamp(min=0)  # [H, Nq]
+    low = weights.amin(2).clamp(max=0)  # [H, Nq]
+    high = weights.amax(2).clamp(min=0)
+    # With a negative weight, the zero is rounded to a code, too, so one code fewer is left.
     step = (high - low) / torch.where(low < 0, 254, 255)
     step = torch.where(step > 0, step, 1)
     zero = (-low / step).round()
@@ -98,19 +98,22 @@ def write_page(
         contents.append(sentence._asdict() | {"attentions": packed_heads})
     packed = base64.b64encode(zlib.compress(bytes(blob), 9, -zlib.MAX_WBITS)).decode()
     data = json.dumps({"sentences": contents, "blob": packed}, ensure_ascii=False, allow_nan=False)
-    template, style, script = (
-        Path(__file__).with_name(f"page.{kind}").read_text("utf-8") for kind in PARTS
-    )
     data = data.replace("<", "\\u003c")  # so that no token ends the element
     texts = {
         "title": html.escape(title),
         "facts": html.escape(facts),
-        "style": style,
-        "script": script,
+        "style": _beside("page.css"),
+        "script": _beside("page.js"),
         "data": data,
     }
+    page = string.Template(_beside("page.html")).substitute(texts)
     Path(file).parent.mkdir(parents=True, exist_ok=True)
-    Path(file).write_bytes(string.Template(template).substitute(texts).encode())
+    Path(file).write_bytes(page.encode())
+
+
+def _beside(name: str) -> str:
+    """Return the text of a file beside this one."""
+    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 def _packed(blob: bytearray, heads: ShownHeads) -> dict[str, Any]:

@@ -102,11 +102,8 @@ class Measured(NamedTuple):
 
     def mean_rank(self, site: str) -> float:
         """Return the mean over the layers of the mean over their heads."""
-        return float(
-            np.mean(
-                [spectrum.effective_rank.mean().item() for spectrum in self.spectra[site].values()]
-            )
-        )
+        means = [spectrum.effective_rank.mean() for spectrum in self.spectra[site].values()]
+        return float(torch.stack(means).mean())
 
 
 class Spectra:
@@ -135,54 +132,57 @@ class Spectra:
         """
         measured = {source: Measured(checkpoint, source, windows, {}) for source in (False, True)}
         for (source, site, layer), spectra in self.found.items():
-            mean = Spectrum(*(torch.stack(values).nanmean(0) for values in zip(*spectra)))
-            measured[source].spectra.setdefault(site, {})[layer] = mean
+            mean = {}
+            for measure in Spectrum._fields:
+                over_windows = torch.stack([getattr(spectrum, measure) for spectrum in spectra])
+                mean[measure] = over_windows.nanmean(0)
+            measured[source].spectra.setdefault(site, {})[layer] = Spectrum(**mean)
         return [one for one in measured.values() if one.spectra]
 
 
 def as_json(measured: Measured) -> dict[str, Any]:
-    return {
-        "windows": measured.windows,
-        "places": {
-            site: {
-                "mean_effective_rank": measured.mean_rank(site),
-                "mean_cumulative": torch.stack([s.cumulative for s in layers.values()]).mean(0),
-                "layers": {layer: spectrum._asdict() for layer, spectrum in layers.items()},
-            }
-            for site, layers in measured.spectra.items()
-        },
-    }
+    """Return what spectrum.json has of a checkpoint."""
+    places = {}
+    for site, layers in measured.spectra.items():
+        curves = torch.stack([spectrum.cumulative for spectrum in layers.values()])
+        places[site] = {
+            "mean_effective_rank": measured.mean_rank(site),
+            "mean_cumulative": curves.mean(0),
+            "layers": {layer: spectrum._asdict() for layer, spectrum in layers.items()},
+        }
+    return {"windows": measured.windows, "places": places}
+
+
+# ---- pictures: a column of panels for each site ------------------------------------------------
+
+
+def _sites(measured: list[Measured]) -> list[str]:
+    return [site for site in SITES if any(site in one.spectra for one in measured)]
 
 
 def draw_curves(measured: list[Measured], length: int) -> Any:
-    """Draw a panel for each site, with a colour for each checkpoint."""
-    sites = [site for site in SITES if any(site in m.spectra for m in measured)]
-    figure, axes = figures.subplots(1, len(sites), (3.6 if len(sites) > 1 else 4.8, 3.8))
+    """Draw the shares of the largest singular values: a colour for each checkpoint, thin for a
+    layer, bold for the mean of the layers.
+    """
+    sites = _sites(measured)
+    width = 3.6 if len(sites) > 1 else 4.8
+    figure, axes = figures.subplots(1, len(sites), (width, 3.8))
     ranks = np.arange(1, length + 1)
-    lines = figures.lines(m.checkpoint for m in measured)
+    lines = figures.lines(one.checkpoint for one in measured)
     for axis, site in zip(axes[0], sites, strict=True):
-        for m in measured:
-            curves = [s.cumulative.numpy() for s in m.spectra.get(site, {}).values()]
+        for one in measured:
+            if site not in one.spectra:
+                continue
+            look = lines[one.checkpoint]
+            curves = [spectrum.cumulative.numpy() for spectrum in one.spectra[site].values()]
             for curve in curves:
-                axis.plot(ranks, curve, **lines[m.checkpoint], linewidth=0.6, alpha=0.55)
-            if curves:
-                axis.plot(
-                    ranks, np.mean(curves, 0), **lines[m.checkpoint], linewidth=2.2, label=m.label
-                )
-        axis.plot(
-            ranks,
-            ranks / length,
-            color="grey",
-            linestyle=":",
-            linewidth=1,
-            label="all singular values equal",
-        )
-        axis.set(
-            title=site,
-            xlabel=f"number of largest singular values, of {length}",
-            xlim=(1, length),
-            ylim=(0, 1.02),
-        )
+                axis.plot(ranks, curve, **look, linewidth=0.6, alpha=0.55)
+            axis.plot(ranks, np.mean(curves, 0), **look, linewidth=2.2, label=one.label)
+        equal = {"color": "grey", "linestyle": ":", "linewidth": 1}
+        axis.plot(ranks, ranks / length, **equal, label="all singular values equal")
+        axis.set_title(site)
+        axis.set_xlabel(f"number of largest singular values, of {length}")
+        axis.set(xlim=(1, length), ylim=(0, 1.02))
         figures.integer_axis(axis.xaxis)
     axes[0, 0].set_ylabel("share of the sum of singular values")
     figures.legend_below(figure, axes)
@@ -190,61 +190,62 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
 
 
 def draw_ranks(measured: list[Measured]) -> Any:
-    """Draw layer by head: a row of panels for each checkpoint, and a column for each site."""
-    sites = [site for site in SITES if any(site in m.spectra for m in measured)]
-
-    def panel(m: Measured, site: str) -> tuple[str, Any] | None:
-        if site not in m.spectra:
-            return None
-        ranks = [s.effective_rank.tolist() for s in m.spectra[site].values()]
-        return f"{m.label}\n{site}: mean {m.mean_rank(site):.1f}", ranks
-
-    panels = [[panel(m, site) for site in sites] for m in measured]
+    """Draw the effective ranks, layer by head: a row of panels for each checkpoint."""
+    panels: list[list[tuple[str, Any] | None]] = []
+    for one in measured:
+        row: list[tuple[str, Any] | None] = []
+        for site in _sites(measured):
+            if site in one.spectra:
+                layers = one.spectra[site].values()
+                ranks = [spectrum.effective_rank.tolist() for spectrum in layers]
+                row.append((f"{one.label}\n{site}: mean {one.mean_rank(site):.1f}", ranks))
+            else:
+                row.append(None)
+        panels.append(row)
     figure = figures.heat_maps(panels, (3.0, 2.3), "effective rank", xlabel="head", ylabel="layer")
-    if any(m.source for m in measured):
+    if any(one.source for one in measured):
         figure.supxlabel(NOTE, fontsize=8)
     return figure
 
 
+LEAST_LOG = 1e-7  # below it, a singular value of log P is only rounding
+
+
 def draw_logs(measured: list[Measured]) -> Any:
-    """Draw the singular values of log P, and below the rank over the heads of each layer; a column
-    for each site.
-    """
-    sites = [site for site in SITES if any(site in m.spectra for m in measured)]
-    figure, axes = figures.subplots(2, len(sites), (3.6 if len(sites) > 1 else 4.8, 3.0))
-    lines = figures.lines(m.checkpoint for m in measured)
+    """Draw the singular values of log P, and below them the rank over the heads of each layer."""
+    sites = _sites(measured)
+    width = 3.6 if len(sites) > 1 else 4.8
+    figure, axes = figures.subplots(2, len(sites), (width, 3.0))
+    lines = figures.lines(one.checkpoint for one in measured)
     for (above, below), site in zip(axes.T, sites, strict=True):
-        heads = 1
-        for m in measured:
-            layers = m.spectra.get(site, {})
-            heads = max([heads, *(len(spectrum.effective_rank) for spectrum in layers.values())])
-            look = (
-                lines[m.checkpoint]
-                | ({"linestyle": (0, (2, 1))} if m.source else {})
-                | {"label": m.label}
-            )
-            for layer, spectrum in layers.items():
-                first = look if layer == min(layers) else look | {"label": None}
-                above.plot(
-                    np.arange(1, len(spectrum.log) + 1),
-                    spectrum.log.clamp(min=1e-7),
-                    **first,
-                    alpha=0.7,
-                )
-            below.plot(
-                list(layers),
-                [spectrum.rank_over_heads for spectrum in layers.values()],
-                **look,
-                marker="o",
-            )
-        found = {m.label: m.spectra[site].values() for m in measured if site in m.spectra}
-        if missing := [
-            label for label, some in found.items() if all(one.log.isnan().all() for one in some)
-        ]:
-            words = f"{', '.join(missing)}: hidden, zero or\nnegative weights have no logarithm"
+        most_heads = 1
+        without_log = []
+        for one in measured:
+            if site not in one.spectra:
+                continue
+            layers = one.spectra[site]
+            look = dict(lines[one.checkpoint])
+            if one.source:
+                look["linestyle"] = (0, (2, 1))  # dashes
+            label: str | None = one.label
+            for spectrum in layers.values():
+                numbers = np.arange(1, len(spectrum.log) + 1)
+                values = spectrum.log.clamp(min=LEAST_LOG)
+                above.plot(numbers, values, **look, label=label, alpha=0.7)
+                label = None  # the legend has a checkpoint once
+                most_heads = max(most_heads, len(spectrum.effective_rank))
+            ranks = [spectrum.rank_over_heads for spectrum in layers.values()]
+            below.plot(list(layers), ranks, **look, label=one.label, marker="o")
+            if all(spectrum.log.isnan().all() for spectrum in layers.values()):
+                without_log.append(one.label)
+
+        if without_log:
+            names = ", ".join(without_log)
+            words = f"{names}: hidden, zero or\nnegative weights have no logarithm"
             above.text(0.5, 0.1, words, ha="center", transform=above.transAxes)
-        above.set(title=site, xlabel="number k of the singular value", yscale="log", ylim=(1e-7, 2))
-        below.set(xlabel="layer", ylim=(1, heads))
+        above.set(title=site, xlabel="number k of the singular value")
+        above.set(yscale="log", ylim=(LEAST_LOG, 2))
+        below.set(xlabel="layer", ylim=(1, most_heads))
         figures.integer_axis(above.xaxis)
         figures.integer_axis(below.xaxis)
     axes[0, 0].set_ylabel("singular value of log P\n(largest = 1)")

@@ -122,20 +122,29 @@ class Step(NamedTuple):
 def profiles(args: Namespace) -> None:
     """Score each checkpoint with fewer and fewer heads."""
     output.labels(args, args.checkpoints)  # refuse wrong names before the work
-    entries, found = [], []
+    entries: list[dict[str, Any]] = []
+    found: list[list[Step]] = []
     for path in args.checkpoints:
         loaded = loading.load_from(args, path)
         weights = importances(args, loaded)
-        found.append(steps(args, loaded, weights))
+        steps_of_one = steps(args, loaded, weights)
+        found.append(steps_of_one)
         words, updates = training_progress(loaded)
-        # Checkpoints of one training differ in their updates.
-        label = (
-            words
-            if words and len(args.checkpoints) > 1
-            else ", ".join(filter(None, [loaded.name, words]))
+        if not words:
+            label = loaded.name
+        elif len(args.checkpoints) == 1:
+            label = f"{loaded.name}, {words}"
+        else:
+            label = words  # checkpoints of one training differ in their updates
+        entries.append(
+            {
+                "label": label,
+                "path": path,
+                "updates": updates,
+                "importance": as_json(weights),
+                "steps": [step._asdict() for step in steps_of_one],
+            }
         )
-        entry = {"label": label, "path": path, "updates": updates, "importance": as_json(weights)}
-        entries.append({**entry, "steps": [step._asdict() for step in found[-1]]})
     labels = output.labels(args, [entry["label"] for entry in entries])
     for label, entry, steps_of_one in zip(labels, entries, found, strict=True):
         entry["label"] = label
@@ -150,20 +159,17 @@ def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
     """Return the scores of the model with fewer and fewer heads, down to --at-least."""
     found = prunable(loaded)
     number = len(all_heads(found))
+    weights = NORMALIZATIONS[args.normalize](weights)
     batches = list(loading.batches_from(args, loaded))
+    progress = f"{loaded.name}: pruning"
     done: list[Step] = []
-    for i in tqdm(
-        range(round(1 / STEP) + 1),
-        desc=f"{loaded.name}: pruning",
-        unit="step",
-        disable=None,
-        leave=False,
-    ):
-        removed = least_important(NORMALIZATIONS[args.normalize](weights), i * STEP, args.at_least)
-        if not done or len(removed) > done[-1].removed:
-            with without(found, removed):
-                score = scores.score(loaded, batches, [args.metric])[args.metric]
-            done.append(Step(len(removed) / number, len(removed), score))
+    for i in tqdm(range(round(1 / STEP) + 1), progress, unit="step", disable=None, leave=False):
+        removed = least_important(weights, i * STEP, args.at_least)
+        if done and len(removed) == done[-1].removed:
+            continue  # --at-least keeps all that are left
+        with without(found, removed):
+            score = scores.score(loaded, batches, [args.metric])[args.metric]
+        done.append(Step(len(removed) / number, len(removed), score))
     return done
 
 
@@ -171,21 +177,31 @@ def training_progress(loaded: Loaded) -> tuple[str, int]:
     """Return words for the epoch and updates of a checkpoint, and the number of updates."""
     updates = loaded.history["optimizer_history"][-1]["num_updates"]
     iterator = loaded.history["extra_state"].get("train_iterator") or {}
-    # Between two epochs, fairseq stores the number of the next one.
-    epoch = iterator.get("epoch", 1) - (0 if iterator.get("iterations_in_epoch") else 1)
-    words = f"epoch {epoch}, {updates:,} updates" if epoch > 0 else f"{updates:,} updates"
-    return words if updates else "", updates
+    epoch = iterator.get("epoch", 1)
+    if not iterator.get("iterations_in_epoch"):
+        epoch -= 1  # between two epochs, fairseq stores the number of the next one
+    if not updates:
+        words = ""
+    elif epoch > 0:
+        words = f"epoch {epoch}, {updates:,} updates"
+    else:
+        words = f"{updates:,} updates"
+    return words, updates
 
 
 def worse_by(steps: Sequence[Step], metric: str) -> list[float]:
     """Return by how much each step is worse than the first, in percent of the first."""
-    whole, sign = steps[0].score, 1 if metric == "loss" else -1
-    return [100 * sign * (step.score - whole) / abs(whole) if whole else math.nan for step in steps]
+    whole = steps[0].score
+    if whole == 0:
+        return [math.nan] * len(steps)
+    sign = 1 if metric == "loss" else -1
+    return [100 * sign * (step.score - whole) / abs(whole) for step in steps]
 
 
 def profile_figure(found: dict[str, list[Step]], metric: str) -> Any:
     """Draw the scores of one checkpoint, or how much worse those of several become."""
-    title, several = scores.METRICS[metric], len(found) > 1
+    title = scores.METRICS[metric]
+    several = len(found) > 1
     with figures.style():
         figure, ((panel,),) = figures.subplots(1, 1, (4.6, 3.4))
         lines = figures.lines(found)
@@ -254,6 +270,7 @@ def cut_off(args: Namespace) -> None:
 
 
 def sizes(loaded: Loaded) -> dict[str, int]:
+    """Return the numbers of parameters and of heads of a model."""
     stages = [head.stage for head in all_heads(prunable(loaded))]
     found = {
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
@@ -265,22 +282,23 @@ def sizes(loaded: Loaded) -> dict[str, int]:
 
 
 def seconds(function: Callable[[], object]) -> float:
+    """Return the median time of a call."""
     threads = torch.get_num_threads()
-    return (
-        Timer("function()", globals={"function": function}, num_threads=threads)
-        .blocked_autorange()
-        .median
-    )
+    timer = Timer("function()", globals={"function": function}, num_threads=threads)
+    return timer.blocked_autorange().median
 
 
 def comparison(report: dict[str, dict[str, Any]]) -> str:
+    """Return a table with a column for each model."""
     models = ("whole", "masked", "pruned")
     lines = [" " * 36 + "".join(f"{name:>12s}" for name in models)]
     for row in report["whole"]:
-        values = [report[name].get(row, "") for name in models]
-        cells = [
-            f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if value else ""
-            for value in values
-        ]
-        lines.append(f"{TITLES.get(row, row):36s}" + "".join(f"{cell:>12s}" for cell in cells))
+        cells = "".join(f"{_cell(report[name].get(row)):>12s}" for name in models)
+        lines.append(f"{TITLES.get(row, row):36s}{cells}")
     return "\n".join(lines)
+
+
+def _cell(value: float | int | None) -> str:
+    if value is None:  # a masked model is as large and as fast as the whole one
+        return ""
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"

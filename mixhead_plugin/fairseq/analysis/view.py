@@ -58,26 +58,19 @@ def run(args: Namespace) -> None:
             f"--sentencepiece {args.sentencepiece}: cuts --text, which is not given; must be left "
             "out"
         )
-    if args.target and len(args.target) != len(args.text or ()):
+    texts = args.text or []
+    targets = args.target or []
+    if targets and len(targets) != len(texts):
         raise OptionError(
-            f"--target: {len(args.target)} given; must be {len(args.text or ())}, one for each "
-            "--text"
+            f"--target: {len(targets)} given; must be {len(texts)}, one for each --text"
         )
     loaded = loading.load_from(args, args.checkpoint)
     if args.target and not scores.translates(loaded):
         raise OptionError(f"--target: {args.checkpoint} does not translate")
-    positions = loaded.model.max_positions()
-    args.length = min(args.length, *(positions if isinstance(positions, tuple) else (positions,)))
-    batches = (
-        loading.batches(loaded, args.subset, batch_size=1, limit=args.sentences)
-        if not args.text
-        else ()
-    )
-    inputs = (
-        from_text(args, loaded)
-        if args.text
-        else (Input(b["net_input"], b["target"][0]) for b in batches)
-    )
+    positions = loaded.model.max_positions()  # of a translation model, those of both sides
+    sides = positions if isinstance(positions, tuple) else (positions,)
+    args.length = min(args.length, *sides)
+    inputs = from_text(args, loaded) if texts else from_data(args, loaded)
     sentences = [see(loaded, each, args.length) for each in inputs]
     try:
         write_page(args.output, loaded.name, facts(loaded), sentences)
@@ -113,11 +106,14 @@ def words(dictionary: Dictionary, tokens: Tensor, unknown: list[str]) -> list[st
     """Return the words of tokens [N]; those that the dictionary lacks come from `unknown`, in their
     order.
     """
-    left = (f"{word} (unknown)" for word in unknown)
-    return [
-        next(left, dictionary[t]) if t == dictionary.unk() else dictionary[t]
-        for t in tokens.tolist()
-    ]
+    left = iter(unknown)
+    found = []
+    for token in tokens.tolist():
+        word = dictionary[token]
+        if token == dictionary.unk() and (lacking := next(left, "")):
+            word = f"{lacking} (unknown)"
+        found.append(word)
+    return found
 
 
 def say_if_cut(length: int, tokens: int) -> None:
@@ -128,21 +124,22 @@ def say_if_cut(length: int, tokens: int) -> None:
 def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     """Pass one sentence through the model, and return it with the heads of all attentions."""
     net_input, written, (lacking, lacking_target) = inputs
+    longest = max(net_input[name].size(1) for name in TOKENS if name in net_input)
+    say_if_cut(length, longest)
+    net_input = {name: x[:, :length] if name in TOKENS else x for name, x in net_input.items()}
+    if "src_lengths" in net_input:
+        net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
+
     found: list[ShownHeads] = []
 
     def keep(attention: Attention, heads: Heads) -> None:
         found.append(shown(where(attention.name), heads.weights(), heads.mixing))
 
-    say_if_cut(length, max(net_input[name].size(1) for name in TOKENS if name in net_input))
-    net_input = {name: x[:, :length] if name in TOKENS else x for name, x in net_input.items()}
-    if "src_lengths" in net_input:
-        net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
     with watched(attentions_of(loaded.model), keep):
         loading.forward(loaded, net_input, alone=True)
-    source, target = (
-        loaded.task.source_dictionary,
-        loaded.task.target_dictionary or loaded.task.source_dictionary,
-    )
+
+    source = loaded.task.source_dictionary
+    target = loaded.task.target_dictionary or source
     read = words(source, net_input["src_tokens"][0], lacking)
     if "prev_output_tokens" in net_input:
         decoder = words(target, net_input["prev_output_tokens"][0], lacking_target)
@@ -150,6 +147,12 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     if found[0].site == "encoder-self":
         return Sentence(read, [], [], found)
     return Sentence([], read, words(target, written[:length], lacking), found)
+
+
+def from_data(args: Namespace, loaded: Loaded) -> Iterator[Input]:
+    """Yield --sentences of --subset, with their references."""
+    for batch in loading.batches(loaded, args.subset, batch_size=1, limit=args.sentences):
+        yield Input(batch["net_input"], batch["target"][0])
 
 
 def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:
@@ -189,15 +192,14 @@ def encode(
         import sentencepiece
 
         try:
-            pieces = sentencepiece.SentencePieceProcessor(model_file=args.sentencepiece).encode(
-                text, out_type=str
-            )
+            model = sentencepiece.SentencePieceProcessor(model_file=args.sentencepiece)
+            pieces = model.encode(text, out_type=str)
         except RuntimeError as error:  # the file is missing, or none of sentencepiece
             raise OptionError(f"--sentencepiece {args.sentencepiece}: {error}") from error
     if not pieces:
         raise OptionError(f"{flag} {text!r}: has no words")
-    if unknown := [piece for piece in pieces if dictionary.index(piece) == dictionary.unk()]:
+    unknown = [piece for piece in pieces if dictionary.index(piece) == dictionary.unk()]
+    if unknown:
         print(f"{flag}: the dictionary lacks {', '.join(unknown)}")
-    return torch.tensor(
-        [*map(dictionary.index, pieces), dictionary.eos()], device=loaded.device
-    ), unknown
+    numbers = [*map(dictionary.index, pieces), dictionary.eos()]
+    return torch.tensor(numbers, device=loaded.device), unknown
