@@ -31,7 +31,7 @@ from mixhead_plugin.ops.reference import source_weights
 from mixhead_plugin.parts import complete
 
 
-class SiteHeads:
+class SiteAttention:
     """The adapter of one attention, a `heads.Attention`."""
 
     def __init__(self, site: Site, model: PreTrainedModel):
@@ -95,9 +95,9 @@ class SiteHeads:
         pruning.cut(self.model, self.site, heads["mixed"])
 
 
-def heads_in(model: PreTrainedModel) -> list[SiteHeads]:
+def attentions_of(model: PreTrainedModel) -> list[SiteAttention]:
     """Return the attentions of a model in its order; raise ValueError if there are none."""
-    return [SiteHeads(site, model) for site in sites_of(model)]
+    return [SiteAttention(site, model) for site in sites_of(model)]
 
 
 def ablate(
@@ -116,7 +116,7 @@ def ablate(
             gradient checkpointing
         RuntimeError: at the end, if no call passed any of the layers; a warning names single layers
     """
-    return ablation.ablate(heads_in(model), heads)
+    return ablation.ablate(attentions_of(model), heads)
 
 
 def importance(
@@ -141,7 +141,7 @@ def importance(
     """
     with evaluating(model):
         numbers, _ = weighing.importance(
-            heads_in(model), batches, lambda batch: loss(model, batch), _sentences
+            attentions_of(model), batches, lambda batch: loss(model, batch), _sentences
         )
     return weighing.by_layer(numbers)
 
@@ -158,7 +158,7 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
     Args:
         inputs: the arguments of one call of the model, which is made without dropout and cache
     """
-    found = heads_in(model)
+    found = attentions_of(model)
     plain = all(each.mixed is None for each in found)
     former = model.config._attn_implementation
     arguments = dict(inputs)
@@ -197,7 +197,7 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     refuse_offloaded(model, "pruned")
     refuse_quantised(model, "pruned")
 
-    found = heads_in(model)
+    found = attentions_of(model)
     mixed = [each.site.kind for each in found if each.mixed is not None]
     # What is mixed was checked then.
     problems = {} if mixed else unfit(model, [each.site for each in found], complete({}))
@@ -216,7 +216,7 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
 
 def cut(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
     """Cut heads of a model that `attach` has seen; its weights may be empty and loaded later."""
-    found = heads_in(model)
+    found = attentions_of(model)
     for layer, some in cutting.cuttable(found, heads).items():
         found[layer].cut({"mixed": some})
     gone = {}

@@ -39,7 +39,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTraine
 from transformers.models.auto import modeling_auto
 
 from mixhead_plugin import hf
-from mixhead_plugin.hf.adapter import heads_in
+from mixhead_plugin.hf.adapter import attentions_of
 from mixhead_plugin.hf.layouts import INTERFACE, Site, sites_of
 
 VOCABULARY, LENGTH = 64, 7
@@ -473,7 +473,7 @@ def _first_called(model: PreTrainedModel, inputs: Inputs) -> Site:
 
 def _some(site: Site, model: PreTrainedModel) -> list[int]:
     """Return heads to remove: a group that shares keys."""
-    heads: Any = next(each for each in heads_in(model) if each.name == site.name)
+    heads: Any = next(each for each in attentions_of(model) if each.name == site.name)
     group = heads.mixed.group if heads.mixed is not None else site.group(model)
     return list(range(group))
 

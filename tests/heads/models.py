@@ -90,7 +90,7 @@ def _torch(variant: dict[str, str]) -> Case:
 
 
 def _transformers(variant: dict[str, str]) -> Case:
-    from mixhead_plugin.hf.adapter import heads_in
+    from mixhead_plugin.hf.adapter import attentions_of
     from tests.hf import models
 
     sizes = dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers"), 1)
@@ -98,7 +98,7 @@ def _transformers(variant: dict[str, str]) -> Case:
     inputs = models.whole(model, inputs)
     return Case(
         model,
-        heads_in,
+        attentions_of,
         lambda model: model(**inputs).logits,
         lambda model, name: model.get_submodule(name).out_proj,
         lambda model, name: getattr(model.get_submodule(name), "head_mixing", None),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mixhead_plugin.heads.choosing import choose
-from mixhead_plugin.hf.adapter import heads_in
+from mixhead_plugin.hf.adapter import attentions_of
 from tests.covering import each_once
 from tests.hf.models import GROUPED, HEADS, MODELS, build, hf, whole
 
@@ -35,7 +35,7 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
     model, inputs = build(name, **variant)
     inputs = whole(model, inputs)
     before = model(**inputs).logits
-    sites = [attention.name for attention in heads_in(model)]
+    sites = [attention.name for attention in attentions_of(model)]
     grouped, mixes = name.startswith(tuple(GROUPED)), variant.get("head_mixing", "none") != "none"
     # head 2 is 1 after 0 is gone
     first, steps = ([0, 1], [[0, 1]]) if grouped else ([0, 2], [[0], [1]])
@@ -72,9 +72,9 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
 def test_what_is_no_head_or_cannot_be_cut_is_refused_and_changes_nothing():
     model, inputs = build("LlamaForCausalLM")
     before = model(**inputs).logits
-    assert choose(heads_in(model), {0: [1], "model.layers.0.self_attn": torch.tensor([2])}) == {
-        0: [1, 2]
-    }
+    assert choose(
+        attentions_of(model), {0: [1], "model.layers.0.self_attn": torch.tensor([2])}
+    ) == {0: [1, 2]}
     low_rank = build("BertForMaskedLM", head_mixing="low-rank")[0]
     for refused, message in (
         (

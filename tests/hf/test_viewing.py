@@ -77,7 +77,9 @@ def test_what_has_no_page_is_refused_in_one_line(tmp_path):
         with pytest.raises(ValueError, match=problem):
             hf.view(model, Letters(), text, tmp_path / "page.html", **options)
     model.bert.encoder.layer = torch.nn.ModuleList()
-    with pytest.raises(ValueError, match="has no attention that goes through the AttentionInterface"):
+    with pytest.raises(
+        ValueError, match="has no attention that goes through the AttentionInterface"
+    ):
         hf.view(model, Letters(), "hello", tmp_path / "page.html")
 
 
