@@ -1,6 +1,7 @@
 """The tables of the results are those of the runs, computed here once more from the JSON alone."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -12,13 +13,20 @@ from scipy import stats
 from studies import comparisons, effect_figures, effect_tables, effects, markdown
 
 COMPARISONS = comparisons.read_comparisons(comparisons.RESULTS / "comparisons.csv")
-FOUND = effects.effects()
+
+
+@functools.cache
+def found_effects():
+    """Return the effects, which take a second: not when the tests are collected."""
+    return effects.effects()
 
 
 def effect_of(task, heads, updates):
     """Return the one effect of a task, its heads and its number of updates."""
     asked = (task, heads, updates)
-    (found,) = [each for each in FOUND if (each.of.task, each.of.heads, each.of.updates) == asked]
+    (found,) = [
+        each for each in found_effects() if (each.of.task, each.of.heads, each.of.updates) == asked
+    ]
     return found
 
 
@@ -152,10 +160,10 @@ def test_an_experiment_that_has_not_ended_is_left_out(monkeypatch):
 
 def test_holms_p_is_over_all_lines():
     lines = effect_tables.effects_table().splitlines()[2:]
-    assert len(lines) == len(FOUND)
-    smallest = min(each.gain.p for each in FOUND)
+    assert len(lines) == len(found_effects())
+    smallest = min(each.gain.p for each in found_effects())
     (line,) = [line for line in lines if "| 4 of 16 |" in line]
-    assert f"| {len(FOUND) * smallest:.2g} |" in line
+    assert f"| {len(found_effects()) * smallest:.2g} |" in line
 
 
 @pytest.mark.parametrize("value, text", [(-0.0004, "0.00"), (-0.006, "-0.01"), (1.239, "1.24")])
@@ -214,7 +222,11 @@ def test_a_rate_that_a_pilot_did_not_try_is_an_empty_cell():
 
 
 def test_the_summary_is_over_all_rows_of_text():
-    assert set(effects.of_text(FOUND)) == {"Multi30k", "WikiText-2", "WikiText-2 as bytes"}
+    assert set(effects.of_text(found_effects())) == {
+        "Multi30k",
+        "WikiText-2",
+        "WikiText-2 as bytes",
+    }
     count = sum(bool(each.corpus) for each in COMPARISONS)
     assert effect_tables.summary_table().count(f"| {count} rows of text, ") == 2
 
@@ -262,7 +274,7 @@ def points_of(axes):
 def test_every_comparison_is_drawn_once_beside_its_head_size():
     figure = effect_figures.draw_by_head_size(comparisons.RESULTS)
     for axes, of_text in zip(figure.axes, (True, False)):
-        chosen = [each for each in FOUND if bool(each.of.corpus) == of_text]
+        chosen = [each for each in found_effects() if bool(each.of.corpus) == of_text]
         points = points_of(axes)
         drawn = sorted(y for _, y in points)
         assert drawn == pytest.approx(sorted(each.percent.mean for each in chosen))

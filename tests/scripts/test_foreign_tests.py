@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.commands import ROOT
 
 TESTS = """
@@ -18,6 +20,7 @@ def test_of_plain_attentions_alone():
 """
 
 
+@pytest.mark.slow
 def test_it_counts_both_runs_and_names_what_passes_in_the_plain_one_alone(tmp_path):
     (tmp_path / "test_attention.py").write_text(TESTS)
     command = [
