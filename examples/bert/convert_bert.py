@@ -39,10 +39,10 @@ from bert import register
 from bert.model import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.options import FAIRSEQ_MODEL, model_options
+from mixhead_plugin.fairseq.options import model_class
 from mixhead_plugin.fairseq.repairs.checkpoint_files import check_finite
 from mixhead_plugin.fairseq.repairs.checksums import check_records
-from mixhead_plugin.parts import PARTS, AttentionSizes
+from mixhead_plugin.parts import PARTS, Variant, build_part
 
 State = dict[str, Tensor]
 
@@ -371,9 +371,10 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
     refuse a model that `transformers` does not have.
     """
     arch = getattr(model, "arch", None) or getattr(model, "_name", None)
-    given = model_options(model)
-    if given is None or given is FAIRSEQ_MODEL or "encoder.segment_embeddings.weight" not in state:
+    complete_flags = getattr(model_class(model), "complete_flags", None)  # None in fairseq's own
+    if complete_flags is None or "encoder.segment_embeddings.weight" not in state:
         raise OptionError(f"{checkpoint}: --arch {arch}, must be an architecture *_bert*")
+    given = complete_flags(model)
     ARCH_CONFIG_REGISTRY[arch](given)  # a YAML file has only the values that differ
     head_dim = given.encoder_embed_dim // given.encoder_attention_heads
     valid = {
@@ -391,11 +392,10 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
             raise OptionError(
                 f"{checkpoint}: {option_name(name)} {value}, must be {values[-1]} for transformers"
             )
-    kind, heads = PARTS["head_mixing"][given.head_mixing], given.encoder_attention_heads
-    sizes = AttentionSizes(
-        heads, head_dim, heads // kind.group, kind.group * head_dim, given.encoder_embed_dim
-    )
-    identity = {} if kind.build is None else kind.build(sizes).identity()
+    variant = Variant.of_flags(given)
+    sizes = variant.sizes(given.encoder_attention_heads, given.encoder_embed_dim)
+    mixing = build_part(variant.parts()["head_mixing"], variant, sizes)
+    identity = {} if mixing is None else mixing.identity()
     for name, tensor in state.items():
         part = name.rpartition(".head_mixing.")[2]
         if ".head_mixing." in name and not (

@@ -23,7 +23,7 @@ from mixhead_plugin.ops.reference import (
     mix_heads,
     weighted_values,
 )
-from mixhead_plugin.parts import MIXINGS, PARTS, Assembly, complete, sizes_of
+from mixhead_plugin.parts import MIXINGS, PARTS, Assembly, Variant
 
 
 class MixheadAttention(Assembly, CachedAttention):
@@ -35,15 +35,17 @@ class MixheadAttention(Assembly, CachedAttention):
 
     Args:
         embed_dim, ..., qn_block_size: as in fairseq
-        head_dim: size of a head's queries, keys and values; None for embed_dim / num_heads
-        impl: the implementation of `ops.attention`
-        value_init_scale: factor on the initial weights of v_proj and out_proj
+        variant: what is asked of this attention; None for the fields in `keywords`
         num_mixed_heads: number of heads after mixing, each with its own values and part of
             out_proj; None for num_heads, or num_heads / 2 with differential mixing
-        relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
-        causal: whether queries only see earlier keys; relative positions depend on it
+        causal: whether queries only see earlier keys; the relative position 't5' depends on it
+        value_init_scale: factor on the initial weights of v_proj and out_proj
         mixing_lr_scale: factor on the learning rate of the head, score and feature mixing
-        variant: the keywords of `parts.VARIANT`; relative positions are for self-attention
+        keywords: the fields of `Variant`, in place of `variant`. relative_position and
+            relative_gain are for self-attention.
+
+    Raises:
+        ValueError: an argument that cannot work, in one line that begins with its name
     """
 
     tables: ClassVar[dict[str, Any]] = PARTS  # of the options that a checkpoint must share
@@ -64,35 +66,32 @@ class MixheadAttention(Assembly, CachedAttention):
         q_noise: float = 0.0,
         qn_block_size: int = 8,
         *,
-        head_dim: int | None = None,
-        impl: str = "auto",
-        value_init_scale: float = 1.0,
+        variant: Variant | None = None,
         num_mixed_heads: int | None = None,
-        relative_gain: int = 0,
         causal: bool = False,
+        value_init_scale: float = 1.0,
         mixing_lr_scale: float = 1.0,
-        **variant: str,
+        **keywords: Any,
     ):
         # MultiheadAttention.__init__ insists on head_dim * num_heads == embed_dim; skip it.
         super(MultiheadAttention, self).__init__(dictionary)
-        if head_dim is None and embed_dim % num_heads != 0:
-            raise ValueError(
-                f"num_heads {num_heads} does not divide embed_dim {embed_dim}: give a head_dim"
-            )
+        if variant is None:
+            variant = Variant.of(keywords)
+        elif keywords:
+            raise ValueError(f"{min(keywords)}: must be left out where a variant is given")
+        sizes = variant.sizes(num_heads, embed_dim, causal=causal, mixed_heads=num_mixed_heads)
+
         self.embed_dim = embed_dim
         self.kdim = kdim if kdim is not None else embed_dim
         self.vdim = vdim if vdim is not None else embed_dim
         self.qkv_same_dim = self.kdim == embed_dim and self.vdim == embed_dim
-        if self_attention and not self.qkv_same_dim:
-            raise ValueError(
-                f"self_attention needs kdim {kdim} and vdim {vdim} to equal embed_dim {embed_dim}"
-            )
-
+        if self_attention and self.kdim != embed_dim:
+            raise ValueError(f"kdim {kdim}: must be embed_dim {embed_dim} in self-attention")
+        if self_attention and self.vdim != embed_dim:
+            raise ValueError(f"vdim {vdim}: must be embed_dim {embed_dim} in self-attention")
         self.num_heads = num_heads
-        self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
-        variant = complete(variant, impl)
-        sizes = sizes_of(variant, num_heads, self.head_dim, embed_dim, causal, num_mixed_heads)
         self.num_mixed_heads = sizes.mixed_heads
+        self.head_dim = sizes.head_dim
         self.scaling = self.head_dim**-0.5
         self.self_attention = self_attention
         self.encoder_decoder_attention = encoder_decoder_attention
@@ -100,19 +99,15 @@ class MixheadAttention(Assembly, CachedAttention):
         self.dropout_module = FairseqDropout(dropout, module_name=MultiheadAttention.__name__)
 
         # In fairseq's order, so that the same seed gives the same projections.
-        inner_dim, mixed_dim = num_heads * self.head_dim, sizes.mixed_heads * sizes.value_dim
-        self.k_proj = quant_noise(
-            nn.Linear(self.kdim, inner_dim, bias=bias), q_noise, qn_block_size
-        )
-        self.v_proj = quant_noise(
-            nn.Linear(self.vdim, mixed_dim, bias=bias), q_noise, qn_block_size
-        )
-        self.q_proj = quant_noise(
-            nn.Linear(embed_dim, inner_dim, bias=bias), q_noise, qn_block_size
-        )
-        self.out_proj = quant_noise(
-            nn.Linear(mixed_dim, embed_dim, bias=bias), q_noise, qn_block_size
-        )
+        def projection(inputs: int, outputs: int) -> nn.Module:
+            return quant_noise(nn.Linear(inputs, outputs, bias=bias), q_noise, qn_block_size)
+
+        inner_dim = num_heads * sizes.head_dim
+        mixed_dim = sizes.mixed_heads * sizes.value_dim
+        self.k_proj = projection(self.kdim, inner_dim)
+        self.v_proj = projection(self.vdim, mixed_dim)
+        self.q_proj = projection(embed_dim, inner_dim)
+        self.out_proj = projection(mixed_dim, embed_dim)
         self.bias_k = nn.Parameter(torch.empty(1, 1, inner_dim)) if add_bias_kv else None
         self.bias_v = nn.Parameter(torch.empty(1, 1, mixed_dim)) if add_bias_kv else None
         self.add_zero_attn = add_zero_attn
@@ -121,19 +116,22 @@ class MixheadAttention(Assembly, CachedAttention):
         self.value_init_scale = value_init_scale
         self.scale_values()
 
-        relative = variant["relative_position"] != "none" or relative_gain
-        if relative and (encoder_decoder_attention or add_bias_kv or add_zero_attn):
-            raise ValueError(
-                "relative positions need self-attention without constant keys, which have no "
-                "position"
-            )
-        self.add_parts(variant, sizes, relative_gain)
+        # Keys of another sentence, and constant keys, have no position.
+        if encoder_decoder_attention or add_bias_kv or add_zero_attn:
+            why = "in encoder-decoder attention, or with constant keys"
+            if variant.relative_position != "none":
+                raise ValueError(
+                    f"relative_position {variant.relative_position}: must be none {why}"
+                )
+            if variant.relative_gain != 0:
+                raise ValueError(f"relative_gain {variant.relative_gain}: must be 0 {why}")
+        self.add_parts(variant, sizes)
         # TorchScript cannot look it up by name
         self.normalize = NORMALIZERS[self.normalizer].weights
         for mixing in (getattr(self, option) for option in MIXINGS):
             if mixing is not None:
                 scale_learning_rate(mixing, mixing_lr_scale)
-        self.impl = impl
+        self.impl = variant.impl
 
         # Attributes of fairseq's module that other code reads or sets.
         self.use_xformers = False
@@ -149,16 +147,17 @@ class MixheadAttention(Assembly, CachedAttention):
             self.out_proj.weight.mul_(self.value_init_scale)
 
     def signature(self) -> dict[str, Any]:
-        """Return the options that a checkpoint must share with this module, with their values."""
-        return {
-            "attention_normalizer": self.normalizer,
-            **self.kinds,
-            **({} if self.mixed_features is None else {"mixed_features": self.mixed_features}),
-            "attention_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "mixed_heads": self.num_mixed_heads,
-            "relative_gain": 0 if self.relative_gain is None else self.relative_gain.clip,
-        }
+        """Return what a checkpoint must share with this module, by the names of flags."""
+        found: dict[str, Any] = {"attention_normalizer": self.variant.normalizer}
+        for name, kind in self.variant.parts().items():
+            found[name] = getattr(self.variant, name)
+            if "mixed_features" in kind.options:
+                found["mixed_features"] = self.variant.mixed_features
+        found["attention_heads"] = self.num_heads
+        found["head_dim"] = self.head_dim
+        found["mixed_heads"] = self.num_mixed_heads
+        found["relative_gain"] = self.variant.relative_gain
+        return found
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         # The tensors do not show which normalizer they belong to: store it as metadata.
@@ -201,34 +200,42 @@ class MixheadAttention(Assembly, CachedAttention):
             output [Nq, B, embed_dim] and weights: None, [B, Nq, Nk], or [H', B, Nq, Nk] with
                 `need_head_weights`
         """
-        _, batch, embed_dim = query.size()
+        batch = query.size(1)
         if not self.skip_embed_dim_check:
-            assert embed_dim == self.embed_dim, f"query dim {embed_dim} != {self.embed_dim}"
+            size = query.size(2)
+            assert size == self.embed_dim, f"query dim {size} != {self.embed_dim}"
 
         q = self._split_heads(self.queries(query), self.num_heads)  # [B, H, Nq, D]
         k, v, key_padding_mask = self._keys_and_values(
             query, key, value, key_padding_mask, incremental_state, static_kv
         )
-        bias_k, bias_v = self.bias_k, self.bias_v
-        # constant keys are always visible, and never cached
+
+        # Constant keys are always visible, and never cached. TorchScript narrows local names to a
+        # tensor, but no attributes.
+        bias_k = self.bias_k
+        bias_v = self.bias_v
         if bias_k is not None and bias_v is not None:
-            bias_k, bias_v = bias_k.expand(1, k.size(0), -1), bias_v.expand(1, k.size(0), -1)
-            k = torch.cat([k, self._split_heads(bias_k, self.num_heads).to(k.dtype)], dim=2)
-            v = torch.cat([v, self._split_heads(bias_v, self.num_mixed_heads).to(v.dtype)], dim=2)
+            new_k = self._split_heads(bias_k.expand(1, k.size(0), -1), self.num_heads)
+            new_v = self._split_heads(bias_v.expand(1, v.size(0), -1), self.num_mixed_heads)
+            k = torch.cat([k, new_k.to(k.dtype)], dim=2)
+            v = torch.cat([v, new_v.to(v.dtype)], dim=2)
             key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
         if self.add_zero_attn:
-            k, v = F.pad(k, [0, 0, 0, 1]), F.pad(v, [0, 0, 0, 1])
+            k = F.pad(k, [0, 0, 0, 1])
+            v = F.pad(v, [0, 0, 0, 1])
             key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
+
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         x = query.transpose(0, 1)  # [B, Nq, C]
+
+        # In beam search the hypotheses of a sentence share its keys: they become further queries.
         beams = batch // k.size(0)
         if beams > 1:
-            q, x = (
-                self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2),
-                self._fold_beams(x, beams),
-            )
+            q = self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2)
+            x = self._fold_beams(x, beams)
             if attn_mask is not None:
                 attn_mask = attn_mask.repeat(1, 1, beams, 1)
+
         inputs = self.inputs_of(
             q,
             k,
@@ -257,13 +264,19 @@ class MixheadAttention(Assembly, CachedAttention):
         need_weights: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what `forward` returns for its query `x`, where `beams` hypotheses share the keys
-        of a sentence.
+        """Return what `forward` returns.
+
+        Args:
+            inputs: of the attention, where hypotheses that share keys are further queries
+            x: the query of `forward`, [Nq, B, embed_dim]
+            beams: how many hypotheses share the keys of a sentence
+            before_softmax, need_weights, need_head_weights: as in `forward`
         """
         if before_softmax:
-            return masked_scores(inputs).flatten(0, 1).to(inputs.value.dtype), inputs.value.flatten(
-                0, 1
-            )
+            scores = masked_scores(inputs).flatten(0, 1)  # [B * H, Nq, Nk]
+            values = inputs.value.flatten(0, 1)  # [B * H, Nk, D]
+            return scores.to(values.dtype), values
+
         need_weights = need_weights or need_head_weights
         weights: Tensor | None = None
         if torch.jit.is_scripting():
@@ -272,8 +285,8 @@ class MixheadAttention(Assembly, CachedAttention):
             out, weights = self._attend(inputs, need_weights)
         # out [B, H', Nq, D], weights [B, H', Nq, Nk] or None
 
-        # [B, Nq, H', D]
-        out = self.gated(self._unfold_beams(out.transpose(1, 2), beams), x.transpose(0, 1))
+        out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H', D]
+        out = self.gated(out, x.transpose(0, 1))
         out = self.out_proj(out.transpose(0, 1).flatten(2))  # [Nq, B, embed_dim]
         if weights is None or not need_weights:
             return out, None
@@ -296,9 +309,8 @@ class MixheadAttention(Assembly, CachedAttention):
 
     def _weights(self, inputs: AttentionInputs) -> Tensor:
         """Return P [B, H, Nq, Nk], with the gains of distances, before mixing and dropout."""
-        weights = self.normalize(append_sink(masked_scores(inputs), inputs.sink))[
-            ..., : inputs.key.size(2)
-        ]
+        scores = append_sink(masked_scores(inputs), inputs.sink)
+        weights = self.normalize(scores)[..., : inputs.key.size(2)]  # without that of the sink
         return apply_gain(weights, inputs.gain)
 
 

@@ -8,9 +8,20 @@ from torch import Tensor
 class CachedAttention(MultiheadAttention):
     """The part of an attention that caches keys and values; TorchScript compiles it too.
 
-    The cache is fairseq's (`prev_key`, `prev_value`, `prev_key_padding_mask`). In encoder-decoder
-    attention the hypotheses of a sentence share a row of it; the shape of `prev_beams` [B, beams,
-    0] then says how many.
+    The cache is fairseq's, a dict of tensors: `prev_key` and `prev_value` [B, H, Nk, D], and
+    `prev_key_padding_mask` [B, Nk].
+
+    In beam search fairseq hands over each sentence `beams` times, once for each hypothesis. All
+    hypotheses of a sentence see the same source, so the cache of encoder-decoder attention keeps
+    one row a sentence:
+
+        given     a a a b b b      two sentences, a beam of three
+        cached    a     b
+
+    How many hypotheses share a row has to be kept with the rows, because `beam_size` may change
+    between two searches. fairseq's cache takes only tensors, and only ones that it can sort by
+    sentence. So `prev_beams` is an empty tensor [B, beams, 0], whose second dimension is the
+    number; there is none while each hypothesis has its own row.
     """
 
     def _keys_and_values(
@@ -22,8 +33,13 @@ class CachedAttention(MultiheadAttention):
         incremental_state: dict[str, dict[str, Tensor | None]] | None,
         static_kv: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys and values [B, H, Nk, D], those of earlier steps included, and their padding
-        mask [B, Nk].
+        """Return keys, values and padding mask, those of earlier steps included.
+
+        Args:
+            query, key, value, key_padding_mask, incremental_state, static_kv: as in `forward`
+
+        Returns:
+            keys [B, H, Nk, D], values [B, H', Nk, Dv], and the padding mask [B, Nk] or None
         """
         k: Tensor | None = None
         v: Tensor | None = None
@@ -41,6 +57,7 @@ class CachedAttention(MultiheadAttention):
             if incremental_state is not None and self._comes_in_beams(
                 query, key, value, key_padding_mask
             ):
+                # One row of each sentence is enough.
                 key = key[:, :: self.beam_size]
                 value = value[:, :: self.beam_size]
                 if key_padding_mask is not None:
@@ -60,8 +77,12 @@ class CachedAttention(MultiheadAttention):
     def _after_cached(
         self, saved: dict[str, Tensor | None], name: str, new: Tensor | None
     ) -> Tensor:
-        """Return rows [B, H, N, D] behind those that `saved` has under this name, and save the
-        result there.
+        """Return rows behind those of earlier steps, and save them all.
+
+        Args:
+            saved: the cache of this attention, changed in place
+            name: of its entry
+            new: the rows of this step, [B, H, N, D]; None if all are in the cache already
         """
         if name in saved:
             prev = saved[name]
@@ -78,7 +99,14 @@ class CachedAttention(MultiheadAttention):
         v: Tensor,
         static_kv: bool,
     ) -> Tensor | None:
-        """Return the padding mask [B, Nk] of all values `v` [B, H, Nk, D], and save it."""
+        """Return the padding mask [B, Nk] of the keys of all steps, and save it.
+
+        Args:
+            saved: the cache of this attention, changed in place
+            key_padding_mask: of the keys of this step, or of all of them; None for no padding
+            v: the values of all steps, [B, H', Nk, Dv], for the numbers of rows and keys
+            static_kv: whether the keys of the first step are those of all steps
+        """
         prev = saved.get("prev_key_padding_mask")
         mask = self._append_prev_key_padding_mask(
             key_padding_mask, prev, v.size(0), v.size(2), static_kv
@@ -89,12 +117,20 @@ class CachedAttention(MultiheadAttention):
     def _comes_in_beams(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
     ) -> bool:
-        """Return whether [N, B * beams, ...] holds every sentence `beam_size` times in a row.
+        """Return whether the inputs hold every sentence `beam_size` times in a row.
 
-        This compares tensors, because a module keeps the beam size of an earlier search.
+        This compares tensors, because `beam_size` may be left from an earlier search: a model that
+        decoded with a beam of 5 is later called with single sentences.
+
+        Args:
+            query: [Nq, B * beams, C]
+            key, value: [Nk, B * beams, C]
+            key_padding_mask: [B * beams, Nk], or None
         """
         beams = self.beam_size
-        if not self.encoder_decoder_attention or beams == 1 or query.size(1) != key.size(1):
+        if not self.encoder_decoder_attention or beams == 1:
+            return False
+        if query.size(1) != key.size(1):
             return False
         if key_padding_mask is not None and not self._in_beams(key_padding_mask, beams):
             return False
@@ -106,11 +142,16 @@ class CachedAttention(MultiheadAttention):
     def reorder_incremental_state(
         self, incremental_state: dict[str, dict[str, Tensor | None]] | None, new_order: Tensor
     ) -> dict[str, dict[str, Tensor | None]] | None:
-        """Let row i of the cache continue row `new_order[i]`, [B], as beam search chooses.
+        """Let hypothesis i continue hypothesis `new_order[i]`, [number of hypotheses].
 
-        A cache with one row per sentence does not change while hypotheses stay with their
-        sentences, as in beam search. It follows every other order too, where fairseq's
-        encoder-decoder attention ignores a permutation.
+        Where hypotheses of a sentence share a row, beam search changes nothing: it exchanges them
+        within their sentences. When a sentence has ended, its row goes.
+
+            new_order  0 0 2 | 4 3 3     two sentences, a beam of three
+            rows       0     | 1
+
+        Orders that no beam search gives are followed, too. fairseq's encoder-decoder attention
+        would ignore a permutation.
         """
         if incremental_state is None:
             return incremental_state
@@ -122,9 +163,12 @@ class CachedAttention(MultiheadAttention):
             order = new_order // beams  # the sentence of each hypothesis
             if self._in_beams(order, beams):
                 order = order[::beams]
-                if torch.equal(order, torch.arange(prev_beams.size(0), device=order.device)):
+                same = torch.arange(prev_beams.size(0), device=order.device)
+                if torch.equal(order, same):
                     return incremental_state
-            else:  # these rows were equal sentences, not beams: from now on each has its own
+            else:
+                # Hypotheses of different sentences mix, so these were equal sentences in a batch,
+                # no beams. From now on each has a row of its own.
                 saved["prev_beams"] = None
         for name in list(saved.keys()):
             rows = saved[name]
@@ -137,8 +181,9 @@ class CachedAttention(MultiheadAttention):
         return torch.equal(rows, rows[::beams].repeat_interleave(beams, 0))
 
     def _fold_beams(self, x: Tensor, beams: int) -> Tensor:
-        """Return [B, beams * Nq, ...] from [B * beams, Nq, ...]: to the attention, hypotheses are
-        further queries.
+        """Return [B, beams * Nq, ...] from [B * beams, Nq, ...].
+
+        To the attention, the hypotheses of a sentence are further queries to the same keys.
         """
         return x.unflatten(0, [-1, beams]).flatten(1, 2)
 

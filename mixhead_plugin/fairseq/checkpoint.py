@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
 from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.parts import PARTS, PartError, complete, sizes_of
+from mixhead_plugin.parts import PARTS, PartError, Variant, build_part
 
 logger = logging.getLogger(__name__)
 
-# The record of an attention of fairseq, see `MixheadAttention.signature`.
+# The record of an attention of fairseq's own; see `MixheadAttention.signature`.
 FAIRSEQ: dict[str, Any] = {
     "synthesizer": "none",
     "attention_normalizer": "softmax",
@@ -27,71 +27,99 @@ FAIRSEQ: dict[str, Any] = {
 
 
 def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
-    """Refuse a `state_dict` whose attentions are not those of `model`, with the flag that would
-    fit.
+    """Refuse a checkpoint whose attentions are not those of a model, with the flag that would fit.
 
-    A checkpoint of the plugin has a record beside its tensors. One of fairseq, or an average of
-    several, has none: then only tensors can contradict the model.
+    A checkpoint of the plugin has a record of each attention beside its tensors. One of fairseq,
+    or an average of several, has none: then only tensors can contradict the model.
+
+    Args:
+        model: a model of the plugin
+        state_dict: the tensors of the checkpoint, with `_metadata` where it has records
+
+    Raises:
+        CheckpointError: the first flag that differs
     """
     attentions = {name: m for name, m in model.named_modules() if isinstance(m, MultiheadAttention)}
-    metadata = getattr(state_dict, "_metadata", {})
-    records = {
-        name: {k: v for k, v in metadata.get(name, {}).items() if k != "version"}
-        for name in attentions
-    }
-    # then attentions without a record were out of --attention-scope
-    recorded = any(records.values())
-    if not recorded:
+    records = _records(attentions, state_dict)
+    # One record is enough to know who wrote the checkpoint. Attentions without one were then
+    # outside --attention-scope.
+    written_by_plugin = any(records.values())
+    if not written_by_plugin:
         _warn_of_other_scores(attentions)
+
     for name, attention in attentions.items():
-        tensors = {
-            key[len(name) + 1 :]: value
-            for key, value in state_dict.items()
-            if key.startswith(f"{name}.")
-        }
-        if tensors:  # fairseq reports missing layers
-            wanted = _record_of(attention)
-            if records[name]:
-                found = {**FAIRSEQ, **records[name]}
-            elif recorded:
-                found = {**FAIRSEQ, **_told_by_sizes(tensors, attention, "none")}
-            else:
-                found = _told_by(tensors, attention, wanted)
-            if (weight := tensors.get("q_proj.weight")) is not None:
-                found = {"embed_dim": weight.shape[1], **found}
-            in_scope = isinstance(attention, MixheadAttention) and not (
-                recorded and not records[name]
-            )
-            _compare(model, name, found, wanted, in_scope)
+        tensors = _tensors_of(name, state_dict)
+        if not tensors:  # fairseq reports missing layers
+            continue
+        wanted = _record_of(attention)
+        if records[name]:
+            found = {**FAIRSEQ, **records[name]}
+        elif written_by_plugin:
+            found = {**FAIRSEQ, **_told_by_sizes(tensors, attention, "none")}
+        else:
+            found = _told_by_tensors(tensors, attention, wanted)
+        weight = tensors.get("q_proj.weight")
+        if weight is not None:
+            found = {"embed_dim": weight.shape[1], **found}
+
+        in_scope = isinstance(attention, MixheadAttention)
+        if written_by_plugin and not records[name]:
+            in_scope = False
+        _compare(model, name, found, wanted, in_scope)
+
+
+def _records(
+    attentions: dict[str, nn.Module], state_dict: dict[str, Tensor]
+) -> dict[str, dict[str, Any]]:
+    """Return what the checkpoint says of each attention beside its tensors, by its name."""
+    metadata = getattr(state_dict, "_metadata", {})
+    records = {}
+    for name in attentions:
+        record = dict(metadata.get(name, {}))
+        record.pop("version", None)  # torch's, for every module
+        records[name] = record
+    return records
+
+
+def _tensors_of(name: str, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of the module `name`, by their names in it."""
+    prefix = f"{name}."
+    return {
+        key.removeprefix(prefix): value
+        for key, value in state_dict.items()
+        if key.startswith(prefix)
+    }
 
 
 def _record_of(attention: MultiheadAttention) -> dict[str, Any]:
-    heads = {
+    """Return the record that a checkpoint of this attention would have, with its sizes."""
+    record = {
+        **FAIRSEQ,
         "attention_heads": attention.num_heads,
         "mixed_heads": attention.num_heads,
         "relative_gain": 0,
+        "embed_dim": attention.embed_dim,
+        "head_dim": attention.head_dim,
     }
-    sizes = {"embed_dim": attention.embed_dim, "head_dim": attention.head_dim}
-    own = attention.signature() if isinstance(attention, MixheadAttention) else {}
-    return {**FAIRSEQ, **heads, **sizes, **own}
+    if isinstance(attention, MixheadAttention):
+        record |= attention.signature()
+    return record
 
 
-def _told_by(
+def _told_by_tensors(
     tensors: dict[str, Tensor], attention: MultiheadAttention, wanted: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a record from the tensors of an attention; what they do not tell is as wanted."""
+    # Also the tables of other classes, as that of the Synthesizer.
+    tables: dict[str, Any] = {}
+    for each in (MixheadAttention, *MixheadAttention.__subclasses__()):
+        tables |= each.tables
+
     found: dict[str, Any] = {}
-    classes = (MixheadAttention, *MixheadAttention.__subclasses__())
-    for option, table in {
-        option: table for each in classes for option, table in each.tables.items()
-    }.items():
-        prefix = f"{option}."
-        part = {
-            name.removeprefix(prefix): value
-            for name, value in tensors.items()
-            if name.startswith(prefix)
-        }
+    for option, table in tables.items():
+        part = _tensors_of(option, tensors)
         found[option] = _value_of(option, table, part, attention, wanted[option])
+
     mixed = [name[0] for name in ("query", "key", "value") if f"feature_mixing.{name}" in tensors]
     if mixed and wanted.get("mixed_features") is not None:
         found["mixed_features"] = "".join(mixed)
@@ -105,23 +133,31 @@ def _value_of(
     attention: MultiheadAttention,
     wanted: str,
 ) -> str:
-    """Return the value of an option whose part of the attention has these tensors; the wanted one
-    if it may be.
+    """Return the value of an option by the tensors of its part; the wanted one if it may be.
+
+    Args:
+        option: the name of the part
+        table: its row for each value of the option
+        part: the tensors that the checkpoint has of it
+        attention: the attention of the model
+        wanted: its value of the option
     """
     if not part:
+        # A part without tensors, as rotary positions, leaves nothing in a checkpoint.
         own = getattr(attention, option, None)
         return wanted if own is not None and not own.state_dict() else "none"
+
+    # A part that contains modules has tensors such as `network.0.weight`.
     names = {name.split(".")[0] for name in part}
     values = [value for value, kind in table.items() if names <= set(kind.parameters)]
     if not values:
         return f"of {', '.join(sorted(names))}"
+
     shapes = {name: tensor.shape for name, tensor in part.items()}
-    fitting = [
-        value
-        for value in values
-        if option in PARTS and _shapes_of(option, value, attention) == shapes
-    ]
-    # None fits if the sizes of the attention are others: that is told by them.
+    fitting = []
+    if option in PARTS:
+        fitting = [value for value in values if _shapes_of(option, value, attention) == shapes]
+    # None fits if the attention in the checkpoint has other sizes, which `_told_by_sizes` tells.
     possible = fitting or values
     return wanted if wanted in possible else possible[0]
 
@@ -130,16 +166,15 @@ def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[s
     """Return the shapes of the tensors that a part would have in this attention; none if it could
     not be built.
     """
-    variant = {"normalizer": "softmax", **dict.fromkeys(PARTS, "none"), option: value}
     try:
-        sizes = sizes_of(
-            complete(variant), attention.num_heads, attention.head_dim, attention.embed_dim
-        )
+        variant = Variant.of({option: value, "head_dim": attention.head_dim})
+        sizes = variant.sizes(attention.num_heads, attention.embed_dim)
+        # No numbers are drawn, which would change those of the model.
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            built = PARTS[option][value].build(sizes)
+            part = build_part(variant.parts()[option], variant, sizes)
     except PartError:
         return {}
-    return {name: tensor.shape for name, tensor in built.state_dict().items()}
+    return {name: tensor.shape for name, tensor in part.state_dict().items()}
 
 
 def _told_by_sizes(
@@ -150,17 +185,22 @@ def _told_by_sizes(
     """
     gain = tensors.get("relative_gain.weight")  # [H, 2 * clip + 1]
     found: dict[str, Any] = {"relative_gain": 0 if gain is None else gain.shape[1] // 2}
-    query, value = tensors.get("q_proj.weight"), tensors.get("v_proj.weight")
+    query = tensors.get("q_proj.weight")
+    value = tensors.get("v_proj.weight")
     if query is None or value is None:
         return found
-    rows, heads = query.shape[0], attention.num_heads
-    if rows % heads:
+
+    rows = query.shape[0]
+    heads = attention.num_heads
+    if rows % heads != 0:
         return {"head_dim": f"{rows}/{heads}", **found}
     found["head_dim"] = rows // heads
+
     kind = PARTS["head_mixing"].get(head_mixing)
     value_dim = found["head_dim"] * (1 if kind is None else kind.group)
     if value.shape[0] % value_dim == 0:
-        found |= {"attention_heads": heads, "mixed_heads": value.shape[0] // value_dim}
+        found["attention_heads"] = heads
+        found["mixed_heads"] = value.shape[0] // value_dim
     return found
 
 
@@ -170,54 +210,81 @@ def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
     """
     silent = set()
     for attention in attentions.values():
-        if isinstance(attention, MixheadAttention):
-            silent.add(("attention_normalizer", attention.normalizer))
-            for option, kind in attention.parts().items():
-                if not (kind.loads_without or kind.parameters):
-                    silent.add((option, attention.kinds[option]))
-    for option, value in sorted(silent - {("attention_normalizer", "softmax")}):
-        known = f"the checkpoint does not say with which {option_name(option)} it was trained"
-        logger.warning(f"{known}; from now on it is {value}")
+        if not isinstance(attention, MixheadAttention):
+            continue
+        variant = attention.variant
+        if variant.normalizer != "softmax":
+            silent.add(("attention_normalizer", variant.normalizer))
+        for option, kind in variant.parts().items():
+            if not kind.loads_without and not kind.parameters:
+                silent.add((option, getattr(variant, option)))
+    for option, value in sorted(silent):
+        logger.warning(
+            f"the checkpoint does not say with which {option_name(option)} it was trained; "
+            f"from now on it is {value}"
+        )
 
 
 def _compare(
     model: nn.Module, name: str, found: dict[str, Any], wanted: dict[str, Any], in_scope: bool
 ) -> None:
-    """Refuse the first option of the attention `name` whose value in the checkpoint is not the
-    wanted one.
+    """Refuse the first option of an attention whose value in the checkpoint is not the wanted one.
+
+    Args:
+        model: which knows the flags of its sizes
+        name: of the attention
+        found: its record in the checkpoint
+        wanted: its record in the model
+        in_scope: whether both are in --attention-scope
     """
-    side = "decoder" if name.startswith("decoder") else "encoder"
-    flags = {
-        "embed_dim": model.embed_flag,
-        "attention_heads": model.heads_flag,
-        "mixed_heads": model.heads_flag,
-    }
     for option, value in found.items():
-        flag = flags.get(option, option_name(option)).format(side=side)
         own = wanted.get(option)
-        starts_off = (
-            own is None
-            or option == "relative_gain"
-            or (option in PARTS and PARTS[option][own].loads_without)
-        )
-        if value == own or (value in (None, "none", 0) and starts_off):
+        if value == own:
             continue
-        if option not in wanted:  # of a later version of the plugin
-            remedy = "which this version does not know"
-        elif option == "synthesizer":
-            arch = "transformer_lm" if value == "none" else "synthesizer_lm with this flag"
-            remedy = f"this model with {own}; use an architecture *_{arch}"
-        elif option in ("attention_heads", "mixed_heads"):
-            heads, others = (
-                f"{r['attention_heads']}:{r.get('mixed_heads', '')}" for r in (found, wanted)
-            )
-            remedy = (
-                f"and {heads} source:mixed heads, this model with {others}; use {flag} {value}, or "
-            )
-            remedy += "--heads-per-layer and --head-dim for a pruned model"
-        else:
-            scope = "" if in_scope else ", or another --attention-scope"
-            remedy = f"this model with {own}; use {flag} {value}{scope}"
+        # The checkpoint has nothing of it, and the model's part starts as if it had nothing.
+        if value in (None, "none", 0) and _starts_off(option, own):
+            continue
+        flag = _flag_of(model, name, option)
+        remedy = _remedy(option, flag, found, wanted, in_scope)
         raise CheckpointError(
             f"checkpoint of another family: its {name} was trained with {flag} {value}, {remedy}"
         )
+
+
+def _starts_off(option: str, own: Any) -> bool:
+    """Return whether an option of the model starts like an attention without it."""
+    if own is None or option == "relative_gain":
+        return True
+    return option in PARTS and PARTS[option][own].loads_without
+
+
+def _flag_of(model: nn.Module, name: str, option: str) -> str:
+    """Return the flag that sets an entry of a record, for the attention `name`."""
+    side = "decoder" if name.startswith("decoder") else "encoder"
+    if option == "embed_dim":
+        return model.embed_flag.format(side=side)
+    if option in ("attention_heads", "mixed_heads"):
+        return model.heads_flag.format(side=side)
+    return option_name(option)
+
+
+def _remedy(
+    option: str, flag: str, found: dict[str, Any], wanted: dict[str, Any], in_scope: bool
+) -> str:
+    """Return what the model has instead, and how it would fit the checkpoint."""
+    value = found[option]
+    own = wanted.get(option)
+    if option not in wanted:  # of a later version of the plugin
+        return "which this version does not know"
+    if option == "synthesizer":
+        arch = "transformer_lm" if value == "none" else "synthesizer_lm with this flag"
+        return f"this model with {own}; use an architecture *_{arch}"
+    if option in ("attention_heads", "mixed_heads"):
+        theirs = f"{found['attention_heads']}:{found.get('mixed_heads', '')}"
+        ours = f"{wanted['attention_heads']}:{wanted.get('mixed_heads', '')}"
+        return (
+            f"and {theirs} source:mixed heads, this model with {ours}; use {flag} {value}, or "
+            "--heads-per-layer and --head-dim for a pruned model"
+        )
+    scope = "" if in_scope else ", or another --attention-scope"
+    return f"this model with {own}; use {flag} {value}{scope}"

@@ -17,7 +17,7 @@ from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.models.architectures import MODELS
 from mixhead_plugin.fairseq.options import FAMILIES, OPTION_NAMES, AttentionOptions, model_name
-from mixhead_plugin.parts import PARTS, Assembly, complete, effective, sizes_of
+from mixhead_plugin.parts import PARTS, Assembly, Variant, effective
 
 PLUGIN_FLAGS = {*OPTION_NAMES, *(f"{name}_weight" for name in PENALTIES)}
 
@@ -121,17 +121,15 @@ def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, 
     for option in PARTS:
         for name in (key.split(f".{option}.")[0] for key in state if f".{option}." in key):
             found.setdefault(name, {})[option] = getattr(flags, option)
-    for name, variant in found.items():
-        heads = getattr(
-            flags, f"{'decoder' if 'decoder' in name.split('.') else 'encoder'}_attention_heads"
-        )
+    for name, parts in found.items():
+        side = "decoder" if "decoder" in name.split(".") else "encoder"
+        heads = getattr(flags, f"{side}_attention_heads")
         embed_dim = state[f"{name}.q_proj.weight"].size(1)
-        if "feature_mixing" in variant:
-            variant["mixed_features"] = flags.mixed_features
+        if "feature_mixing" in parts:
+            parts["mixed_features"] = flags.mixed_features
+        variant = Variant.of(parts)
         assembly = Assembly()
-        assembly.add_parts(
-            complete(variant), sizes_of(complete(variant), heads, embed_dim // heads, embed_dim)
-        )
+        assembly.add_parts(variant, variant.sizes(heads, embed_dim))
         assembly.load_state_dict({key: state.pop(f"{name}.{key}") for key in assembly.state_dict()})
         if assembly.feature_mixing is not None:
             tensors = {"output": [state[f"{name}.out_proj.weight"]]}

@@ -1,8 +1,7 @@
 """fairseq's Transformer layers, encoder and decoder, with the plugin's attention at the sites that
 the flags cover.
 
-`options` and `cfg` have the plugin's flags, as `options.AttentionOptions`; modules do not import
-that class.
+`cfg` is fairseq's config with the plugin's flags, an `options.AttentionOptions`.
 """
 
 from typing import Any, ClassVar
@@ -18,46 +17,28 @@ from fairseq.modules.transformer_layer import (
 from torch import nn
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.parts import VARIANT
-
-
-def flags_of_attention(options: Any) -> dict[str, Any]:
-    """Return the arguments of `MixheadAttention` that the plugin's flags set for every attention
-    they cover.
-    """
-    return {
-        "normalizer": options.attention_normalizer,
-        **{
-            option: getattr(options, option)
-            for option in VARIANT
-            if option not in ("normalizer", "relative_position")
-        },
-        "head_dim": options.head_dim,
-        "impl": options.attention_impl,
-        "value_init_scale": options.value_init_scale,
-        "mixing_lr_scale": options.mixing_lr_scale,
-        "relative_gain": options.relative_gain,
-    }
 
 
 def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
     """Wrap a layer for activation checkpointing and FSDP, as fairseq's `build_*_layer` do."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    return fsdp_wrap(
-        layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
-    )
+        # As in fairseq: a checkpointed layer is wrapped, however small it is.
+        return fsdp_wrap(layer, min_num_params=0)
+    return fsdp_wrap(layer, min_num_params=cfg.min_params_to_wrap)
 
 
 class _Layer(nn.Module):
-    """Mixin before a layer of fairseq; the attentions that fairseq's __init__ builds depend on the
-    layer's number.
+    """A mixin before a layer of fairseq.
+
+    The __init__ of fairseq's layer builds its attentions. How many heads they have may depend on
+    the number of the layer, so this one stores the number first.
     """
 
     fairseq_class: ClassVar[type]
 
     def __init__(self, *args: Any, layer: int = 0, **kwargs: Any):
-        self.layer = layer  # nn.Module takes a plain int before its own __init__
+        self.layer = layer  # nn.Module lets a plain int be set before its own __init__ ran
         super().__init__(*args, **kwargs)
         for child in self.children():
             # --retain-dropout-modules looks for the name of fairseq's class
@@ -67,20 +48,30 @@ class _Layer(nn.Module):
     def _build_attention(
         self, embed_dim: int, cfg: Any, site: str, **arguments: Any
     ) -> MixheadAttention:
-        """Return the attention that the flags ask for at `site`; `arguments` are of fairseq's
-        attention.
+        """Return the attention that the flags ask for.
+
+        Args:
+            embed_dim: size of the attention's query input
+            cfg: the config of the model
+            site: where the attention is, one of SCOPES["all"]
+            arguments: further ones of `MixheadAttention`
         """
         side = cfg.encoder if site == "encoder-self" else cfg.decoder
-        num_heads, num_mixed_heads = cfg.heads_at(site, self.layer) or (side.attention_heads, None)
-        flags = flags_of_attention(cfg)
-        if site == "cross":  # queries and keys are in different sentences: they have no distance
-            del flags["relative_gain"]
-        else:
-            flags["relative_position"] = cfg.relative_position
-        flags |= {"dropout": cfg.attention_dropout, "causal": site == "decoder-self"}
-        flags |= {"q_noise": self.quant_noise, "qn_block_size": self.quant_noise_block_size}
+        num_heads = side.attention_heads
+        num_mixed_heads = None
+        pruned = cfg.heads_at(site, self.layer)
+        if pruned is not None:
+            num_heads, num_mixed_heads = pruned
         return MixheadAttention(
-            embed_dim, num_heads, num_mixed_heads=num_mixed_heads, **flags, **arguments
+            embed_dim,
+            num_heads,
+            num_mixed_heads=num_mixed_heads,
+            causal=site == "decoder-self",
+            dropout=cfg.attention_dropout,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+            **cfg.attention_arguments(site),
+            **arguments,
         )
 
 
@@ -99,6 +90,7 @@ class MixheadDecoderLayer(_Layer, TransformerDecoderLayerBase):
     def build_self_attention(self, embed_dim: int, cfg: Any, **constant_keys: bool) -> nn.Module:
         if not cfg.covers("decoder-self"):
             return super().build_self_attention(embed_dim, cfg, **constant_keys)
+        # With --cross-self-attention the queries see the source, too, as further keys.
         alone = not cfg.cross_self_attention
         return self._build_attention(
             embed_dim, cfg, "decoder-self", self_attention=alone, **constant_keys
@@ -114,8 +106,9 @@ class MixheadDecoderLayer(_Layer, TransformerDecoderLayerBase):
 
 
 def _layer_number(stack: nn.Module) -> int:
-    """Return the number of the layer that an encoder or a decoder builds now; fairseq builds them
-    in order.
+    """Return the number of the layer that an encoder or a decoder builds now.
+
+    fairseq builds the layers in order, but does not tell the hook which one it wants.
     """
     stack.layers_built = getattr(stack, "layers_built", -1) + 1
     return stack.layers_built

@@ -17,7 +17,9 @@ def scale_learning_rate(module: nn.Module, factor: float) -> None:
     """Mark all parameters of `module`: `scale_steps` will multiply their learning rate
     by `factor`.
     """
-    for parameter in module.parameters() if factor != 1 else ():
+    if factor == 1:
+        return
+    for parameter in module.parameters():
         # Under fp16 and bf16 fairseq copies this attribute to the float32 parameters that it
         # optimizes.
         parameter.optim_overrides = {_FACTOR: factor}

@@ -71,7 +71,7 @@ class AssemblyAttention:
     def cut_problem(self, heads: Sequence[int]) -> str:
         if len(heads) == self.heads["mixed"]:
             return "must leave one head"
-        option, why = whole_part(self.module.parts())
+        option, why = whole_part(self.module.variant.parts())
         return f"{option} must have all heads, {why}; ablate them instead" if option else ""
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
@@ -98,11 +98,11 @@ class AssemblyAttention:
         Raise HeadsError where every head needs all heads, or where it is not known which entries of
         a tensor belong to which head.
         """
-        option, why = whole_part(self.module.parts())
+        option, why = whole_part(self.module.variant.parts())
         if option:
             raise HeadsError(f"{self.name}: {option} must have all heads, {why}")
         axes = dict(PARAMETERS)
-        for option, kind in self.module.parts().items():
+        for option, kind in self.module.variant.parts().items():
             for entry, axes_of_entry in kind.parameters.items():
                 axes[f"{option}.{entry}"] = axes_of_entry
 

@@ -9,15 +9,15 @@ from mixhead_plugin.hf.layouts import LAYOUTS, NAME, Layout
 from mixhead_plugin.hf.loading import load
 from mixhead_plugin.hf.mixing import fold, mix, unmix
 from mixhead_plugin.hf.viewing import view
-from mixhead_plugin.parts import PARTS, VARIANT, mixing_parameters, parameter_groups
+from mixhead_plugin.parts import PARTS, Variant, mixing_parameters, parameter_groups
 
 __all__ = [
     "LAYOUTS",
     "NAME",
     "PARTS",
-    "VARIANT",
     "LayerHeads",
     "Layout",
+    "Variant",
     "mixing_parameters",
     "parameter_groups",
 ]

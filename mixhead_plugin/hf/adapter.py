@@ -28,7 +28,7 @@ from mixhead_plugin.hf.mixing import (
 )
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.reference import source_weights
-from mixhead_plugin.parts import complete
+from mixhead_plugin.parts import Variant
 
 
 class SiteAttention:
@@ -200,7 +200,7 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     found = attentions_of(model)
     mixed = [each.site.kind for each in found if each.mixed is not None]
     # What is mixed was checked then.
-    problems = {} if mixed else unfit(model, [each.site for each in found], complete({}))
+    problems = {} if mixed else unfit(model, [each.site for each in found], Variant())
     kinds = set(mixed) or {each.site.kind for each in found} - problems.keys()
     for layer, some in cutting.cuttable(found, heads).items():
         site = found[layer].site
@@ -210,7 +210,7 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
         pruning.try_out(model, site, some)
 
     if not mixed:
-        attach(model, complete({}), "auto", kinds)
+        attach(model, Variant(), kinds)
     return cut(model, heads)
 
 

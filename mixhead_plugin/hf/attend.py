@@ -1,5 +1,6 @@
 """The attention function and the masks of mixed models, as `transformers` calls them."""
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from mixhead_plugin.hf.layouts import NAME, Site
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.parts import PARTS, Assembly, sizes_of
+from mixhead_plugin.parts import PARTS, Assembly, Variant
 from mixhead_plugin.parts.hooks import Hooked
 
 # the matrix of a FeatureMixing for each projection
@@ -67,10 +68,9 @@ class MixedHeads(Hooked):
     # What an Assembly computes from its parts, which lie in the attention.
     inputs_of: Any = Assembly.inputs_of
     gated: Any = Assembly.gated
-    parts: Any = Assembly.parts
     relative_gain = None
 
-    def __init__(self, site: Site, model: nn.Module, variant: dict[str, str], impl: str):
+    def __init__(self, site: Site, model: nn.Module, variant: Variant):
         if not hasattr(site.module, "config"):  # T5 before it went through the AttentionInterface
             kind = type(site.module).__name__
             raise ValueError(
@@ -81,15 +81,16 @@ class MixedHeads(Hooked):
         # GPT-2's has a transposed weight
         embed_dim = getattr(projection, "in_features", projection.weight.size(0))
         self.attention = site.module
-        self.variant, self.impl = variant, impl
+        self.variant = dataclasses.replace(variant, head_dim=site.head_dim)
         self.config = site.module.config  # the model's
         self.former = self.config._attn_implementation
-        sizes = sizes_of(variant, site.heads, site.head_dim, embed_dim)
-        self.sizes = sizes._replace(key_heads=site.heads // site.group(model))
+        self.sizes = self.variant.sizes(
+            site.heads, embed_dim, key_heads=site.heads // site.group(model)
+        )
         self.assembly = Assembly()
-        self.assembly.add_parts(variant, self.sizes)
+        self.assembly.add_parts(self.variant, self.sizes)
         self.assembly.to(projection.weight).train(site.module.training)
-        self.normalizer, self.kinds = self.assembly.normalizer, self.assembly.kinds
+        self.normalizer = self.variant.normalizer
         # The heads that pruning left, as numbered at first; the zeros in place of cut values.
         self.kept = {
             "source": list(range(self.sizes.num_heads)),
@@ -289,7 +290,7 @@ def mixed_attention(
     if (groups := heads // key.size(1)) > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     # neighbours are the values of one mixed head
-    if (group := mixed.parts()["head_mixing"].group) > 1:
+    if (group := PARTS["head_mixing"][mixed.variant.head_mixing].group) > 1:
         value = value.unflatten(1, (-1, group)).transpose(2, 3).flatten(3)  # [B, H', Nk, Dv]
     value = value[:, : mixed.sizes.mixed_heads]
     inputs = mixed.inputs_of(
@@ -308,7 +309,7 @@ def mixed_attention(
         inputs = inputs._replace(sink=s_aux)
     wanted = output_attentions or THREADS.own.wants_weights or mixed.config.output_attentions
     need_weights = wanted or chosen == "eager"
-    out, weights = mixed.attend(inputs, mixed.impl, need_weights)
+    out, weights = mixed.attend(inputs, mixed.variant.impl, need_weights)
     return mixed.gated(out.transpose(1, 2).contiguous(), x), weights  # [B, Nq, H', Dv]
 
 

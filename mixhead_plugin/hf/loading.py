@@ -29,7 +29,7 @@ from mixhead_plugin.hf.mixing import (
     forget,
     is_mixed,
 )
-from mixhead_plugin.parts import PARTS, complete
+from mixhead_plugin.parts import PARTS, Variant
 
 
 def load(
@@ -68,7 +68,7 @@ def load(
     # an AutoModel makes models of other classes, without the mixing
     if not issubclass(base, PreTrainedModel):
         raise ValueError(f"cls {base.__name__}: must be the class of a model, as {written}")
-    variant = complete(saved[NAME], impl)
+    variant = Variant.of({**saved[NAME], "impl": impl})
     kinds = saved.get(ATTENTIONS, OLDER_ATTENTIONS | LAYOUTS.keys())
 
     @functools.wraps(base, updated=())  # transformers chooses the loss by the name of the class
@@ -77,7 +77,7 @@ def load(
             forget(config, None)  # a model made from it has no mixing at first
             super().__init__(config, *args, **kwargs)
             if not is_mixed(self):  # a class of one's own may mix where it is made
-                attach(self, variant, impl, kinds)
+                attach(self, variant, kinds)
             if PRUNED in saved:
                 cut(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
 

@@ -1,6 +1,7 @@
 """Mix the heads of a model, and take the mixing away again."""
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from mixhead_plugin.hf.layouts import (
     sites_of,
 )
 from mixhead_plugin.hf.trial import check_row
-from mixhead_plugin.parts import PARTS, complete, effective, refuse_nothing
+from mixhead_plugin.parts import OPTIONS, PARTS, Variant, effective, refuse_nothing
 from mixhead_plugin.parts.head_mixing import own_numbers
 
 # of the entry of a config that has the heads that `prune` removed, by layer
@@ -37,6 +38,10 @@ OLDER_ATTENTIONS = {
         "MBart Whisper OPT T5 MT5"
     ).split()
 }
+# What a model of transformers has already.
+OF_THE_MODEL = ("head_dim", "relative_position", "relative_gain")
+# The fields of a variant that its config does not keep: `impl` belongs to the machine.
+NOT_SAVED = ("impl", "head_dim", "relative_gain")
 # These entries of config.json make `from_pretrained` refuse a mixed model, and its message shows
 # the value. The second one does where `from_pretrained` is told to use another attention.
 REFUSED = dict.fromkeys(
@@ -57,7 +62,7 @@ def mix(
     Args:
         model: any model whose attentions go through the AttentionInterface; it gets a config of its
             own, with the variant
-        head_mixing, variant: at least one keyword of VARIANT; another normalizer than softmax, and
+        head_mixing, variant: at least one field of `Variant`; another normalizer than softmax, and
             another mixing_start than identity, change the outputs
         impl: the implementation of `ops.attention`
 
@@ -67,10 +72,11 @@ def mix(
             whose attentions cannot be mixed
     """
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
-    variant = complete(asked, impl)
+    chosen = Variant.of({**asked, "impl": impl})
     sites = sites_of(model)
-    if variant["relative_position"] != "none":
-        raise ValueError("relative_position: must be left out, the model has its own")
+    for name in OF_THE_MODEL:
+        if getattr(chosen, name) != OPTIONS[name].default:
+            raise ValueError(f"{name}: must be left out, the model has its own")
     if is_mixed(model):
         raise ValueError(f"{type(model).__name__}: is mixed already, or pruned")
     if has_adapters(model):
@@ -82,9 +88,9 @@ def mix(
     if getattr(model, "_tp_size", None) is not None:
         raise ValueError(f"{type(model).__name__}: is split by tp_plan; {SPLIT}")
     refuse_nothing(asked)
-    problems = unfit(model, sites, variant)
+    problems = unfit(model, sites, chosen)
     fitting = [site for site in sites if site.kind not in problems]
-    attach(model, variant, impl, {site.kind for site in fitting})
+    attach(model, chosen, {site.kind for site in fitting})
 
     for kind, names in left_out(model, fitting).items():
         if kind in LAYOUTS and LAYOUTS[kind] is None:
@@ -100,7 +106,7 @@ def mix(
     return model
 
 
-def unfit(model: nn.Module, sites: Sequence[Site], variant: dict[str, str]) -> dict[str, str]:
+def unfit(model: nn.Module, sites: Sequence[Site], variant: Variant) -> dict[str, str]:
     """Return why attentions cannot compute a variant, by their class.
 
     Raise ValueError if none can be, one has a row of the user, or one has the same config as those
@@ -189,9 +195,13 @@ def refuse_quantised(model: nn.Module, what: str) -> None:
                 )
 
 
-def attach(
-    model: PreTrainedModel, variant: dict[str, str], impl: str, kinds: Collection[str]
-) -> PreTrainedModel:
+def saved_fields(variant: Variant) -> dict[str, Any]:
+    """Return what config.json keeps of a variant; `Variant.of` reads it."""
+    fields = dataclasses.asdict(variant)
+    return {name: value for name, value in fields.items() if name not in NOT_SAVED}
+
+
+def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> PreTrainedModel:
     """Make the attentions of some classes compute a variant, which may be the plain one."""
     sites = [site for site in sites_of(model) if site.kind in kinds]
     known = {site.kind for site in sites}
@@ -205,7 +215,7 @@ def attach(
     with own_numbers():
         for site in sites:
             site.check_sizes(model)
-            all_heads.append(MixedHeads(site, model, variant, impl))
+            all_heads.append(MixedHeads(site, model, variant))
             # A part draws by the state of the generator: without this number all layers would start
             # equal.
             torch.rand((), device="cpu")
@@ -230,7 +240,7 @@ def attach(
         wants_weights = config.output_attentions and config._attn_implementation == "eager"
         if not (wants_weights or knows_eager_alone):
             config._attn_implementation_internal = NAME
-        vars(config).update(REFUSED, **{NAME: variant, ATTENTIONS: sorted(known)})
+        vars(config).update(REFUSED, **{NAME: saved_fields(variant), ATTENTIONS: sorted(known)})
     for site, heads in zip(sites, all_heads):
         heads.config = site.module.config
         heads.attach()
@@ -257,7 +267,7 @@ def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
     refuse_offloaded(model, "unmixed")
     for module in found:
-        normalizer = getattr(module, NAME).variant["normalizer"]
+        normalizer = getattr(module, NAME).variant.normalizer
         left = effective({name: getattr(module, name) for name in PARTS if name != folded})
         if left or normalizer != "softmax":
             left = left or f"normalizer {normalizer}"

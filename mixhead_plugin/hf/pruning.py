@@ -53,7 +53,7 @@ def problem(model: nn.Module, site: Site, heads: Sequence[int]) -> str:
         total, group = mixed.sizes.mixed_heads, mixed.group
     if len(heads) == total:
         return "must leave one head"
-    option, why = whole_part({} if mixed is None else mixed.parts())
+    option, why = whole_part({} if mixed is None else mixed.variant.parts())
     if option:
         return f"{option} must have all heads, {why}; ablate them instead"
     for head in range(total):
@@ -108,7 +108,7 @@ def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     _keep(model.get_submodule(site.paths["output"]), _features(kept, rest.size), of_outputs=False)
 
     stay = {"source": rest.heads["queries"], "mixed": kept}
-    for option, row in mixed.parts().items():
+    for option, row in mixed.variant.parts().items():
         part = getattr(mixed, option)
         for name, tensor in (
             [] if part is None else [*part.named_parameters(), *part.named_buffers()]

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from mixhead_plugin.hf.layouts import KINDS, NAME, Site, in_features
 from mixhead_plugin.ops.normalizers import sink_problem
+from mixhead_plugin.parts import Variant
 
 _TRIAL = f"{NAME}_trial"
 # Sentences and positions. Two different numbers, because some attentions change the order of both.
@@ -237,7 +238,7 @@ def _can_be_tried(site: Site) -> bool:
     )
 
 
-def check_row(site: Site, model: nn.Module, variant: Mapping[str, str]) -> None:
+def check_row(site: Site, model: nn.Module, variant: Variant) -> None:
     """Raise ValueError unless queries, keys and values arrive from where the row says, and
     `mixed_attention` serves all that the attention asks of it, together with the variant.
     """
@@ -260,9 +261,9 @@ def check_row(site: Site, model: nn.Module, variant: Mapping[str, str]) -> None:
         if name not in SERVED and value is not None:
             raise ValueError(f"{site.kind}: {name} cannot be used with mixed heads")
     if trial.settings.get("s_aux") is not None:
-        if variant["attention_sink"] != "none":
+        if variant.attention_sink != "none":
             raise ValueError(f"{site.kind}: has sinks of its own, so attention_sink must be none")
-        if problem := sink_problem(variant["normalizer"]):
+        if problem := sink_problem(variant.normalizer):
             raise ValueError(f"{site.kind}: has sinks of its own, {problem}")
 
     heads, size = trial.arrived["queries"].shape[1::2]

@@ -5,13 +5,13 @@ examples.
 from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.nn.attention import MixedAttention, ShapeError, mix
 from mixhead_plugin.nn.heads import ablate, attentions, importance, prune, view
-from mixhead_plugin.parts import VARIANT, mixing_parameters, parameter_groups
+from mixhead_plugin.parts import Variant, mixing_parameters, parameter_groups
 
 __all__ = [
-    "VARIANT",
     "LayerHeads",
     "MixedAttention",
     "ShapeError",
+    "Variant",
     "ablate",
     "attentions",
     "importance",

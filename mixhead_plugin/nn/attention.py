@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.parts import VARIANT, Assembly, complete, refuse_nothing, sizes_of
+from mixhead_plugin.parts import Assembly, Variant, refuse_nothing
 from mixhead_plugin.parts.parameters import mixing_parameters, parameter_groups
 
 __all__ = [
-    "VARIANT",
     "MixedAttention",
     "ShapeError",
+    "Variant",
     "mix",
     "mixing_parameters",
     "parameter_groups",
@@ -47,13 +47,14 @@ class MixedAttention(Assembly):
     Args:
         embed_dim, ..., dtype: as in `nn.MultiheadAttention`; add_bias_kv and add_zero_attn must be
             False
-        head_dim: size of a head's queries, keys and values; None for embed_dim / num_heads
-        relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
         causal: whether every call is causal, as by `is_causal`; the relative position 't5' depends
             on it
-        impl: the implementation of `ops.attention`
-        variant: the keywords of VARIANT; a trained mixing starts as the identity, or as
-            `mixing_start` says; relative positions are for self-attention
+        keywords: the fields of `Variant`, such as head_mixing, head_dim and impl. A trained mixing
+            starts as the identity, or as `mixing_start` says. relative_position and relative_gain
+            are for self-attention.
+
+    Raises:
+        ValueError: an argument that cannot work, in one line that begins with its name
     """
 
     # torch's TransformerEncoderLayer would compute the attention itself if these were there.
@@ -77,51 +78,38 @@ class MixedAttention(Assembly):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        head_dim: int | None = None,
-        relative_gain: int = 0,
         causal: bool = False,
-        impl: str = "auto",
-        **variant: str,
+        **keywords: Any,
     ):
         super().__init__()
-        variant = complete(variant, impl)
-        least = min(num_heads, embed_dim, 1 if head_dim is None else head_dim, relative_gain + 1)
-        if least < 1 or not 0 <= dropout <= 1:
-            given = (
-                f"num_heads {num_heads}, embed_dim {embed_dim}, head_dim {head_dim}, relative_gain "
-                f"{relative_gain}"
-            )
-            raise ValueError(
-                f"{given}, dropout {dropout}: must be at least 1, a gain 0, and dropout from 0 to 1"
-            )
-        if head_dim is None and embed_dim % num_heads != 0:
-            raise ValueError(
-                f"num_heads {num_heads}: must divide embed_dim {embed_dim}, or head_dim be given"
-            )
-        if add_bias_kv or add_zero_attn:
-            raise ValueError(
-                f"add_bias_kv {add_bias_kv}, add_zero_attn {add_zero_attn}: must be False"
-            )
-        self.embed_dim, self.num_heads, self.dropout, self.batch_first = (
-            embed_dim,
-            num_heads,
-            dropout,
-            batch_first,
-        )
-        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        self.kdim, self.vdim = (embed_dim if dim is None else dim for dim in (kdim, vdim))
-        self.causal, self.impl = causal, impl
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout {dropout}: must be a probability, from 0 to 1")
+        if add_bias_kv:
+            raise ValueError(f"add_bias_kv {add_bias_kv}: must be False")
+        if add_zero_attn:
+            raise ValueError(f"add_zero_attn {add_zero_attn}: must be False")
+        variant = Variant.of(keywords)
+        sizes = variant.sizes(num_heads, embed_dim, causal=causal)
 
-        inner_dim = num_heads * self.head_dim
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.num_mixed_heads = sizes.mixed_heads
+        self.head_dim = sizes.head_dim
+        self.dropout = dropout
+        self.batch_first = batch_first
+        self.kdim, self.vdim = (embed_dim if dim is None else dim for dim in (kdim, vdim))
+        self.causal = causal
+        self.impl = variant.impl
+
+        inner_dim = num_heads * sizes.head_dim
+        mixed_dim = sizes.mixed_heads * sizes.value_dim
         self.q_proj = nn.Linear(embed_dim, inner_dim, bias)
         self.k_proj = nn.Linear(self.kdim, inner_dim, bias)
-        self.v_proj = nn.Linear(self.vdim, inner_dim, bias)
-        self.out_proj = nn.Linear(inner_dim, embed_dim, bias)
+        self.v_proj = nn.Linear(self.vdim, mixed_dim, bias)
+        self.out_proj = nn.Linear(mixed_dim, embed_dim, bias)
         self.reset_parameters()
 
-        sizes = sizes_of(variant, num_heads, self.head_dim, embed_dim, causal)
-        self.num_mixed_heads = sizes.mixed_heads
-        self.add_parts(variant, sizes, relative_gain)
+        self.add_parts(variant, sizes)
         self.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:

@@ -1,8 +1,11 @@
 """Define what flags add to an attention: mixings, sinks, gates and relative positions; needs torch
 alone.
+
+`Variant` is what is asked of one attention, `PARTS` has the tables of the parts, and `Assembly`
+builds the parts and puts them to work.
 """
 
-from mixhead_plugin.parts.assembly import VARIANT, Assembly, complete, refuse_nothing, sizes_of
+from mixhead_plugin.parts.assembly import Assembly, build_part
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartError, PartKind
 from mixhead_plugin.parts.parameters import (
     MIXINGS,
@@ -12,3 +15,4 @@ from mixhead_plugin.parts.parameters import (
     mixing_parameters,
     parameter_groups,
 )
+from mixhead_plugin.parts.variant import OPTIONS, Option, Variant, refuse_nothing

@@ -40,17 +40,22 @@ def is_plain(linear: Any) -> bool:
     and pruning add hooks, and so does whoever reads or changes inputs, outputs and gradients, of
     one module or of all.
     """
-    if (
-        type(linear) is not nn.Linear
-        or nn.Linear.forward is not _FORWARD
-        or nn.Linear.__call__ is not _CALL
-    ):
+    # Another class, or a program that replaced methods of nn.Linear itself.
+    if type(linear) is not nn.Linear:
+        return False
+    if nn.Linear.forward is not _FORWARD or nn.Linear.__call__ is not _CALL:
         return False
     if _has_any_global_hook():
         return False
+
+    # Own attributes, child modules, or hooks.
     state = vars(linear)
-    if state.keys() != _ATTRIBUTES or any(state[name] != table for name, table in _TABLES.items()):
+    if state.keys() != _ATTRIBUTES:
         return False
+    if any(state[name] != table for name, table in _TABLES.items()):
+        return False
+
+    # Weights of a type of their own, as of quantisation.
     if linear._parameters.keys() != {"weight", "bias"}:
         return False
     return all(
@@ -60,23 +65,39 @@ def is_plain(linear: Any) -> bool:
 
 
 class FeatureMixing(Part):
-    """Mix queries, keys and values by a trained matrix each, of those that the sizes name; it
-    starts as the identity.
+    """Mix queries, keys and values by a trained matrix each; all start as the identity.
 
-    `of_heads`: head h becomes the sum of A[j, h] times head j (Interleaved Head Attention with one
-    pseudo-head); else each head is multiplied by the same T [D, D] (Knocking-Heads Attention).
+    Args:
+        sizes: of the attention
+        of_heads: True: head h becomes the sum of A[j, h] times head j (Interleaved Head Attention
+            with one pseudo-head). False: each head is multiplied by the same T [D, D]
+            (Knocking-Heads Attention).
+        mixed_features: which of them have a matrix, letters of "qkv"
     """
 
-    def __init__(self, sizes: AttentionSizes, of_heads: bool):
+    def __init__(self, sizes: AttentionSizes, of_heads: bool, mixed_features: str = "qkv"):
         super().__init__()
         self.of_heads = of_heads
-        heads = {"query": sizes.num_heads, "key": sizes.key_heads or sizes.num_heads}
-        heads["value"] = sizes.key_heads or sizes.mixed_heads
-        value_dim = sizes.head_dim if sizes.key_heads else sizes.value_dim
-        for name, number in heads.items():
-            size = number if of_heads else value_dim if name == "value" else sizes.head_dim
-            mixes = name[0] in sizes.mixed_features
-            self.register_parameter(name, nn.Parameter(torch.empty(size, size)) if mixes else None)
+
+        # Heads of queries that share keys and values have fewer of them, of size head_dim.
+        if sizes.key_heads:
+            key_heads = value_heads = sizes.key_heads
+            value_dim = sizes.head_dim
+        else:
+            key_heads = sizes.num_heads
+            value_heads = sizes.mixed_heads
+            value_dim = sizes.value_dim
+
+        if of_heads:  # A [H, H]
+            lengths = {"query": sizes.num_heads, "key": key_heads, "value": value_heads}
+        else:  # T [D, D]
+            lengths = {"query": sizes.head_dim, "key": sizes.head_dim, "value": value_dim}
+
+        for name, length in lengths.items():
+            matrix = None
+            if name[0] in mixed_features:
+                matrix = nn.Parameter(torch.empty(length, length))
+            self.register_parameter(name, matrix)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -96,47 +117,68 @@ class FeatureMixing(Part):
         """Return the mixed features: of "query", "key" or "value" [..., H * D], of "output" [...,
         H', Dv].
         """
-        matrix = self.query if name == "query" else self.key if name == "key" else self.value
+        # TorchScript looks up no attribute by a name that varies.
+        if name == "query":
+            matrix = self.query
+        elif name == "key":
+            matrix = self.key
+        else:
+            matrix = self.value
         if matrix is None or name == "output":
             return features
         return self._mixed(features, matrix)  # type: ignore[arg-type]
 
     def _mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
+        """Return features [..., H * D], mixed by A [H, H] or T [D, D]."""
         if self.of_heads:
-            return torch.matmul(matrix.t(), features.unflatten(-1, [matrix.size(0), -1])).flatten(
-                -2
-            )
-        return torch.matmul(features.unflatten(-1, [-1, matrix.size(0)]), matrix).flatten(-2)
+            by_head = features.unflatten(-1, [matrix.size(0), -1])  # [..., H, D]
+            return torch.matmul(matrix.t(), by_head).flatten(-2)
+        by_head = features.unflatten(-1, [-1, matrix.size(0)])  # [..., H, D]
+        return torch.matmul(by_head, matrix).flatten(-2)
 
     def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
-        """Return the weight [H * D, C] or the bias [H * D]
-        of a projection to the mixed features.
+        """Return the weight [H * D, C], or the bias [H * D], of a projection to the mixed features.
+
+        Args:
+            weight: the weight or the bias of a projection to features that are not mixed
+            matrix: A [H, H] or T [D, D]
         """
-        if self.of_heads:  # one product, [H, H] by [H, D * C]
-            return torch.matmul(matrix.t(), weight.reshape(matrix.size(0), -1)).view(weight.shape)
+        if self.of_heads:
+            by_head = weight.reshape(matrix.size(0), -1)  # [H, D * C]: a single product serves
+            return torch.matmul(matrix.t(), by_head).view(weight.shape)
         return self._mixed(weight.t(), matrix).t()
 
     @torch.jit.unused
     def project(self, linear: Any, x: Tensor, name: str) -> Tensor:
         """Return the mixed features [..., H * D] of a projection of x [..., C].
 
-        If there are more tokens than C, it costs less to mix the weights. That goes around
-        `linear`, so it must be plain.
+        With more tokens than C, it costs less to mix the weight of the projection than its outputs.
+
+        Args:
+            linear: the projection
+            x: its input
+            name: "query", "key" or "value"
         """
         matrix = getattr(self, name)
-        # an exported program is for all sizes
-        if matrix is None or exporting() or x.numel() <= x.size(-1) ** 2 or not is_plain(linear):
+        few_tokens = x.numel() <= x.size(-1) ** 2
+        # An exported program has to serve inputs of other lengths, too.
+        if matrix is None or exporting() or few_tokens:
             return self(linear(x), name)
-        if linear.weight.device != x.device:
+        # Mixing the weight goes around `linear`, so it must do nothing else. A weight on another
+        # device is one that a hook would fetch.
+        if not is_plain(linear) or linear.weight.device != x.device:
             return self(linear(x), name)
+
+        weight = self.of_weight(linear.weight, matrix)
         bias = None if linear.bias is None else self.of_weight(linear.bias, matrix)
-        return F.linear(x, self.of_weight(linear.weight, matrix), bias)
+        return F.linear(x, weight, bias)
 
     def fold(self, tensors: dict[str, list[Tensor]]) -> None:
         """Multiply the mixing into projections in place, in float64, and become the identity.
 
-        `query`, `key` and `value` have a weight [H * D, C] and a bias [H * D] each, `output` a
-        weight [C, H' * Dv].
+        Args:
+            tensors: for "query", "key" and "value" the weight [H * D, C] and, where there is one,
+                the bias [H * D]; for "output" the weight [C, H' * Dv]
         """
         with torch.no_grad():
             for name, matrix in self.named_parameters():
@@ -151,13 +193,13 @@ class OutputMixing(FeatureMixing):
     """
 
     def __init__(self, sizes: AttentionSizes):
-        super().__init__(sizes._replace(mixed_features=""), of_heads=True)
+        super().__init__(sizes, of_heads=True, mixed_features="")
         self.left = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # U
         self.right = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # V
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        if not hasattr(self, "right"):  # the class above calls it before there are any
+        if not hasattr(self, "right"):  # the __init__ of the class above calls this too early
             return
         with torch.no_grad(), own_numbers():
             self.left.copy_(torch.randn(self.left.shape, device="cpu") * self.left.size(0) ** -0.5)
@@ -192,6 +234,7 @@ FEATURE_MIXINGS = {
         "W_h becomes sum_j A[j, h] W_j, A [H, H]; biases too",
         "Interleaved Head Attention 2026, one pseudo-head",
         _MATRICES,
+        options=("mixed_features",),
         orthogonal=True,
         uncut="each head is a sum of all",
     ),
@@ -200,6 +243,7 @@ FEATURE_MIXINGS = {
         "q_h T, k_h T, v_h T, T [D, D], before any rotation",
         "Knocking-Heads Attention 2025",
         _MATRICES,
+        options=("mixed_features",),
         orthogonal=True,
     ),
     "output": PartKind(

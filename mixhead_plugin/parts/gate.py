@@ -14,13 +14,15 @@ class AttentionGate(Part):
     """Scale O by 2 sigmoid(x W + c), with x the attention's query input; W and c start as 0, so the
     gates as 1.
 
-    `by_number`: each number of a head has its own gate, not each head one.
+    Args:
+        sizes: of the attention
+        by_number: whether each number of a head has its own gate, or each head one
     """
 
     def __init__(self, sizes: AttentionSizes, by_number: bool):
         super().__init__()
-        gates = sizes.mixed_heads * (sizes.value_dim if by_number else 1)
-        self.weight = nn.Parameter(torch.empty(sizes.embed_dim, gates))  # [C, H'] or [C, H' * D]
+        gates = sizes.mixed_heads * sizes.value_dim if by_number else sizes.mixed_heads
+        self.weight = nn.Parameter(torch.empty(sizes.embed_dim, gates))  # [C, H'] or [C, H' * Dv]
         self.bias = nn.Parameter(torch.empty(gates))
         self.reset_parameters()
 
@@ -32,9 +34,10 @@ class AttentionGate(Part):
         return {name: torch.zeros(parameter.shape) for name, parameter in self.named_parameters()}
 
     def forward(self, out: Tensor, x: Tensor) -> Tensor:
-        """Return O [B, Nq, H', D] with the gates of x [B, Nq, C]."""
+        """Return O [B, Nq, H', Dv] with the gates of x [B, Nq, C]."""
         gate = 2 * torch.sigmoid(torch.matmul(x, self.weight) + self.bias)
-        return out * gate.view(out.size(0), out.size(1), out.size(2), gate.size(2) // out.size(2))
+        by_head = gate.view(out.size(0), out.size(1), out.size(2), gate.size(2) // out.size(2))
+        return out * by_head  # [B, Nq, H', 1 or Dv]
 
 
 ATTENTION_GATES = {

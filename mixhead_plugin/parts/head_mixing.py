@@ -24,16 +24,25 @@ RANK = 2  # of the low-rank mixing, as in DCMHA
 
 
 class HeadMixing(Part):
-    """Map the projected, unscaled query [B, H, Nq, D] and the attention's query input [B, Nq, C] to
-    M.
+    """Compute M, whose entry M[..., j, i] is the weight of source head j in mixed head i.
+
+    `forward(query, x)` takes the projected, unscaled query [B, H, Nq, D] and the attention's query
+    input [B, Nq, C]. It returns [H, H'] for all positions, or [B, Nq, H, H'].
     """
 
 
 @contextmanager
 def own_numbers() -> Iterator[None]:
-    """Draw random numbers without changing those of the other weights, and not the same ones."""
+    """Let a part draw random numbers that leave those of all other weights as they are.
+
+    With a seed, the projections of a model with the part then start as those of the model without
+    it. For this the generator is put back afterwards. Two attentions that are built one after the
+    other still draw different numbers, because each begins with one from the generator, and their
+    projections have moved it in between.
+    """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), device="cpu")))
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        torch.manual_seed(seed)
         yield
 
 
@@ -59,13 +68,16 @@ MIXING_STARTS: dict[str, Callable[[int, int], Tensor]] = {
 
 
 class PositionIndependentMixing(HeadMixing):
-    """Train one M for all positions (mixhead eq. 12), which starts as --mixing-start says (section
-    3.2).
+    """Train one M for all positions (mixhead eq. 12).
+
+    Args:
+        sizes: of the attention
+        mixing_start: what M starts as, a key of MIXING_STARTS (section 3.2)
     """
 
-    def __init__(self, sizes: AttentionSizes):
+    def __init__(self, sizes: AttentionSizes, mixing_start: str = "identity"):
         super().__init__()
-        self.start = sizes.mixing_start
+        self.start = mixing_start
         self.weight = nn.Parameter(torch.empty(sizes.num_heads, sizes.mixed_heads))  # [H, H']
         self.reset_parameters()
 
@@ -81,14 +93,16 @@ class PositionIndependentMixing(HeadMixing):
 
 
 class PositionWiseMixing(HeadMixing):
-    """Compute M_t[j, i] = q_{t,j} . W[:, i] + b[j, i] (mixhead section 3.1).
+    """Compute M_t[j, i] = q_{t,j} . W[:, i] + b[j, i] (mixhead section 3.1); W starts as 0.
 
-    W starts as 0, and b as --mixing-start says (section 3.2).
+    Args:
+        sizes: of the attention
+        mixing_start: what b starts as, a key of MIXING_STARTS (section 3.2)
     """
 
-    def __init__(self, sizes: AttentionSizes):
+    def __init__(self, sizes: AttentionSizes, mixing_start: str = "identity"):
         super().__init__()
-        self.start = sizes.mixing_start
+        self.start = mixing_start
         self.query_weight = nn.Parameter(torch.empty(sizes.head_dim, sizes.mixed_heads))  # [D, H']
         self.bias = nn.Parameter(torch.empty(sizes.num_heads, sizes.mixed_heads))  # [H, H']
         self.reset_parameters()
@@ -119,7 +133,9 @@ class LowRankMixing(HeadMixing):
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
-        heads, hidden = sizes.num_heads, 2 * RANK * sizes.num_heads
+        self.rank = RANK  # TorchScript reads no global number
+        heads = sizes.num_heads
+        hidden = 2 * RANK * heads
         self.hidden_weight = nn.Parameter(torch.empty(sizes.embed_dim, hidden))  # W_1
         self.left_weight = nn.Parameter(torch.empty(hidden, heads * RANK))  # W_2 of U
         self.right_weight = nn.Parameter(torch.empty(hidden, heads * RANK))  # W_2 of V
@@ -141,11 +157,14 @@ class LowRankMixing(HeadMixing):
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
         hidden = F.gelu(torch.matmul(x, self.hidden_weight))  # [B, Nq, 4 H]
-        # [B, Nq, H, 2]
-        left = upcast(torch.matmul(hidden, self.left_weight).unflatten(-1, [-1, 2]))
+
+        left = upcast(torch.matmul(hidden, self.left_weight))
+        left = left.unflatten(-1, [-1, self.rank])  # U, [B, Nq, H, 2]
         left = left * torch.rsqrt(left.square().mean(-2, keepdim=True) + 1e-6)
-        # [B, Nq, H, 2]
-        right = upcast(torch.matmul(hidden, self.right_weight).unflatten(-1, [-1, 2]))
+
+        right = upcast(torch.matmul(hidden, self.right_weight))
+        right = right.unflatten(-1, [-1, self.rank])  # V, [B, Nq, H, 2]
+
         diagonal = 1 + torch.tanh(upcast(torch.matmul(x, self.diagonal_weight)))  # [B, Nq, H]
         # [B, Nq, H, H]
         return torch.matmul(left, right.transpose(-2, -1)) + torch.diag_embed(diagonal)
@@ -168,15 +187,22 @@ class DifferentialMixing(HeadMixing):
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
         share = torch.sigmoid(torch.matmul(x, self.weight))  # [B, Nq, H / 2]
+
+        # The first H / 2 rows of M take each head i once, the others subtract head i + H / 2.
         first = torch.eye(share.size(-1), dtype=share.dtype, device=share.device)
-        return torch.cat(
-            [first.expand(share.size(0), share.size(1), -1, -1), -torch.diag_embed(share)], -2
-        )
+        first = first.expand(share.size(0), share.size(1), -1, -1)
+        second = -torch.diag_embed(share)  # [B, Nq, H / 2, H / 2]
+        return torch.cat([first, second], dim=-2)
 
 
 class FrozenMixing(HeadMixing):
-    """Keep a constant M (ablations of mixhead table 7) in a buffer,
-    so that checkpoints contain it.
+    """Keep a constant M (ablations of mixhead table 7).
+
+    It is a buffer, so checkpoints contain it, and no optimizer changes it.
+
+    Args:
+        sizes: of the attention
+        start: maps H and H' to M [H, H']
     """
 
     def __init__(self, sizes: AttentionSizes, start: Callable[[int, int], Tensor]):
@@ -201,10 +227,15 @@ def _normal_columns(heads: int, mixed_heads: int) -> Tensor:
     """
     # Drawn on the CPU: the loop looks at values, which the device `meta` does not have.
     matrix = torch.randn(heads, mixed_heads, dtype=torch.float64, device="cpu")
-    # A column sum near 0, within a tenth of its deviation, would make large entries: draw such
-    # columns again.
-    while (small := matrix.sum(0).abs() < 0.1 * heads**0.5).any():
-        matrix[:, small] = torch.randn(heads, int(small.sum()), dtype=torch.float64, device="cpu")
+
+    # A column sum near 0, within a tenth of its deviation, would make large entries.
+    near_0 = 0.1 * heads**0.5
+    small = matrix.sum(0).abs() < near_0
+    while small.any():
+        number = int(small.sum())
+        matrix[:, small] = torch.randn(heads, number, dtype=torch.float64, device="cpu")
+        small = matrix.sum(0).abs() < near_0
+
     return (matrix / matrix.sum(0)).float()
 
 
@@ -219,7 +250,7 @@ HEAD_MIXINGS = {
         "Mixhead A, mixhead eq. 12; talking heads, 2020",
         {"weight": _MATRIX},
         orthogonal=True,
-        starts=True,
+        options=("mixing_start",),
     ),
     "position-wise": PartKind(
         PositionWiseMixing,
@@ -227,7 +258,7 @@ HEAD_MIXINGS = {
         "Mixhead B, mixhead section 3.1",
         {"query_weight": (Axis(1, "mixed"),), "bias": _MATRIX},
         orthogonal=True,
-        starts=True,
+        options=("mixing_start",),
         reads="query",
     ),
     "low-rank": PartKind(

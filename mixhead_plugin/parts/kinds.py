@@ -1,19 +1,38 @@
-"""Describe one value of a flag that adds a part to the attention, and the sizes that it is built
-for.
+"""Describe one value of a flag that adds a part to the attention, and the sizes that a part is
+built for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 
 class PartError(ValueError):
-    """An option whose value does not fit the others, and why."""
+    """A field of a `Variant`, or a size, whose value cannot work; the message is one line.
+
+    Args:
+        option: the name of the field or of the size, as in Python
+        value: its value
+        problem: what is wrong, and what would be valid
+    """
 
     def __init__(self, option: str, value: object, problem: str):
         super().__init__(f"{option} {value}: {problem}")
-        self.option, self.value, self.problem = option, value, problem
+        self.option = option
+        self.value = value
+        self.problem = problem
+
+
+class UnknownValue(PartError):
+    """A value that the table of its field does not have.
+
+    The message has it in quotes, because it may be empty or end with a space.
+    """
+
+    def __init__(self, option: str, value: object, choices: Iterable[str]):
+        super().__init__(option, value, f"must be one of {', '.join(choices)}")
+        self.args = (f"{option} {value!r}: {self.problem}",)
 
 
 class Axis(NamedTuple):
@@ -25,18 +44,23 @@ class Axis(NamedTuple):
 
 
 class AttentionSizes(NamedTuple):
-    """The sizes that a part of an attention is built for."""
+    """The sizes that a part of an attention is built for; `Variant.sizes` derives them.
+
+    There are `num_heads` source heads, whose weights P mix to those of `mixed_heads` mixed heads.
+
+        queries [B, num_heads, Nq, head_dim]     values [B, mixed_heads, Nk, value_dim]
+        keys    [B, num_heads, Nk, head_dim]     x      [B, Nq, embed_dim], the query input
+    """
 
     num_heads: int
     head_dim: int
     mixed_heads: int
-    value_dim: int  # of a mixed head
-    embed_dim: int  # of the attention's query input
-    causal: bool = False
-    # of size head_dim, where heads of queries share keys and values; 0 where they do not
+    value_dim: int
+    embed_dim: int
+    causal: bool = False  # whether no query sees later keys
+    # Where heads of queries share keys and values, as in grouped-query attention: how many heads
+    # of keys and of values there are, all of size head_dim. 0 where they share none.
     key_heads: int = 0
-    mixed_features: str = "qkv"  # which of queries, keys and values the feature mixing mixes
-    mixing_start: str = "identity"  # what the M of the head mixing starts as, one of MIXING_STARTS
 
 
 class Part(nn.Module):
@@ -54,40 +78,46 @@ class Part(nn.Module):
         return {}
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Complete a checkpoint without any of the part: a trained one then does nothing, a frozen
-        one stays.
+        """Add the part to a checkpoint that has nothing of it; fairseq calls this for every module.
+
+        A trained part then does nothing, and a frozen one keeps its numbers.
+
+        Args:
+            state_dict: the tensors of the checkpoint, changed in place
+            name: of this module in the model
         """
         own = self.state_dict()
-        start = {
-            f"{name}.{key}": value.to(own[key].dtype)
-            for key, value in {**own, **self.identity()}.items()
-        }
-        if start.keys().isdisjoint(state_dict) and not any(
-            value.is_meta for value in start.values()
-        ):
-            state_dict.update(start)
+        start = {**own, **self.identity()}
+        if any(value.is_meta for value in start.values()):
+            return  # a model without numbers yet has no start to give
+        if any(f"{name}.{key}" in state_dict for key in start):
+            return
+        for key, value in start.items():
+            state_dict[f"{name}.{key}"] = value.to(own[key].dtype)
 
 
 class PartKind(NamedTuple):
-    """Describe one value of a flag that adds a part to the attention; `build` is None for the value
-    `none`.
-    """
+    """Describe one value of a flag that adds a part to the attention."""
 
-    build: Callable[[AttentionSizes], nn.Module] | None
+    # Called with `AttentionSizes`, and with the fields of `Variant` in `options` as keywords.
+    # None for the value `none`.
+    build: Callable[..., nn.Module] | None
     formula: str
     source: str
-    # its parameters and buffers, and the dimensions that go by heads
+    # Its parameters and buffers, and their dimensions that go by heads.
     parameters: dict[str, tuple[Axis, ...]]
-    # whether a checkpoint without it loads; only if it starts as a no-op
+    # The fields of `Variant` that `build` takes. With parts that take none of them, another value
+    # than the default is refused.
+    options: tuple[str, ...] = ()
+    # Whether a checkpoint without it loads; only if it starts as a no-op.
     loads_without: bool = True
     frozen: bool = False  # whether its tensors are buffers
     # Of mixings alone:
     orthogonal: bool = False  # whether --orthogonal-weight acts on it
-    starts: bool = False  # whether --mixing-start chooses what it starts as
-    # "query": the projected query; "input": that of the attention; "" for one matrix for all
-    # positions
+    # What it computes M from: "query" for the projected query, "input" for the attention's query
+    # input, "" for one matrix for all positions.
     reads: str = ""
-    # source heads for each mixed head, whose values have `group` times the head size
+    # Source heads for each mixed head, whose values have `group` times the size of a value.
     group: int = 1
     uncut: str = ""  # why none of its heads can be cut off; empty if they can
 

@@ -30,46 +30,58 @@ MIXINGS = ("head_mixing", "score_mixing", "feature_mixing")
 
 
 def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return by name the parameters of mixings, sinks, gates and relative positions; none of them
-    needs weight decay.
+    """Return by name the parameters of mixings, sinks, gates and relative positions.
 
-    Weight decay pulls M to 0, not to the identity.
+    None of them needs weight decay, which pulls M to 0, not to the identity.
     """
-    options = {*PARTS, "relative_gain"}
-    return {
-        name: p for name, p in model.named_parameters() if options.intersection(name.split("."))
-    }
+    parts = {*PARTS, "relative_gain"}
+    found = {}
+    for name, parameter in model.named_parameters():
+        if parts.intersection(name.split(".")):
+            found[name] = parameter
+    return found
 
 
 def parameter_groups(
     model: nn.Module, weight_decay: float, mixing_lr: float | None = None
 ) -> list[dict[str, Any]]:
-    """Return the trained parameters as groups for an optimizer: matrices decay, vectors and
-    `mixing_parameters` do not.
+    """Return the trained parameters as groups for an optimizer of torch.
 
-    `mixing_lr` is the learning rate of the mixing parameters; None for that of the optimizer.
+    Args:
+        model: any model
+        weight_decay: of the matrices; vectors and `mixing_parameters` do not decay
+        mixing_lr: the learning rate of `mixing_parameters`; None for that of the optimizer
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     mixing = [trained.pop(name) for name in mixing_parameters(model) if name in trained]
+    matrices = [p for p in trained.values() if p.dim() > 1]
+    vectors = [p for p in trained.values() if p.dim() <= 1]
+
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained.values() if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained.values() if p.dim() <= 1], "weight_decay": 0.0},
-        {"params": mixing, "weight_decay": 0.0} | ({} if mixing_lr is None else {"lr": mixing_lr}),
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+        {"params": mixing, "weight_decay": 0.0},
     ]
+    if mixing_lr is not None:
+        groups[-1]["lr"] = mixing_lr
     return [group for group in groups if group["params"]]
 
 
 def effective(parts: Mapping[str, nn.Module | None]) -> str:
     """Return the name of the first part without which an attention would compute something else, or
     an empty string.
+
+    Args:
+        parts: the parts of one attention by name; None where there is none
     """
     for name, part in parts.items():
+        if part is None:
+            continue
+        # A frozen part, and one that is no `Part`, has no values with which it does nothing.
         start: dict[str, Tensor] = getattr(part, "identity", dict)()
-        state = {} if part is None else part.state_dict()
-        same = bool(start) and all(
-            torch.equal(state[key].cpu().float(), start[key]) for key in start
-        )
-        if not (part is None or same):
+        state = part.state_dict()
+        same = [torch.equal(state[key].cpu().float(), start[key]) for key in start]
+        if not same or not all(same):
             return name
     return ""
 
@@ -77,14 +89,19 @@ def effective(parts: Mapping[str, nn.Module | None]) -> str:
 def cut(
     tensor: Tensor, axes: Iterable[Axis], kept: Mapping[str, Sequence[int]], head_dim: int
 ) -> Tensor:
-    """Return a tensor with only the heads of `kept`, by kind,
-    in the dimensions that go by heads.
+    """Return a tensor with only some heads, in the dimensions that go by heads.
+
+    Args:
+        tensor: a parameter or a buffer
+        axes: its dimensions that go by heads
+        kept: the heads that stay, for "source" and "mixed"
+        head_dim: how many entries a whole head has
     """
     for dim, kind, whole_heads in axes:
-        heads = torch.tensor(kept[kind], dtype=torch.long, device=tensor.device)
+        entries = torch.tensor(kept[kind], dtype=torch.long, device=tensor.device)
         if whole_heads:
-            heads = (
-                heads[:, None] * head_dim + torch.arange(head_dim, device=tensor.device)
-            ).flatten()
-        tensor = tensor.index_select(dim, heads)
+            # Head 2 of size 4 has the entries 8, 9, 10 and 11.
+            inside = torch.arange(head_dim, device=tensor.device)
+            entries = (entries[:, None] * head_dim + inside).flatten()
+        tensor = tensor.index_select(dim, entries)
     return tensor

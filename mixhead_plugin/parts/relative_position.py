@@ -39,16 +39,29 @@ class RotaryPosition(nn.Module):
 
     def _rotate(self, x: Tensor, end: int) -> Tensor:
         """Rotate features [B, H, N, D] of the N positions before `end`."""
-        first, second = upcast(x).chunk(2, -1)
-        frequency = torch.exp(
-            torch.arange(self.head_dim // 2, dtype=first.dtype, device=x.device) * self.log_ratio
-        )
-        angles = (
-            torch.arange(end - x.size(2), end, dtype=first.dtype, device=x.device)[:, None]
-            * frequency
-        )
-        cos, sin = angles.cos(), angles.sin()  # [N, D / 2]
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+        first, second = upcast(x).chunk(2, -1)  # [B, H, N, D / 2] each
+        dtype = first.dtype
+
+        pairs = torch.arange(self.head_dim // 2, dtype=dtype, device=x.device)
+        frequency = torch.exp(pairs * self.log_ratio)  # [D / 2]
+        positions = torch.arange(end - x.size(2), end, dtype=dtype, device=x.device)
+        angles = positions[:, None] * frequency  # [N, D / 2]
+
+        cos = angles.cos()
+        sin = angles.sin()
+        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        return turned.to(x.dtype)
+
+
+def all_offsets(n_queries: int, n_keys: int, like: Tensor) -> Tensor:
+    """Return the offsets of keys from queries, key - query, in ascending order: int64 [P].
+
+    The first is that of the first key from the last query, -(n_keys - 1). There are
+    P = n_queries + n_keys - 1 of them, on the device of `like`.
+    """
+    # Without queries and keys P would be -1.
+    number = max(0, n_queries + n_keys - 1)
+    return torch.arange(number, device=like.device) - (n_keys - 1)
 
 
 class BucketedBias(Part):
@@ -63,7 +76,8 @@ class BucketedBias(Part):
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
         self.causal = sizes.causal
-        self.num_buckets, self.farthest = 32, 128  # as in T5
+        self.num_buckets = 32  # as in T5
+        self.farthest = 128  # as in T5
         self.weight = nn.Parameter(torch.empty(self.num_buckets, sizes.num_heads))  # [buckets, H]
         self.reset_parameters()
 
@@ -77,20 +91,21 @@ class BucketedBias(Part):
         """Return queries [B, H, Nq, D] and keys [B, H, Nk, D] unchanged, and the biases to add to
         the scores.
         """
-        n_queries, n_keys = q.size(2), k.size(2)
-        # key - query, [P]
-        offsets = torch.arange(max(0, n_queries + n_keys - 1), device=k.device) - (n_keys - 1)
+        n_queries = q.size(2)
+        n_keys = k.size(2)
+        offsets = all_offsets(n_queries, n_keys, k)
         bias = self.weight.to(q.dtype)[self.buckets(offsets)]  # [P, H]
+
+        # As products of relative queries and keys of size 1, because every kernel adds those.
         ones = torch.ones([1, 1, 1, 1], dtype=q.dtype, device=q.device)
-        return (
-            q,
-            k,
-            RelativeScores(ones.expand(q.size(0), q.size(1), n_queries, 1), bias.t()[:, :, None]),
-        )
+        queries = ones.expand(q.size(0), q.size(1), n_queries, 1)  # [B, H, Nq, 1]
+        keys = bias.t()[:, :, None]  # [H, P, 1]
+        return q, k, RelativeScores(queries, keys)
 
     def buckets(self, offsets: Tensor) -> Tensor:
         """Return the bucket of each offset, key - query; int64 of any shape."""
-        buckets, base = self.num_buckets, torch.zeros_like(offsets)
+        buckets = self.num_buckets
+        base = torch.zeros_like(offsets)
         distances = -offsets
         if self.causal:
             distances = distances.clamp(min=0)
@@ -126,8 +141,11 @@ class DistanceGain(Part):
     """Multiply the weight of key j for query i by a learned c_{i-j}, one for each head and
     distance.
 
-    Distances above `clip` share one factor. All start as 1 (l2 essay, 'Preliminary Solution', after
-    Luo et al. 2022).
+    All start as 1 (l2 essay, 'Preliminary Solution', after Luo et al. 2022).
+
+    Args:
+        num_heads: H
+        clip: the farthest distance, in tokens, that has a factor of its own; farther ones share it
     """
 
     def __init__(self, num_heads: int, clip: int):
@@ -144,7 +162,5 @@ class DistanceGain(Part):
 
     def forward(self, n_queries: int, n_keys: int) -> Tensor:
         """Return the gain of `ops.attention`, [H, Nq + Nk - 1]."""
-        offsets = torch.arange(max(0, n_queries + n_keys - 1), device=self.weight.device) - (
-            n_keys - 1
-        )
+        offsets = all_offsets(n_queries, n_keys, self.weight)
         return self.weight[:, offsets.clamp(-self.clip, self.clip) + self.clip]

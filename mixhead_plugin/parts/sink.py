@@ -14,7 +14,12 @@ from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartKind
 
 
 class AttentionSink(nn.Module):
-    """Give the sink a score in each head: 0, or one that is trained and starts as 0."""
+    """Give the sink a score in each head.
+
+    Args:
+        sizes: of the attention
+        trained: whether the scores are trained, from 0 on, or stay 0
+    """
 
     def __init__(self, sizes: AttentionSizes, trained: bool):
         super().__init__()

@@ -130,7 +130,7 @@ def features(module, name, x, number=H):
     if matrix is None:
         return x
     return torch.einsum(
-        "jh,bjnd->bhnd" if module.kinds["feature_mixing"] == "heads" else "de,bhnd->bhne", matrix, x
+        "jh,bjnd->bhnd" if module.variant.feature_mixing == "heads" else "de,bhnd->bhne", matrix, x
     )
 
 
@@ -190,7 +190,7 @@ def finish(module, scores, hidden, v, q, x, biases=0):
         weights = weights * module.relative_gain.weight[:, offsets.clamp(-clip, clip) + clip]
     weights = mixed(module.head_mixing, weights, q, x)
     out = torch.einsum("bhtk,bhkd->tbhd", weights, v)
-    if module.kinds["feature_mixing"] == "output":
+    if module.variant.feature_mixing == "output":
         out = out + torch.einsum(
             "jr,hr,tbjd->tbhd", module.feature_mixing.left, module.feature_mixing.right, out
         )
@@ -210,10 +210,10 @@ def definition(module, query, key, hidden):
     )
     v, biases = features(module, "value", module.v_proj(key), module.num_mixed_heads), 0
     products = (
-        turned(q) @ turned(k).mT if module.kinds["relative_position"] == "rotary" else q @ k.mT
+        turned(q) @ turned(k).mT if module.variant.relative_position == "rotary" else q @ k.mT
     )
     scores = products * module.head_dim**-0.5
-    if module.kinds["relative_position"] == "t5":
+    if module.variant.relative_position == "t5":
         offsets = torch.arange(k.size(2)) - torch.arange(q.size(2))[:, None]
         biases = module.relative_position.weight[module.relative_position.buckets(offsets)].permute(
             2, 0, 1

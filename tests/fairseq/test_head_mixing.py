@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mixhead_plugin.parts import PARTS, Assembly, AttentionSizes, complete, sizes_of
+from mixhead_plugin.parts import PARTS, Assembly, AttentionSizes, Variant
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, MIXING_STARTS
 
 H, D, C = 6, 4, 7
@@ -77,11 +77,11 @@ def test_low_rank_mixings_start_apart():
 
 # ---- --mixing-start ----------------------------------------------------------------------------
 
-STARTED = [name for name, kind in HEAD_MIXINGS.items() if kind.starts]
+STARTED = [name for name, kind in HEAD_MIXINGS.items() if "mixing_start" in kind.options]
 
 
 def started(name, start, heads=H, mixed=H):
-    return HEAD_MIXINGS[name].build(AttentionSizes(heads, D, mixed, D, C, mixing_start=start))
+    return HEAD_MIXINGS[name].build(AttentionSizes(heads, D, mixed, D, C), mixing_start=start)
 
 
 @pytest.mark.parametrize("name", STARTED)
@@ -127,8 +127,8 @@ def test_a_random_start_leaves_the_numbers_of_the_other_weights():
 
 def test_a_start_belongs_to_head_mixing_alone():
     mixings = dict.fromkeys(("head_mixing", "score_mixing"), "position-wise")
-    variant = complete({**mixings, "mixing_start": "uniform"})
+    variant = Variant(**mixings, mixing_start="uniform")
     assembly = Assembly()
-    assembly.add_parts(variant, sizes_of(variant, H, D, H * D))
+    assembly.add_parts(variant, variant.sizes(H, H * D))
     assert torch.equal(assembly.head_mixing.bias, torch.full((H, H), 1 / H))
     assert torch.equal(assembly.score_mixing.bias, torch.eye(H))

@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 
 def build(door: str, variant: dict[str, str]) -> Case:
-    """Return the model of a door with an attention of a variant, one of `parts.VARIANT`."""
+    """Return the model of a door with an attention of a variant, keywords of `parts.Variant`."""
     makers = {"fairseq": _fairseq, "torch": _torch, "transformers": _transformers}
     return makers[door](variant)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mixhead_plugin.nn import MixedAttention, mix, parameter_groups
-from mixhead_plugin.parts import PARTS
+from mixhead_plugin.parts import OPTIONS, PARTS
 from tests.covering import each_once
 from tests.fairseq.definition import (
     KINDS,
@@ -120,31 +120,61 @@ def test_torchs_own_samples_give_the_same(kind):
             torch.testing.assert_close(ours(*given, **masks), torchs[0](*given, **masks))
 
 
-@pytest.mark.parametrize(
-    "name, value", [("num_heads", 5), ("add_bias_kv", True), ("head_mixing", "a"), ("mix", "b")]
-)
-def test_what_cannot_work_is_refused_in_one_line(name, value):
+def of_a_decoder(**asked):
+    return mix(nn.ModuleList([nn.TransformerDecoderLayer(E, H, E)]), **asked)
+
+
+NOT_CROSS = "must not be given where there is cross-attention, only for self-attention"
+REFUSED = {
+    "num_heads 0: must be at least 1": lambda: MixedAttention(E, 0),
+    "num_heads 5: must divide embed_dim 16, or head_dim be given": lambda: MixedAttention(E, 5),
+    "embed_dim 0: must be at least 1": lambda: MixedAttention(0, H),
+    "dropout 1.5: must be a probability, from 0 to 1": lambda: MixedAttention(E, H, dropout=1.5),
+    "head_dim 0: must be a whole number of at least 1": lambda: MixedAttention(E, H, head_dim=0),
+    "relative_gain -1: must be a whole number of at least 0": lambda: MixedAttention(
+        E, H, relative_gain=-1
+    ),
+    "add_bias_kv True: must be False": lambda: MixedAttention(E, H, add_bias_kv=True),
+    "add_zero_attn True: must be False": lambda: MixedAttention(E, H, add_zero_attn=True),
+    "attention_sink 'a': must be one of none, zero, learned": lambda: MixedAttention(
+        E, H, attention_sink="a"
+    ),
+    f"mix: must be one of {', '.join(OPTIONS)}": lambda: MixedAttention(E, H, mix="b"),
+    f"relative_position: {NOT_CROSS}": lambda: of_a_decoder(relative_position="rotary"),
+    f"causal: {NOT_CROSS}": lambda: of_a_decoder(head_mixing="average", causal=True),
+    "key, value: must both be given, or both be in the cache and None": (
+        lambda: MixedAttention(E, H)(X, X, None, cache={"key": X})
+    ),
+    "MixedAttention: must have attentions inside, each exactly nn.MultiheadAttention": (
+        lambda: mix(MixedAttention(E, H))
+    ),
+    "MultiheadAttention: must have attentions inside, each exactly nn.MultiheadAttention": (
+        lambda: mix(nn.MultiheadAttention(E, H))
+    ),
+    "ModuleList: must have attentions inside, each exactly nn.MultiheadAttention": (
+        lambda: mix(nn.ModuleList([Subclass(E, H)]), "average")
+    ),
+}
+X = torch.zeros(NQ, B, E)
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_work_is_refused_in_one_line(message):
+    with pytest.raises(ValueError) as error:
+        REFUSED[message]()
+    assert str(error.value) == message
+
+
+def test_nothing_is_refused_with_all_that_could_be_asked_for():
+    with pytest.raises(
+        ValueError, match=r"^nothing is asked for; must be at least one of"
+    ) as error:
+        mix(nn.ModuleList([nn.MultiheadAttention(E, H)]))
+    assert "head_mixing: none, position-independent, position-wise, low-rank" in str(error.value)
+
+
+def test_mix_keeps_weights_hooks_modes_and_what_is_frozen():
     x = torch.randn(NQ, B, E)
-    for refused in (
-        lambda: MixedAttention(E, **{"num_heads": H, name: value}),
-        lambda: MixedAttention(E, 0),
-        lambda: MixedAttention(E, H, dropout=1.5),
-        lambda: MixedAttention(E, H, head_dim=0),
-        lambda: MixedAttention(E, H, relative_gain=-1),
-        lambda: mix(
-            nn.ModuleList([nn.TransformerDecoderLayer(E, H, E)]), relative_position="rotary"
-        ),
-        lambda: mix(nn.ModuleList([nn.TransformerDecoderLayer(E, H, E)]), "average", causal=True),
-        lambda: MixedAttention(E, H)(x, x, None, cache={"key": x}),
-        lambda: mix(MixedAttention(E, H)),
-        lambda: mix(nn.MultiheadAttention(E, H)),
-        lambda: mix(nn.ModuleList([Subclass(E, H)]), "average"),
-        lambda: mix(nn.ModuleList([nn.MultiheadAttention(E, H)])),
-    ):
-        others = "num_heads|relative_position|causal|key|nothing"
-        names = f"{name}|{others}|MixedAttention|MultiheadAttention|ModuleList"
-        with pytest.raises(ValueError, match=rf"^({names}).*must.*$"):
-            refused()
     old = nn.MultiheadAttention(E, H).requires_grad_(False)
     old.register_forward_hook(lambda module, args, output: (output[0] + 1, None))
     old.register_load_state_dict_pre_hook(lambda *_: 1 / 0)

@@ -8,9 +8,15 @@ import pytest
 import torch
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions
+from mixhead_plugin.fairseq.options import (
+    CHOICES,
+    FAMILIES,
+    OPTION_NAMES,
+    SCOPES,
+    AttentionOptions,
+)
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api
-from mixhead_plugin.parts import PARTS, VARIANT
+from mixhead_plugin.parts import PARTS
 from tests.covering import covering
 from tests.fairseq.models.cases import command
 from tests.helpers import VOCABULARY, build, shake, tokens
@@ -22,8 +28,8 @@ MODELS = ("transformer", "transformer_lm", "roberta_base", "transformer_xl", "sy
 VALUES = {
     "attention_normalizer": (*NORMALIZERS, "Softmax", ""),
     **{option: (*table, "position_wise") for option, table in PARTS.items()},
-    "mixed_features": (*VARIANT["mixed_features"], "vk"),
-    "mixing_start": (*VARIANT["mixing_start"], "ones"),
+    "mixed_features": (*CHOICES["mixed_features"], "vk"),
+    "mixing_start": (*CHOICES["mixing_start"], "ones"),
     "head_dim": (2, 4, 5, 32, 0),
     "attention_scope": (*SCOPES, "encoder-self"),
     "attention_impl": ("auto", *IMPLEMENTATIONS, "cuda"),

@@ -79,7 +79,7 @@ def run(args: Namespace) -> None:
         raise OptionError(
             f"{args.checkpoint}: has --head-mixing none; must be a model with one of {kinds}"
         )
-    (kind,) = {module.kinds["head_mixing"] for module in mixing.values()}
+    (kind,) = {module.variant.head_mixing for module in mixing.values()}
     by_position = bool(HEAD_MIXINGS[kind].reads)
     if by_position:
         layers = over_tokens(loaded, args, kind)

@@ -28,9 +28,9 @@ from mixhead_plugin.heads.sites import by_site
 
 def refuse_uncut(attention: AssemblyAttention) -> None:
     """Refuse an attention with a part for which every head needs all heads."""
-    option, why = whole_part(attention.module.parts())
+    option, why = whole_part(attention.module.variant.parts())
     if option:
-        flag = f"{option_name(option)} {attention.module.kinds[option]}"
+        flag = f"{option_name(option)} {getattr(attention.module.variant, option)}"
         raise OptionError(
             f"{attention.name}: cannot be cut with {flag}, {why}; its heads can only be masked"
         )

@@ -84,7 +84,7 @@ def facts(loaded: Loaded) -> str:
     found = set()
     for attention in attentions_of(loaded.model):
         module = attention.module
-        mixing = module.kinds["head_mixing"]
+        mixing = module.variant.head_mixing
         size = f"{module.num_heads} heads of size {module.head_dim}"
         found.add(f"head mixing {mixing}, {module.normalizer}, {size}")
     return f"{loaded.cfg.model._name}: {'; '.join(sorted(found))}"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES, RegularizedPass
-from mixhead_plugin.fairseq.options import FAIRSEQ_MODEL, model_options, most_heads
+from mixhead_plugin.fairseq.options import model_class
 from mixhead_plugin.parts import PARTS
 
 # Each becomes `orthogonal_<name>`.
@@ -114,18 +114,19 @@ def _check_model(model: Any, weights: Mapping[str, float]) -> None:
     """Refuse model flags that give a penalty nothing to act on; a refusal in `forward` leaves a
     crash.pt.
     """
-    options = model_options(model)
-    if options is None:  # a model that neither fairseq nor the plugin knows
+    registered = model_class(model)
+    if registered is None:  # a model that neither fairseq nor the plugin knows
         return
+    # Only the plugin's models know their complete flags; fairseq's own have nothing to act on.
+    complete_flags = getattr(registered, "complete_flags", None)
+    flags = None if complete_flags is None else complete_flags(model)
     for name, weight in weights.items():
-        if options is FAIRSEQ_MODEL:
+        if flags is None:
             acts = False
         elif PENALTIES[name].on_mixing:
-            acts = any(
-                table[getattr(options, option)].orthogonal for option, table in PARTS.items()
-            )
+            acts = any(table[getattr(flags, part)].orthogonal for part, table in PARTS.items())
         else:
-            acts = most_heads(options) > 1
+            acts = registered.most_heads(flags) > 1
         if not acts:
             _refuse(name, weight)
 

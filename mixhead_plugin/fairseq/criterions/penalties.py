@@ -34,13 +34,13 @@ class Penalty(NamedTuple):
 
     def acts_on(self, attention: MixheadAttention) -> bool:
         if self.on_mixing:
-            return any(kind.orthogonal for kind in attention.parts().values())
+            return any(kind.orthogonal for kind in attention.variant.parts().values())
         return attention.num_heads > 1
 
 
 def _mixing_penalty(attention: MixheadAttention, inputs: AttentionInputs, real: Tensor) -> Tensor:
     """Return the sum of the penalties on M and on the matrices that mix features."""
-    matrices = [inputs.mixing] if attention.parts()["head_mixing"].orthogonal else []
+    matrices = [inputs.mixing] if attention.variant.parts()["head_mixing"].orthogonal else []
     matrices += attention.feature_mixing.matrices() if attention.feature_mixing is not None else []
     return torch.stack([orthogonal_penalty(matrix, real) for matrix in matrices]).sum()
 

@@ -1,5 +1,5 @@
-"""Share flags, the loading of checkpoints,
-and the registration in every family among all models.
+"""What all models of the plugin share: flags, the loading of checkpoints, and the registration in
+every family.
 """
 
 from argparse import Namespace
@@ -16,14 +16,15 @@ from fairseq.models import (
     register_model,
     register_model_architecture,
 )
+from omegaconf import OmegaConf
 
 from mixhead_plugin.fairseq.checkpoint import check_checkpoint
+from mixhead_plugin.fairseq.checks import check_flags, covered_sites, numbers_of_heads
 from mixhead_plugin.fairseq.options import (
     FAMILIES,
     AttentionOptions,
     AttentionSite,
     as_namespace,
-    check,
     complete,
 )
 
@@ -32,8 +33,10 @@ Preset = Callable[[Any], None]
 
 
 class FamilyModel(BaseFairseqModel):
-    """A mixin before fairseq's model class; a model has one class for all families and
-    architectures.
+    """A mixin before fairseq's model class.
+
+    A model has one class for all families and architectures. It says where its attentions are; the
+    checks of flags need no more of it.
     """
 
     config: ClassVar[type[AttentionOptions]]  # all flags of the model
@@ -55,11 +58,21 @@ class FamilyModel(BaseFairseqModel):
     def shape(
         cls, side: str, embed_dim: int, num_heads: int, layers: int | None = None
     ) -> AttentionSite:
-        """Return the shape of an attention of the encoder or decoder."""
-        embed_flag, heads_flag = (
-            flag.format(side=side) for flag in (cls.embed_flag, cls.heads_flag)
+        """Return the shape of an attention.
+
+        Args:
+            side: "encoder" or "decoder"
+            embed_dim: size of its query input
+            num_heads: of source heads
+            layers: how many layers there are; None for a model without --heads-per-layer
+        """
+        return AttentionSite(
+            embed_flag=cls.embed_flag.format(side=side),
+            embed_dim=embed_dim,
+            heads_flag=cls.heads_flag.format(side=side),
+            num_heads=num_heads,
+            layers=layers,
         )
-        return AttentionSite(embed_flag, embed_dim, heads_flag, num_heads, layers)
 
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
@@ -68,8 +81,28 @@ class FamilyModel(BaseFairseqModel):
 
     @classmethod
     def check_args(cls, args: Any) -> None:
-        """Refuse complete `args` that cannot work; see `options.check`."""
-        check(args, cls.attention_sites(args))
+        """Refuse complete `args` that cannot work; see `check_flags`."""
+        check_flags(args, cls.attention_sites(args))
+
+    @classmethod
+    def complete_flags(cls, model: Any) -> Namespace:
+        """Return the flags of a model, flat and complete; the config stays as it is."""
+        args = as_namespace(model if OmegaConf.is_config(model) else Namespace(**vars(model)))
+        complete(args)
+        return args
+
+    @classmethod
+    def most_heads(cls, args: Any) -> int:
+        """Return the largest number of source heads of the plugin's attentions.
+
+        Args:
+            args: the complete flags of a model
+        """
+        options = AttentionOptions.from_namespace(args)
+        numbers = []
+        for site, shape in covered_sites(options, cls.attention_sites(args)).items():
+            numbers += [source for source, _ in numbers_of_heads(options, site, shape)]
+        return max(numbers)
 
     @classmethod
     def prepared(cls, args: Any) -> Any:
@@ -95,16 +128,17 @@ def register_families(
 ) -> None:
     """Register a model and its architectures in every family, as `<family>_<name>`.
 
-    The names of `architectures` have no family. For a model that is configured by dataclass, `name`
-    is one of them.
+    Args:
+        model: the class
+        name: its name without the family
+        architectures: their presets, by names without the family. For a model that is configured by
+            dataclass, `name` is one of them.
     """
     for family in model.families:
         prefix = f"{family}_" if family else ""
-        config = (
-            _config(model, f"{prefix}{name}", family, architectures[name])
-            if model.by_dataclass
-            else None
-        )
+        config = None
+        if model.by_dataclass:
+            config = _config(model, f"{prefix}{name}", family, architectures[name])
         register_model(f"{prefix}{name}", dataclass=config)(model)
         for arch, architecture in architectures.items():
             model.presets[f"{prefix}{arch}"] = architecture
@@ -144,13 +178,16 @@ def _config(
     architecture(values)
     defaults = {**FAMILIES.get(family, {}), **vars(values)}
     changed = []
-    for f in fields(model.config):
-        # the task fills these, such as --add-bos-token
-        if f.name in defaults and not str(f.default).startswith("${"):
-            value = defaults[f.name]
-            # --base-shuffle is an int, its preset is False
-            if value is False and type(f.default) is int:
-                value = 0
-            changed.append((f.name, f.type, field(default=value, metadata=f.metadata)))
-    # fairseq reads the defaults of the class
+    for each in fields(model.config):
+        if each.name not in defaults:
+            continue
+        # The task fills these, such as --add-bos-token.
+        if str(each.default).startswith("${"):
+            continue
+        value = defaults[each.name]
+        # --base-shuffle is an int, its preset is False.
+        if value is False and type(each.default) is int:
+            value = 0
+        changed.append((each.name, each.type, field(default=value, metadata=each.metadata)))
+    # A class of its own, because fairseq reads the defaults of the class.
     return make_dataclass(name, changed, bases=(model.config,))

@@ -11,9 +11,10 @@ from fairseq.models import transformer as upstream
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.checks import refuse_relative
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
-from mixhead_plugin.fairseq.options import AttentionOptions, AttentionSite, refuse_relative
+from mixhead_plugin.fairseq.options import AttentionOptions, AttentionSite
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +87,9 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
         """
         for module in self.decoder.modules():
             if isinstance(module, MixheadAttention) and module.encoder_decoder_attention:
-                if module.kinds["head_mixing"] not in ("none", "average"):
+                if module.variant.head_mixing not in ("none", "average"):
                     return (
-                        f"--head-mixing {module.kinds['head_mixing']} mixes them, so they may be "
+                        f"--head-mixing {module.variant.head_mixing} mixes them, so they may be "
                         "below 0 or above 1"
                     )
                 if module.normalizer not in DISTRIBUTIONS:
@@ -98,7 +99,7 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
                     )
                 if module.attention_sink is not None:
                     return (
-                        f"--attention-sink {module.kinds['attention_sink']} takes a part of them "
+                        f"--attention-sink {module.variant.attention_sink} takes a part of them "
                         "away"
                     )
         return ""

@@ -185,7 +185,7 @@ def test_one_conversion_goes_into_every_mixing_starts_as_bert_and_goes_on_as_in_
             [str(tmp_path / "model.pt")], overrides
         )
         attentions = [m for m in converted.modules() if isinstance(m, MixheadAttention)]
-        assert {attention.kinds["head_mixing"] for attention in attentions} == {mixing}
+        assert {attention.variant.head_mixing for attention in attentions} == {mixing}
         found = converted.eval()(our_indices(ids, task), features_only=True)[0]
         torch.testing.assert_close(found[real.bool()], expected, **TOLERANCE)
         mixed = hf.mix(copy.deepcopy(model), mixing)

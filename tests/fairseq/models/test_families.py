@@ -61,7 +61,7 @@ def test_a_family_is_its_preset(family, upstream):
     assert len(attentions(model)) == (6 if upstream == "transformer" else 2)
     for attention in attentions(model):
         assert attention.normalizer == expected(family, "attention_normalizer")
-        assert all(attention.kinds[part] == expected(family, part) for part in PARTS)
+        assert all(getattr(attention.variant, part) == expected(family, part) for part in PARTS)
         assert attention.value_init_scale == expected(family, "value_init_scale")
         assert attention.head_dim == (length if family == "fixhead" else 4)
 
@@ -80,7 +80,7 @@ def test_a_yaml_file_gets_the_preset_of_the_family(arch):
                 == expected(family, "attention_normalizer")
             )
             assert (
-                attention.kinds["head_mixing"]
+                attention.variant.head_mixing
                 == typed.head_mixing
                 == expected(family, "head_mixing")
             )

@@ -40,13 +40,13 @@ def network(part, q):
 def scores_by_definition(module, q):
     """Return [B, H, N, N]."""
     own = module.synthesizer
-    if module.kinds["synthesizer"] == "factorized-random":
+    if module.synthesizer_name == "factorized-random":
         assert own.query.shape == own.key.shape == (H, LONGEST, 2)
         return torch.einsum("htr,hkr->htk", own.query[:, :N], own.key[:, :N]).expand(B, H, N, N)
-    if "random" in module.kinds["synthesizer"]:
+    if "random" in module.synthesizer_name:
         assert own.scores.shape == (H, LONGEST, LONGEST)
         return own.scores[:, :N, :N].expand(B, H, N, N)
-    if module.kinds["synthesizer"] == "dense":
+    if module.synthesizer_name == "dense":
         return network(own.network, q)[..., :N]
     a, b = network(own.first, q), network(own.second, q)
     assert a.shape[-1] == 3 and b.shape[-1] == math.ceil(LONGEST / 3)

@@ -24,7 +24,7 @@ from mixhead_plugin.ops.reference import (
     masked_scores,
     weighted_values,
 )
-from mixhead_plugin.parts import Assembly, complete, sizes_of
+from mixhead_plugin.parts import Assembly, Variant
 
 
 class Affine(nn.Module):
@@ -84,16 +84,15 @@ class GatedAttentionUnit(Assembly, FairseqIncrementalState, nn.Module):
         self.v_proj = self._linear(cfg, embed_dim, self.inner_dim)
         self.out_proj = self._linear(cfg, self.inner_dim, embed_dim)  # W_o
 
-        variant = complete(
-            {
-                "normalizer": cfg.attention_normalizer,
-                "attention_sink": cfg.attention_sink,
-                "relative_position": "rotary",
-            },
-            cfg.attention_impl,
+        variant = Variant(
+            normalizer=cfg.attention_normalizer,
+            attention_sink=cfg.attention_sink,
+            relative_position="rotary",
+            relative_gain=cfg.relative_gain,
+            head_dim=self.query_dim,
+            impl=cfg.attention_impl,
         )
-        sizes = sizes_of(variant, 1, self.query_dim, embed_dim, causal)
-        self.add_parts(variant, sizes, cfg.relative_gain)
+        self.add_parts(variant, variant.sizes(1, embed_dim, causal=causal))
         # TorchScript cannot look it up by name
         self.normalize = NORMALIZERS[self.normalizer].weights
 
@@ -124,11 +123,10 @@ class GatedAttentionUnit(Assembly, FairseqIncrementalState, nn.Module):
 
     def signature(self) -> dict[str, Any]:
         """Return the flags that a checkpoint must share with this unit, with their values."""
-        gain = 0 if self.relative_gain is None else self.relative_gain.clip
         return {
-            "attention_normalizer": self.normalizer,
-            "attention_sink": self.kinds["attention_sink"],
-            "relative_gain": gain,
+            "attention_normalizer": self.variant.normalizer,
+            "attention_sink": self.variant.attention_sink,
+            "relative_gain": self.variant.relative_gain,
             "gau_query_dim": self.query_dim,
             "gau_expansion": self.inner_dim // self.embed_dim,
         }

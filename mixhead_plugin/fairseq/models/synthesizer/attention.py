@@ -207,9 +207,10 @@ class SynthesizerAttention(MixheadAttention):
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
         kind = SYNTHESIZERS[synthesizer]
         del self.k_proj
-        if not (kind.reads_query or any(part.reads == "query" for part in self.parts().values())):
+        mixing_reads_query = any(part.reads == "query" for part in self.variant.parts().values())
+        if not (kind.reads_query or mixing_reads_query):
             self.q_proj = None
-        self.kinds["synthesizer"] = synthesizer
+        self.synthesizer_name = synthesizer
         self.max_length = max_length
         self.scaling = 1.0
         self.own_size = kind.default_size(max_length) if own_size is None else own_size
@@ -220,16 +221,19 @@ class SynthesizerAttention(MixheadAttention):
 
     def signature(self) -> dict[str, Any]:
         signature = super().signature()
+        signature["synthesizer"] = self.synthesizer_name
         signature["max_target_positions"] = self.max_length
-        option = SYNTHESIZERS[self.kinds["synthesizer"]].size_option
-        return {**signature, option: self.own_size} if option else signature
+        size_option = SYNTHESIZERS[self.synthesizer_name].size_option
+        if size_option:
+            signature[size_option] = self.own_size
+        return signature
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Add the query projection that only the mixing reads to a checkpoint without
         head mixing.
         """
         super().upgrade_state_dict_named(state_dict, name)
-        if self.q_proj is not None and not SYNTHESIZERS[self.kinds["synthesizer"]].reads_query:
+        if self.q_proj is not None and not SYNTHESIZERS[self.synthesizer_name].reads_query:
             for key, value in self.q_proj.state_dict().items():
                 state_dict.setdefault(f"{name}.q_proj.{key}", value)
 

@@ -9,7 +9,7 @@ from fairseq.dataclass import FairseqDataclass
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadDecoderLayer, flags_of_attention
+from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadDecoderLayer
 from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.fairseq.models.transformer import TransformerConfig
 from mixhead_plugin.fairseq.models.transformer_lm import (
@@ -64,7 +64,7 @@ class SynthesizerDecoderLayer(MixheadDecoderLayer):
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
             causal=True,
-            **flags_of_attention(cfg),
+            **cfg.attention_arguments("decoder-self"),
         )
 
 

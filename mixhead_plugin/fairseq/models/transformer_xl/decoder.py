@@ -12,7 +12,6 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.fairseq.layers import flags_of_attention
 from mixhead_plugin.fairseq.models.transformer_xl.adaptive import (
     AdaptiveEmbedding,
     AdaptiveSoftmax,
@@ -142,7 +141,10 @@ class TransformerXLLayer(nn.Module):
     def __init__(self, cfg: Any):
         super().__init__()
         self.self_attn = SegmentAttention(
-            cfg.d_model, cfg.n_head, dropout=cfg.dropatt, **flags_of_attention(cfg)
+            cfg.d_model,
+            cfg.n_head,
+            dropout=cfg.dropatt,
+            **cfg.attention_arguments("decoder-self"),
         )
         self.self_attn_layer_norm = LayerNorm(cfg.d_model)
         self.fc1 = nn.Linear(cfg.d_model, cfg.d_inner)

@@ -1,0 +1,250 @@
+"""The record `Variant`: all that can be asked of one attention.
+
+Its fields are the only table of what may be asked. fairseq's flags, their help and their choices,
+the keywords of `nn` and `hf`, and the checks of all three doors are read from it. docs/extending.md
+says how a field is added.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
+from mixhead_plugin.ops.normalizers import sink_problem
+from mixhead_plugin.parts.head_mixing import MIXING_STARTS
+from mixhead_plugin.parts.kinds import AttentionSizes, PartError, PartKind, UnknownValue
+from mixhead_plugin.parts.parameters import PARTS
+
+
+class Option(NamedTuple):
+    """Describe one field of `Variant`."""
+
+    default: Any
+    help: str
+    # The name of the flag, without dashes, as fairseq's configs have it. Empty for the field's.
+    flag: str = ""
+    # The values of a field that is a text. The table itself, so that it may still grow.
+    choices: Collection[str] = ()
+    # The smallest value of a field that is a whole number.
+    least: int = 0
+
+
+def _field(default: Any, help: str, **rest: Any) -> Any:
+    return field(default=default, metadata={"option": Option(default, help, **rest)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """All that can be asked of one attention; the defaults are fairseq's own softmax attention.
+
+    It is made once where a model is described: from flags, from keywords, or from a saved config.
+    What cannot work is refused there. Nothing changes it later.
+
+    Raises:
+        PartError: a value that no table has, or fields that do not go together. It is a ValueError.
+    """
+
+    normalizer: str = _field(
+        "softmax",
+        "how a row of scores becomes weights",
+        flag="attention_normalizer",
+        choices=NORMALIZERS,
+    )
+    head_mixing: str = _field(
+        "none",
+        "where the matrix that mixes the heads comes from",
+        choices=PARTS["head_mixing"],
+    )
+    score_mixing: str = _field(
+        "none",
+        "where the matrix comes from that mixes the heads' scores",
+        choices=PARTS["score_mixing"],
+    )
+    feature_mixing: str = _field(
+        "none",
+        "how heads share queries, keys and values, or outputs",
+        choices=PARTS["feature_mixing"],
+    )
+    mixed_features: str = _field(
+        "qkv",
+        "what --feature-mixing heads or shared mixes: q, k, v",
+        choices=("qkv", "qk", "qv", "kv", "q", "k", "v"),
+    )
+    attention_sink: str = _field(
+        "none",
+        "the score of one more key in each row, which has no value",
+        choices=PARTS["attention_sink"],
+    )
+    attention_gate: str = _field(
+        "none",
+        "what scales the outputs of heads before out_proj",
+        choices=PARTS["attention_gate"],
+    )
+    head_dim: int | None = _field(
+        None,
+        "size of one head, independent of embedding and number of heads",
+        least=1,
+    )
+    impl: str = _field(
+        "auto",
+        "which code computes the attention",
+        flag="attention_impl",
+        choices=("auto", *IMPLEMENTATIONS),
+    )
+    mixing_start: str = _field(
+        "identity",
+        "what M starts as in a new model, with --head-mixing position-independent or position-wise "
+        "(its b): random is normal with deviation 1/sqrt(H), uniform is 1/H everywhere; "
+        "a checkpoint without M still becomes the identity",
+        choices=MIXING_STARTS,
+    )
+    relative_position: str = _field(
+        "none",
+        "how self-attention sees distances; fairseq's positions are added too, "
+        "except with --no-token-positional-embeddings",
+        choices=PARTS["relative_position"],
+    )
+    relative_gain: int = _field(
+        0,
+        "learn factors on the weights of self-attention, one for each head and distance up to this "
+        "number; 0 is off",
+    )
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> "Variant":
+        """Return the variant of Python keywords or of a saved config.
+
+        Raise ValueError for an unknown keyword, in one line with those that exist.
+        """
+        for name in keywords:
+            if name not in OPTIONS:
+                raise ValueError(f"{name}: must be one of {', '.join(OPTIONS)}")
+        return cls(**keywords)
+
+    @classmethod
+    def of_flags(cls, flags: Any) -> "Variant":
+        """Return the variant of complete flags, an object with one attribute for each flag."""
+        return cls(**{name: getattr(flags, option.flag) for name, option in OPTIONS.items()})
+
+    def __post_init__(self) -> None:
+        for name, option in OPTIONS.items():
+            _check_value(name, option, getattr(self, name))
+        if self.attention_sink != "none":
+            problem = sink_problem(self.normalizer)
+            if problem:
+                raise PartError("attention_sink", self.attention_sink, problem)
+        self._check_effects()
+
+    def _check_effects(self) -> None:
+        """Refuse a field that only some parts read, where none of them is there."""
+        read = {name for kind in self.parts().values() for name in kind.options}
+        for part, table in PARTS.items():
+            for name in dict.fromkeys(name for kind in table.values() for name in kind.options):
+                default = OPTIONS[name].default
+                if name in read or getattr(self, name) == default:
+                    continue
+                readers = " or ".join(value for value in table if name in table[value].options)
+                words = part.replace("_", " ")
+                raise PartError(
+                    name,
+                    getattr(self, name),
+                    f"has no effect with {words} {getattr(self, part)}; must be {default}, or the "
+                    f"{words} {readers}",
+                )
+
+    def parts(self) -> dict[str, PartKind]:
+        """Return the row of each table in PARTS that is asked for, by the name of its field."""
+        return {name: table[getattr(self, name)] for name, table in PARTS.items()}
+
+    def sizes(
+        self,
+        num_heads: int,
+        embed_dim: int,
+        *,
+        causal: bool = False,
+        mixed_heads: int | None = None,
+        key_heads: int = 0,
+    ) -> AttentionSizes:
+        """Return the sizes of an attention of this variant.
+
+        Args:
+            num_heads: H, the source heads
+            embed_dim: C, the size of the attention's query input
+            causal: whether no query sees later keys
+            mixed_heads: H' of a pruned attention; None for the usual number, which is H, or H / 2
+                with differential mixing
+            key_heads: how many heads of keys and values the heads of queries share; 0 for none
+
+        Raises:
+            PartError: a number that is too small, or that does not fit another one or the mixing
+        """
+        if num_heads < 1:
+            raise PartError("num_heads", num_heads, "must be at least 1")
+        if embed_dim < 1:
+            raise PartError("embed_dim", embed_dim, "must be at least 1")
+        head_dim = self.head_dim
+        if head_dim is None:
+            if embed_dim % num_heads != 0:
+                problem = f"must divide embed_dim {embed_dim}, or head_dim be given"
+                raise PartError("num_heads", num_heads, problem)
+            head_dim = embed_dim // num_heads
+
+        mixing = PARTS["head_mixing"][self.head_mixing]
+        if num_heads % mixing.group != 0:
+            problem = f"must be a multiple of {mixing.group} with {self.head_mixing} mixing"
+            raise PartError("num_heads", num_heads, problem)
+        usual = num_heads // mixing.group
+        if mixed_heads is None:
+            mixed_heads = usual
+        # Only a mixing whose matrix may lose columns has another number of mixed heads.
+        if mixed_heads != usual and (mixing.build is None or mixing.uncut):
+            problem = f"must be {usual} with {self.head_mixing} mixing"
+            raise PartError("num_mixed_heads", mixed_heads, problem)
+
+        return AttentionSizes(
+            num_heads=num_heads,
+            head_dim=head_dim,
+            mixed_heads=mixed_heads,
+            value_dim=head_dim * mixing.group,
+            embed_dim=embed_dim,
+            causal=causal,
+            key_heads=key_heads,
+        )
+
+
+def _table() -> dict[str, Option]:
+    table = {}
+    for each in fields(Variant):
+        option = each.metadata["option"]
+        table[each.name] = option._replace(flag=option.flag or each.name)
+    return table
+
+
+# The table, by the names of the fields.
+OPTIONS = _table()
+
+
+def _check_value(name: str, option: Option, value: Any) -> None:
+    """Refuse a value that its table does not have, or that is no such number."""
+    if option.choices:
+        # A tuple, because a YAML file may hold a list here, which no dictionary looks up.
+        if value not in tuple(option.choices):
+            raise UnknownValue(name, value, option.choices)
+        return
+    if value is None and option.default is None:
+        return
+    # YAML's `true` is an int to Python.
+    if isinstance(value, bool) or not isinstance(value, int) or value < option.least:
+        raise PartError(name, value, f"must be a whole number of at least {option.least}")
+
+
+def refuse_nothing(asked: Mapping[str, object]) -> None:
+    """Raise ValueError if no keyword of a variant is given: plain attention has to be asked for."""
+    if asked:
+        return
+    choices = [
+        f"{name}: {', '.join(option.choices)}"
+        for name, option in OPTIONS.items()
+        if option.choices and name != "impl"
+    ]
+    raise ValueError(f"nothing is asked for; must be at least one of {'; '.join(choices)}")

@@ -1,0 +1,95 @@
+"""Test the record of all that can be asked of one attention."""
+
+import dataclasses
+
+import pytest
+
+from mixhead_plugin.fairseq.options import FAMILIES, OPTION_NAMES, AttentionOptions
+from mixhead_plugin.ops import NORMALIZERS
+from mixhead_plugin.parts import OPTIONS, PartError, Variant
+
+MIXINGS = "none, position-independent, position-wise, low-rank, differential, random, average"
+
+# The message, and the keywords that it refuses.
+REFUSED = {
+    f"head_mixing 'best': must be one of {MIXINGS}": {"head_mixing": "best"},
+    f"head_mixing '': must be one of {MIXINGS}": {"head_mixing": ""},
+    f"head_mixing ['none']: must be one of {MIXINGS}": {"head_mixing": ["none"]},
+    "impl 'cuda': must be one of auto, reference, blockwise, triton": {"impl": "cuda"},
+    "head_dim 0: must be a whole number of at least 1": {"head_dim": 0},
+    "head_dim True: must be a whole number of at least 1": {"head_dim": True},
+    "relative_gain 2.5: must be a whole number of at least 0": {"relative_gain": 2.5},
+    "relative_gain None: must be a whole number of at least 0": {"relative_gain": None},
+    "attention_sink zero: needs one of the normalizers softmax, sigsoftmax, l2, entmax15, "
+    "not relu2": {"attention_sink": "zero", "normalizer": "relu2"},
+    "mixed_features q: has no effect with feature mixing output; must be qkv, or the feature "
+    "mixing heads or shared": {"mixed_features": "q", "feature_mixing": "output"},
+    "mixing_start random: has no effect with head mixing none; must be identity, or the head "
+    "mixing position-independent or position-wise": {"mixing_start": "random"},
+    f"heads: must be one of {', '.join(OPTIONS)}": {"heads": 8},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_asked_for_is_refused_where_the_record_is_made(message):
+    with pytest.raises(ValueError) as error:
+        Variant.of(REFUSED[message])
+    assert str(error.value) == message
+
+
+WRONG_SIZES = {
+    "num_heads 0: must be at least 1": ({}, (0, 16), {}),
+    "embed_dim 0: must be at least 1": ({}, (4, 0), {}),
+    "num_heads 3: must divide embed_dim 16, or head_dim be given": ({}, (3, 16), {}),
+    "num_heads 5: must be a multiple of 2 with differential mixing": (
+        {"head_mixing": "differential", "head_dim": 3},
+        (5, 16),
+        {},
+    ),
+    "num_mixed_heads 3: must be 4 with none mixing": ({}, (4, 16), {"mixed_heads": 3}),
+    "num_mixed_heads 3: must be 4 with low-rank mixing": (
+        {"head_mixing": "low-rank"},
+        (4, 16),
+        {"mixed_heads": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_SIZES)
+def test_sizes_that_do_not_fit_are_refused(message):
+    fields, numbers, more = WRONG_SIZES[message]
+    with pytest.raises(PartError) as error:
+        Variant(**fields).sizes(*numbers, **more)
+    assert str(error.value) == message
+
+
+def test_sizes_are_derived_from_what_is_asked_for():
+    usual = Variant().sizes(4, 16)
+    assert (usual.head_dim, usual.mixed_heads, usual.value_dim) == (4, 4, 4)
+    pairs = Variant(head_mixing="differential", head_dim=5).sizes(4, 16)
+    assert (pairs.head_dim, pairs.mixed_heads, pairs.value_dim) == (5, 2, 10)
+    pruned = Variant(head_mixing="position-wise").sizes(4, 16, mixed_heads=3)
+    assert (pruned.num_heads, pruned.mixed_heads, pruned.value_dim) == (4, 3, 4)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_field_is_a_flag_with_the_same_default(name):
+    option = OPTIONS[name]
+    assert option.flag in OPTION_NAMES
+    assert getattr(AttentionOptions(), option.flag) == option.default
+    assert option.help in AttentionOptions()._get_help(option.flag)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flags_and_keywords_make_the_same_record(family):
+    preset = {name: value for name, value in FAMILIES[family].items() if name != "head_dim"}
+    fields = {option.flag: name for name, option in OPTIONS.items()}
+    keywords = {fields[flag]: value for flag, value in preset.items() if flag in fields}
+    assert Variant.of_flags(AttentionOptions(**preset)) == Variant.of(keywords)
+
+
+def test_a_row_that_is_added_to_a_table_can_be_asked_for(monkeypatch):
+    monkeypatch.setitem(NORMALIZERS, "mine", NORMALIZERS["softmax"])
+    variant = Variant(normalizer="mine")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        variant.normalizer = "softmax"
