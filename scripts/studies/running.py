@@ -97,6 +97,7 @@ class Runner:
             ) from error
 
     def finished(self, run: Run) -> bool:
+        """Return True if the run is trained and has all its metrics."""
         return bool(self.known(run).get("trained")) and not self.missing(run)
 
     def missing(self, run: Run) -> list[str]:
@@ -109,7 +110,10 @@ class Runner:
         ]
 
     def __call__(self, run: Run) -> str:
-        """Train and evaluate what is missing of a run; return its metrics as text."""
+        """Train and evaluate what is missing of a run; return its metrics as text.
+
+        A thread of sweep.py calls it. There are as many threads as shares, so one is left.
+        """
         share = self.shares.pop()
         try:
             folder = run.folder(self.out)
@@ -130,21 +134,28 @@ class Runner:
         finally:
             self.shares.append(share)
 
-    def train(self, job: Job) -> None:
-        """Train to the end, from the last checkpoint if there is one."""
+    def begin(self, job: Job) -> None:
+        """Fill the record of a training that begins, or goes on."""
         record = job.record
         now = start_of(job.run, job.variables)
         if record and record["data"] != now["data"]:
             texts = f"SHA-256 {record['data']}, now {now['data']}"
             raise Failure(f"began with another text ({texts}); folder: {job.folder}")
-        if job.run.start:  # its updates and its time count
+
+        # the updates and the time of the run that this one starts from count
+        if job.run.start:
             before = self.known(job.run.start)
-            now |= {
-                name: before[name]
-                for name in ("points", "seconds", "cpu_seconds", "peak_memory_mib")
-            }
+            for name in ("points", "seconds", "cpu_seconds", "peak_memory_mib"):
+                now[name] = before[name]
+
+        # what an earlier process has recorded stays
         record |= {**now, **record}
         add_commit(record)
+
+    def train(self, job: Job) -> None:
+        """Train to the end, from the last checkpoint if there is one."""
+        self.begin(job)
+        record = job.record
         log = job.folder / "train.log"
         updates = record["flags"].get("--max-update", [""])[0]
         progress = Shown(record["points"], job.run, int(updates) if updates.isdecimal() else None)
@@ -153,10 +164,10 @@ class Runner:
             record["trained"] = used["status"] == 0
             for name in ("seconds", "cpu_seconds"):
                 record[name] = round(record.get(name, 0.0) + used[name], 2)
-            record["peak_memory_mib"] = max(
-                record.get("peak_memory_mib", 0.0), used["peak_memory_mib"]
-            )
+            memory = max(record.get("peak_memory_mib", 0.0), used["peak_memory_mib"])
+            record["peak_memory_mib"] = memory
         finally:
+            # also after a signal, so that the training can go on
             progress.bar.close()
             record["points"] = progress.all()
             record |= last_validation(record["points"])
@@ -165,6 +176,7 @@ class Runner:
             raise Failure(f"train.sh failed ({last_line(log)[:200]}); log: {log}")
 
     def evaluate(self, job: Job, metric: str) -> None:
+        """Record the number in the last line that evaluate.sh prints."""
         log = job.folder / f"evaluate-{as_name(metric)}.log"
         words = job.run.evaluate[metric]
         used = self.script(job, "evaluate", words, log)
@@ -174,7 +186,9 @@ class Runner:
             why = "failed" if used["status"] else "ended in a line without a number"
             raise Failure(f"evaluate.sh {why} ({last[:200]}); log: {log}")
         add_commit(job.record)
-        job.record.setdefault("measures", {})[metric] = re.split(r"[|=:]", last)[0].strip()
+        # 'perplexity' of 'perplexity = 20.54', 'BLEU' of 'BLEU|case.lc+... = 33.5 66.1/...'
+        measure = re.split(r"[|=:]", last)[0].strip()
+        job.record.setdefault("measures", {})[metric] = measure
         job.record["metrics"][metric] = float(number[1])
         job.record["evaluate"][metric] = canonical(words)
         job.save()
@@ -194,7 +208,7 @@ class Runner:
             log.open("a", encoding="utf-8") as file,
             log.open(encoding="utf-8", errors="replace") as lines,
         ):
-            lines.seek(0, os.SEEK_END)
+            lines.seek(0, os.SEEK_END)  # the lines of earlier processes have been read
             file.write(f"$ {shown}\n")
             file.flush()
             if self.stopped_by:

@@ -58,11 +58,8 @@ PROOFS = {
     "orphaned_workers": (TRAINING, "test_sigint_ends_a_worker_that_ignores_it"),
     "restore_file": (TRAINING, "test_a_checkpoint_that_is_not_there_is_not_forgotten"),
     "wrong_names": (WRONG_NAMES, "test_an_unknown_architecture_is_one_line_with_near_names"),
-    "unknown_fields": (
-        BEFORE_TRAINING,
-        "test_a_field_of_the_plugin_in_fairseqs_own_model_is_refused",
-    ),
-    "overrides": (OVERRIDES, "test_an_unknown_name_is_refused"),
+    "unknown_fields": (BEFORE_TRAINING, "test_a_field_that_nothing_reads_is_refused_by_name"),
+    "overrides": (OVERRIDES, "test_all_that_reads_a_checkpoint_calls_the_check"),
     "dropped_scales": (
         BEFORE_TRAINING,
         "test_a_scale_that_fairseqs_language_model_drops_is_refused",
