@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ os.environ.update(ONE_THREAD)
 # compile fairseq, transformers and the plugin anew, which takes longer than importing them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# transformers copies the code of folders that a test trusts; not into the user's cache.
+os.environ["HF_MODULES_CACHE"] = str(Path(tempfile.gettempdir()) / "mixhead_tests_modules")
 # Scripts look for the commands of this environment, which need not be activated.
 os.environ["PATH"] = os.pathsep.join(
     [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]

@@ -91,12 +91,13 @@ class MixedHeads(Hooked):
         self.assembly.add_parts(self.variant, self.sizes)
         self.assembly.to(projection.weight).train(site.module.training)
         self.normalizer = self.variant.normalizer
-        # The heads that pruning left, as numbered at first; the zeros in place of cut values.
+        # The heads that pruning left, as numbered at first.
         self.kept = {
             "source": list(range(self.sizes.num_heads)),
             "mixed": list(range(self.sizes.mixed_heads)),
         }
-        self.outputs, self.missing_values = self.sizes.mixed_heads, 0
+        self.outputs = self.sizes.mixed_heads
+        self.missing_values = 0  # zeros in place of cut values
         self.names = {kind: site.paths[kind].rpartition(".")[2] for kind in FEATURES}
         self.hooks: list[RemovableHandle] = []
         self.add_hooks()
@@ -183,9 +184,8 @@ class MixedHeads(Hooked):
         kinds = [kind for kind, present in self.projections().items() if present is projection]
         if not kinds:
             return None  # an adapter is around it, which is the projection now
-        if kinds == ["queries"] and output.size(-1) != (
-            wanted := self.sizes.num_heads * self.sizes.head_dim
-        ):
+        wanted = self.sizes.num_heads * self.sizes.head_dim
+        if kinds == ["queries"] and output.size(-1) != wanted:
             raise ValueError(
                 f"{type(self.attention).__name__}: its queries have {output.size(-1)} features, "
                 f"must be {wanted}; "
@@ -249,37 +249,52 @@ def mixed_attention(
         output [B, Nq, H', Dv] and, with `output_attentions` or in a model whose
         `attn_implementation` is eager, the mixed weights [B, H', Nq, Nk]
     """
-    name, mixed, call = type(module).__name__, getattr(module, NAME, None), THREADS.own.call
+    name = type(module).__name__
+    mixed: MixedHeads | None = getattr(module, NAME, None)
     if mixed is None:
         raise RuntimeError(
             f"{name}: has no mixing; load it by mixhead_plugin.hf.load, or add a row to hf.LAYOUTS"
         )
+    call = THREADS.own.call
     if call is None or call.heads is not mixed or call.projected is None or call.x is None:
         raise RuntimeError(
             f"{name}: its projection of queries was not called, so there is nothing to mix by"
         )
-    if (chosen := mixed.config._attn_implementation) not in (NAME, "eager"):
+    chosen = mixed.config._attn_implementation
+    if chosen not in (NAME, "eager"):
         raise RuntimeError(
             f"attn_implementation {chosen}: lost the mixing, must be {NAME} or eager"
         )
-    # not served
-    if used := [name for name in ("softcap", "cache") if others.get(name) is not None]:
-        raise ValueError(f"{name}: {used[0]} cannot be used with mixed heads")
-    (batch, heads, n_queries, head_dim), causal, padding = query.shape, False, None
+    for setting in ("softcap", "cache"):
+        if others.get(setting) is not None:
+            raise ValueError(f"{name}: {setting} cannot be used with mixed heads")
+    batch, heads, n_queries, head_dim = query.shape
+    if call.projected.shape[:-1] != (batch, n_queries):
+        raise RuntimeError(
+            f"{name}: its queries are {tuple(call.projected.shape[:-1])} where they are projected, "
+            f"but {(batch, n_queries)} where they attend, so there is nothing to mix by"
+        )
     call.attended = True
-    # [B, Nq, C] and [B, Nq, H * D or more], before any rotation
-    x, projected = call.x, call.projected
-    projected = projected[..., : heads * head_dim].unflatten(2, (heads, head_dim)).transpose(1, 2)
+
+    # What mixings read: before any rotation, and without the keys and values of one projection.
+    x = call.x  # [B, Nq, C]
+    projected = call.projected[..., : heads * head_dim]
+    projected = projected.unflatten(2, (heads, head_dim)).transpose(1, 2)  # [B, H, Nq, D]
+
+    # Floats and what has a row for each query become additive; what is the same for all queries,
+    # padding [B, Nk], which the kernels take without a mask of all pairs.
+    causal = False
+    padding = None
     if attention_mask is None:
         if is_causal is None:  # as in sdpa; eager always has a mask where it hides something
             is_causal = chosen != "eager" and getattr(module, "is_causal", True)
         causal = n_queries > 1 and is_causal
     elif attention_mask.is_floating_point():
-        attention_mask = attention_mask.masked_fill(
-            attention_mask <= torch.finfo(attention_mask.dtype).min, -torch.inf
-        )
+        least = torch.finfo(attention_mask.dtype).min
+        attention_mask = attention_mask.masked_fill(attention_mask <= least, -torch.inf)
     elif attention_mask.size(1) == 1 and same_for_all_queries(attention_mask):
-        padding, attention_mask = ~attention_mask[:, 0, 0].expand(batch, -1), None
+        padding = ~attention_mask[:, 0, 0].expand(batch, -1)
+        attention_mask = None
     else:
         attention_mask = by_head(~attention_mask, heads, query.dtype)
     if position_bias is not None:
@@ -287,12 +302,18 @@ def mixed_attention(
     # Layers may share a bias, which has all heads; this attention may be pruned.
     if attention_mask is not None and attention_mask.size(1) not in (1, heads):
         attention_mask = attention_mask[:, mixed.kept["source"]]
-    if (groups := heads // key.size(1)) > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    # neighbours are the values of one mixed head
-    if (group := PARTS["head_mixing"][mixed.variant.head_mixing].group) > 1:
+
+    # Every head of queries gets its own keys and values, because each head mixes differently.
+    groups = heads // key.size(1)
+    if groups > 1:
+        key = key.repeat_interleave(groups, 1)
+        value = value.repeat_interleave(groups, 1)
+    # With differential mixing, neighbours are the values of one mixed head.
+    group = PARTS["head_mixing"][mixed.variant.head_mixing].group
+    if group > 1:
         value = value.unflatten(1, (-1, group)).transpose(2, 3).flatten(3)  # [B, H', Nk, Dv]
     value = value[:, : mixed.sizes.mixed_heads]
+
     inputs = mixed.inputs_of(
         query,
         key,
@@ -307,8 +328,8 @@ def mixed_attention(
     )
     if s_aux is not None:
         inputs = inputs._replace(sink=s_aux)
-    wanted = output_attentions or THREADS.own.wants_weights or mixed.config.output_attentions
-    need_weights = wanted or chosen == "eager"
+    asked = output_attentions or THREADS.own.wants_weights or mixed.config.output_attentions
+    need_weights = asked or chosen == "eager"
     out, weights = mixed.attend(inputs, mixed.variant.impl, need_weights)
     return mixed.gated(out.transpose(1, 2).contiguous(), x), weights  # [B, Nq, H', Dv]
 

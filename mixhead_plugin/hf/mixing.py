@@ -94,13 +94,12 @@ def mix(
 
     for kind, names in left_out(model, fitting).items():
         if kind in LAYOUTS and LAYOUTS[kind] is None:
-            continue
-        problem = problems.get(
-            kind, "it does not go through the AttentionInterface, or its projections are not known"
-        )
+            continue  # the user wants it so
+        unknown = "it does not go through the AttentionInterface, or its projections are not known"
+        problem = problems.get(kind, unknown).removeprefix(f"{kind}: ")
         warnings.warn(
             f"{type(model).__name__}: was mixed without {len(names)} {kind}, as {names[0]}; "
-            f"{problem.removeprefix(f'{kind}: ')}",
+            f"{problem}",
             stacklevel=2,
         )
     return model
@@ -203,14 +202,8 @@ def saved_fields(variant: Variant) -> dict[str, Any]:
 
 def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> PreTrainedModel:
     """Make the attentions of some classes compute a variant, which may be the plain one."""
-    sites = [site for site in sites_of(model) if site.kind in kinds]
-    known = {site.kind for site in sites}
-    for module in model.modules():
-        kind = type(module).__name__
-        if kind in kinds and kind not in known:
-            raise ValueError(f"{kind}: its projections are not known; add its row to hf.LAYOUTS")
-    if not sites:
-        raise ValueError(f"{type(model).__name__}: has none of {', '.join(sorted(kinds))}")
+    sites = _sites_of_kinds(model, kinds)
+
     all_heads = []  # before any change: one may be refused
     with own_numbers():
         for site in sites:
@@ -219,6 +212,39 @@ def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> 
             # A part draws by the state of the generator: without this number all layers would start
             # equal.
             torch.rand((), device="cpu")
+
+    _give_configs(model, sites, variant)
+    for site, heads in zip(sites, all_heads):
+        heads.config = site.module.config
+        heads.attach()
+        # Its own config: whatever `transformers` chooses for the model, the attention calls
+        # `mixed_attention`.
+        site.module.config = copy.copy(heads.config)
+        site.module.config._attn_implementation_internal = NAME
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.register_forward_pre_hook(note_wishes, with_kwargs=True)
+    saving.watch_adapters()
+    return model
+
+
+def _sites_of_kinds(model: nn.Module, kinds: Collection[str]) -> list[Site]:
+    """Return the attentions of some classes; raise ValueError if one of the classes is lost."""
+    sites = [site for site in sites_of(model) if site.kind in kinds]
+    known = {site.kind for site in sites}
+    for module in model.modules():
+        kind = type(module).__name__
+        if kind in kinds and kind not in known:
+            raise ValueError(f"{kind}: its projections are not known; add its row to hf.LAYOUTS")
+    if not sites:
+        raise ValueError(f"{type(model).__name__}: has none of {', '.join(sorted(kinds))}")
+    return sites
+
+
+def _give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> None:
+    """Give a model and its modules configs of their own, which tell of the variant."""
+    kinds = {site.kind for site in sites}
+    entries = {NAME: saved_fields(variant), ATTENTIONS: sorted(kinds), **REFUSED}
     # Attentions of models that know eager alone may be causal without saying so: with the masks of
     # eager they need not say it.
     of_eager = {
@@ -226,6 +252,7 @@ def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> 
         for module in model.modules()
         if isinstance(module, PreTrainedModel) and not module._supports_sdpa
     }
+
     # modules that share a config share its copy; `set_attn_implementation` would miss some
     memo: dict[int, Any] = {}
     for name, module in model.named_modules():
@@ -240,19 +267,7 @@ def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> 
         wants_weights = config.output_attentions and config._attn_implementation == "eager"
         if not (wants_weights or knows_eager_alone):
             config._attn_implementation_internal = NAME
-        vars(config).update(REFUSED, **{NAME: saved_fields(variant), ATTENTIONS: sorted(known)})
-    for site, heads in zip(sites, all_heads):
-        heads.config = site.module.config
-        heads.attach()
-        # Its own config: whatever `transformers` chooses for the model, the attention calls
-        # `mixed_attention`.
-        site.module.config = copy.copy(heads.config)
-        site.module.config._attn_implementation_internal = NAME
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            module.register_forward_pre_hook(note_wishes, with_kwargs=True)
-    saving.watch_adapters()
-    return model
+        vars(config).update(entries)
 
 
 def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:

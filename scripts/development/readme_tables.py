@@ -21,7 +21,7 @@ from studies.inference import Estimate
 from studies.markdown import shown, signed, table
 from studies.study import Row
 
-from development import gpu_tables
+from development import gpu_tables, transformers_results
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.options import (
@@ -249,6 +249,7 @@ TABLES = {
     **{each.__name__: each for each in NAMED},
     **effect_tables.TABLES,  # of the results
     **gpu_tables.TABLES,
+    **transformers_results.TABLES,
 }
 
 

@@ -1,10 +1,10 @@
 """Try `mixhead_plugin.hf` on a tiny model of every type in the installed transformers.
 
-    python scripts/development/transformers_table.py [--jobs 2] [TYPE ...] > table.json
+    python scripts/development/transformers_table.py > results/transformers/types.json
 
 Every type whose code uses the AttentionInterface is built from its own config, with small sizes in
-place of large ones, random weights and float64. docs/huggingface.md has the table that
-readme_tables.py makes of the results. What is tried, for position-wise mixing:
+place of large ones, random weights and float64. readme_tables.py makes the table of
+docs/huggingface.md of the results. What is tried, for position-wise mixing:
 
 - start: a mixed model gives the outputs of the unmixed one.
 - moved: after M has moved, it gives the outputs of the unmixed model with `defined_attention` in
@@ -43,14 +43,14 @@ from mixhead_plugin.hf.adapter import attentions_of
 from mixhead_plugin.hf.layouts import INTERFACE, Site, sites_of
 
 VOCABULARY, LENGTH = 64, 7
-LARGEST = 4_000_000  # parameters; a larger model has a size that SIZES does not know
+LARGEST = 10_000_000  # parameters; a larger model has a size that SIZES does not know
 CHECKS = ("start", "moved", "reads queries", "trained", "cached", "ablated", "pruned", "loaded")
+REFUSES = "refuses: "  # what a check says where it is refused in one line, which is no fault
 DEFINED = "defined"  # the name of `defined_attention`
 
 # The size of a number of a config, by the first pattern that its name fits.
 SIZES: list[tuple[str, int]] = [
     (r"vocab_size|vocabulary|^codebook_size$", VOCABULARY),
-    (r"kv_heads|key_value_heads|multi_query_group_num", 2),
     (r"heads?$", 4),
     (r"head_dim|d_kv|head_size|kv_channels", 8),
     (r"layers?$|depth$|num_block_repeats", 2),
@@ -66,6 +66,7 @@ SIZES: list[tuple[str, int]] = [
     (r"image_size", 16),
     (r"patch_size", 4),
 ]
+KEY_HEADS = r"kv_heads|key_value_heads|multi_query_group_num"
 # What these patterns would get wrong.
 OWN: dict[str, dict[str, Any]] = {
     "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3},
@@ -125,7 +126,7 @@ def types() -> list[str]:
     return sorted(found)
 
 
-def tiny_config(cls: Any, **more: Any) -> PreTrainedConfig:
+def tiny_config(cls: Any, key_heads: int = 2) -> PreTrainedConfig:
     """Return a config of a class with small sizes, also in the configs inside."""
     try:
         default: Any = cls()
@@ -134,27 +135,38 @@ def tiny_config(cls: Any, **more: Any) -> PreTrainedConfig:
     inner = getattr(cls, "sub_configs", {})
     settings: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
-        value = getattr(default, field.name, None) if default is not None else field.default
         if field.name not in inner:
-            settings |= _smaller(field.name, value)
+            settings |= _smaller(field.name, _default(default, field), key_heads)
 
     for name, kind in inner.items():
         if kind is AutoConfig or not getattr(kind, "model_type", ""):
             kind = type(getattr(default, name, None))
         if issubclass(kind, PreTrainedConfig):
-            settings[name] = tiny_config(kind)
+            settings[name] = tiny_config(kind, key_heads)
     layer_types = getattr(default, "layer_types", None)
     if "layer_types" in {field.name for field in dataclasses.fields(cls)} and layer_types:
         settings["layer_types"] = (list(dict.fromkeys(layer_types)) * 2)[:2]
-    return cls(**settings | OWN.get(cls.model_type, {}) | more)
+    return cls(**settings | OWN.get(cls.model_type, {}))
 
 
-def _smaller(name: str, value: object) -> dict[str, int]:
+def _default(config: Any, field: Any) -> object:
+    """Return the value of a field in a config that was made without arguments."""
+    if config is None:
+        return field.default
+    try:
+        return getattr(config, field.name, None)
+    except Exception:  # layers have different values
+        return field.default
+
+
+def _smaller(name: str, value: object, key_heads: int) -> dict[str, Any]:
+    if name == "image_size" and isinstance(value, list | tuple):
+        return {name: [16] * len(value)}
     if isinstance(value, bool) or not isinstance(value, int | None):
         return {}
     if name.endswith(("token_id", "token_index")):
         return {name: VOCABULARY - 4} if value is not None and value >= VOCABULARY else {}
-    for pattern, size in SIZES:
+    for pattern, size in [(KEY_HEADS, key_heads), *SIZES]:
         if re.search(pattern, name):
             wanted = value is not None or re.search("head_dim|kv_heads|key_value", name)
             return {name: size} if wanted and (value is None or value > size) else {}
@@ -194,11 +206,19 @@ def inputs_of(model: PreTrainedModel) -> dict[str, Tensor]:
     return inputs
 
 
-def build(model_type: str) -> PreTrainedModel:
-    """Return a tiny model of a type, in float64 and evaluation mode."""
+def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """Return a tiny model of a type that can be called, and its inputs; grouped keys if it may."""
+    try:
+        return _build(model_type, key_heads=2)
+    except Exception:
+        return _build(model_type, key_heads=4)
+
+
+@torch.no_grad()
+def _build(model_type: str, key_heads: int) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     torch.manual_seed(0)
     cls = getattr(transformers, name_of_class(model_type))
-    config = tiny_config(CONFIG_MAPPING[model_type])
+    config = tiny_config(CONFIG_MAPPING[model_type], key_heads)
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in cls(copy.deepcopy(config)).parameters())
     if size > LARGEST:
@@ -209,18 +229,21 @@ def build(model_type: str) -> PreTrainedModel:
     for parameter in model.parameters():  # most vectors start as 0 or 1
         if parameter.dim() == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
-    return model.double().eval()
+    model = model.double().eval()
+    inputs = inputs_of(model)
+    outputs_of(model, {"": inputs})
+    return model, inputs
 
 
 Inputs = dict[str, dict[str, Tensor]]  # by the name of a tower; '' is the whole model
 
 
-def all_inputs(model: PreTrainedModel) -> Inputs:
+def all_inputs(model: PreTrainedModel, first: dict[str, Tensor]) -> Inputs:
     """Return the arguments of a call of a model, and of each tower that this call leaves out.
 
     A model of texts and images that is given a text alone does not call its tower for images.
     """
-    inputs = {"": inputs_of(model)}
+    inputs = {"": first}
     left = {site.name for site in sites_of(model)} - called(model, inputs)
     towers = [name for name, module in model.named_modules() if isinstance(module, PreTrainedModel)]
     for name in sorted(towers, key=len):
@@ -354,10 +377,7 @@ def try_type(model_type: str) -> dict[str, Any]:
     """Return what holds for a type, or why it was not tried."""
     found: dict[str, Any] = {"type": model_type, "class": name_of_class(model_type)}
     try:
-        plain = build(model_type)
-        first = {"": inputs_of(plain)}
-        with torch.no_grad():
-            outputs_of(plain, first)
+        plain, first = build(model_type)
     except Exception as error:
         return found | {"not built": _line(error)}
 
@@ -368,7 +388,7 @@ def try_type(model_type: str) -> dict[str, Any]:
             hf.mix(mixed, "position-wise")
         except ValueError as error:
             return found | {"refused": str(error)}
-    inputs = all_inputs(plain)
+    inputs = all_inputs(plain, first)
     with torch.no_grad():
         expected = outputs_of(plain, inputs)
     found["left out"] = [str(each.message) for each in said if "mixed without" in str(each.message)]
@@ -408,28 +428,31 @@ def _moved(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
 
 
 @torch.no_grad()
-def _reads_queries(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
-    arguments = next(iter(inputs.values()))
-    torch.manual_seed(0)
-    before = hf.attentions(mixed, arguments)
-    layer, first = next((n, each) for n, each in before.items() if each.mixing is not None)
+def _reads_queries(plain: Any, mixed: Any, inputs: Inputs, expected: Tensor) -> bool | str:
+    site = _first_called(mixed, inputs)
+    tower = next(name for name in reversed(inputs) if f"{site.name}.".startswith(name))
     changed = copy.deepcopy(mixed)
-    site = sites_of(changed)[layer]
-    kept = {id(p) for p in changed.get_submodule(site.paths["queries"]).parameters()}
+    module = changed.get_submodule(site.name)
+    projection: Any = changed.get_submodule(site.paths["queries"])
+    kept = {id(p) for p in projection.parameters()}
     kept |= {id(p) for p in hf.mixing_parameters(changed).values()}
     if len(site.packed()) == 1:  # the features of keys and values in the one projection
-        projection: Any = changed.get_submodule(site.paths["queries"])
-        tensor = projection.weight if isinstance(projection, nn.Linear) else projection.weight.t()
-        tensor[site.heads * site.head_dim :] += 1
-    for parameter in site.module.parameters():
+        weight = projection.weight if isinstance(projection, nn.Linear) else projection.weight.t()
+        weight[site.heads * site.head_dim :] += 1
+    for parameter in module.parameters():
         if id(parameter) not in kept:
             parameter += torch.randn_like(parameter)
-    torch.manual_seed(0)
-    after = hf.attentions(changed, arguments)[layer]
-    assert first.mixing is not None and after.mixing is not None
-    if torch.equal(first.source, after.source):
+
+    found = []
+    for model in (mixed, changed):
+        torch.manual_seed(0)
+        heads = hf.attentions(model.get_submodule(tower), inputs[tower]).values()
+        found.append(next(each for each in heads if site.name.endswith(each.name)))
+    before, after = found
+    assert before.mixing is not None and after.mixing is not None
+    if torch.equal(before.source, after.source):
         return "the weights did not change"
-    return _same(after.mixing, first.mixing)
+    return _same(after.mixing, before.mixing)
 
 
 def _trained(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
@@ -454,16 +477,25 @@ def _cached(plain: Any, mixed: Any, all_inputs: Any, expected: Tensor) -> bool |
     if not mixed.can_generate() or name not in inputs:
         return None  # it has no cache
     full = numbers_of(mixed(**inputs))
+    try:
+        steps = _by_steps(plain, name, inputs)
+        has_cache = _same(steps, numbers_of(plain(**inputs))[:, -1]) is True
+    except Exception:
+        has_cache = False
+    if not has_cache:  # the unmixed model cannot do it either: it has no cache, or is not causal
+        return None
+    return _same(_by_steps(mixed, name, inputs), full[:, -1])
+
+
+def _by_steps(model: Any, name: str, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the last logits, with a cache; `name` is the argument that has the words."""
     words = inputs[name]
     others = {key: value for key, value in inputs.items() if key != name}
-    first = mixed(**others, **{name: words[:, :-2]}, use_cache=True)
-    cache = getattr(first, "past_key_values", None)
-    if cache is None:
-        return None
+    cache = model(**others, **{name: words[:, :-2]}, use_cache=True).past_key_values
     for position in range(LENGTH - 2, LENGTH):
         word = words[:, position : position + 1]
-        step = mixed(**others, **{name: word}, past_key_values=cache, use_cache=True)
-    return _same(step.logits[:, -1], full[:, -1])
+        step = model(**others, **{name: word}, past_key_values=cache, use_cache=True)
+    return step.logits[:, -1]
 
 
 def _first_called(model: PreTrainedModel, inputs: Inputs) -> Site:
@@ -498,7 +530,11 @@ def _pruned(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str
     some = _some(site, mixed)
     with hf.ablate(mixed, {site.name: some}):
         silenced = outputs_of(mixed, inputs)
-    return _same(outputs_of(hf.prune(pruned, {site.name: some}), inputs), silenced)
+    try:
+        hf.prune(pruned, {site.name: some})
+    except ValueError as error:
+        return f"{REFUSES}{error}"
+    return _same(outputs_of(pruned, inputs), silenced)
 
 
 @torch.no_grad()
@@ -537,7 +573,8 @@ def main() -> None:
             results.append(found)
             print(json.dumps(found), file=sys.stderr, flush=True)
     results.sort(key=lambda found: found["type"])
-    print(json.dumps({"transformers": transformers.__version__, "types": results}, indent=1))
+    lines = ",\n".join(json.dumps(found) for found in results)
+    print(f'{{"transformers": "{transformers.__version__}", "types": [\n{lines}\n]}}')
 
 
 if __name__ == "__main__":

@@ -99,6 +99,44 @@ def test_keys_and_values_in_the_wrong_order_are_noticed(monkeypatch):
     assert torch.equal(model(**inputs).logits, before)
 
 
+def rotating(monkeypatch, change):
+    """Let the attentions of Llama change queries and keys [B, H, N, D] where they rotate them."""
+    module = transformers.models.llama.modeling_llama
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda q, k, *_: change(q, k))
+
+
+MOVES = {
+    "positions": lambda q, k: (q.roll(1, 2), k),
+    "sentences": lambda q, k: (q.flip(0), k),
+    "heads": lambda q, k: (q.flip(1), k),
+    "key heads": lambda q, k: (q, k.flip(1)),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_queries_of_another_position_sentence_or_head_are_refused(move, monkeypatch):
+    rotating(monkeypatch, MOVES[move])
+    model, _ = build("LlamaForCausalLM")
+    with pytest.raises(ValueError, match=r"_proj does not give the (queries|keys) that its atten"):
+        hf.mix(model, "position-wise")
+
+
+@torch.no_grad()
+def test_keys_may_come_from_other_positions(monkeypatch):
+    rotating(monkeypatch, lambda q, k: (q, k + k.roll(1, 2)))
+    model, inputs = build("LlamaForCausalLM")
+    before = model(**inputs).logits
+    torch.testing.assert_close(hf.mix(model, "position-wise")(**inputs).logits, before)
+
+
+def test_heads_that_are_told_by_their_number_are_not_cut(monkeypatch):
+    rotating(monkeypatch, lambda q, k: (q, k * torch.arange(1.0, 1 + k.size(1))[:, None, None]))
+    model, _ = build("LlamaForCausalLM")
+    problem = "^LlamaAttention: cannot be cut, because its forward needs all heads; ablate them"
+    with pytest.raises(ValueError, match=problem):
+        hf.prune(model, {0: [0, 1]})
+
+
 ALONE = {"GPTJ": {"rotary_dim": 4}, "GPTNeo": {"attention_types": [[["global"], 2]]}}
 
 

@@ -5,14 +5,12 @@ loads them is told.
 import ast
 import copy
 import json
-import shutil
 
 import pytest
 import torch
 from accelerate import cpu_offload
 from safetensors.torch import load_model, save_model
 from torch import nn
-from transformers import dynamic_module_utils
 
 from tests.hf.models import CONFIG, build, hf, shake, transformers, whole
 
@@ -163,10 +161,7 @@ def test_from_pretrained_says_what_to_do_and_heads_are_not_split(tmp_path):
 
 @torch.no_grad()
 @pytest.mark.parametrize("auto", ["AutoModelForMaskedLM", "AutoModel"])
-def test_auto_classes_load_a_folder_whose_one_file_of_code_the_user_trusts(
-    auto, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+def test_auto_classes_load_a_folder_whose_one_file_of_code_the_user_trusts(auto, tmp_path):
     model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
     model.save_pretrained(tmp_path / "folder")
     imports = ast.parse((tmp_path / "folder" / "modeling_mixhead.py").read_text()).body[1:]
@@ -183,7 +178,6 @@ def test_auto_classes_load_a_folder_whose_one_file_of_code_the_user_trusts(
     assert loaded.config.output_hidden_states
     torch.testing.assert_close(loaded(**inputs)[0], expected(**inputs)[0])
 
-    shutil.rmtree(tmp_path / "cache")
     loaded.save_pretrained(tmp_path / "again")
     transformers.AutoModel.from_pretrained(tmp_path / "again", trust_remote_code=True)
 

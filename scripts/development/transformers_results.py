@@ -1,0 +1,66 @@
+"""The table of what scripts/development/transformers_table.py found, for docs/huggingface.md.
+
+scripts/development/readme_tables.py writes it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "transformers" / "types.json"
+
+# Each check of the script; True where it holds, None where a model has no such thing.
+CHECKS = ("start", "moved", "reads queries", "trained", "cached", "ablated", "pruned", "loaded")
+# Why a type is refused, by a part of the message.
+REFUSED = {
+    "has no attention": "refused: no attention that goes through the `AttentionInterface`, or "
+    "other projections than queries, keys and values of one size",
+    "softcap": "refused: capped scores",
+    "one after another": "refused: queries, keys and values of each head in turn",
+    "features, but": "refused: gates beside the queries",
+    "must work alone": "refused: the attention cannot be tried alone",
+}
+ALL = "everything in the list above holds"
+LEFT_OUT = "the same, but other attentions of the model stay as they are, and a warning names them"
+BUT_PRUNE = "the same, but `prune` refuses, because something needs all heads"
+A_PART = "the same for those attentions that were called; others need inputs that we did not make"
+WRONG = "**wrong**"
+UNTRIED = "not tried: the script could not make a small model or its inputs"
+ORDER = (ALL, LEFT_OUT, BUT_PRUNE, A_PART, WRONG, *REFUSED.values(), UNTRIED)
+
+
+def group_of(found: dict[str, Any]) -> str:
+    """Return which row of the table has a type."""
+    if "not built" in found:
+        return UNTRIED
+    if "refused" in found:
+        return next(row for part, row in REFUSED.items() if part in found["refused"])
+    failed = [check for check in CHECKS if found[check] not in (True, None)]
+    if not failed:
+        return LEFT_OUT if found["left out"] else ALL
+    if failed == ["pruned"] and found["pruned"].startswith("refuses: "):
+        return BUT_PRUNE
+    if failed[0] == "trained" and found["trained"].endswith("attentions are not called"):
+        return A_PART
+    return WRONG
+
+
+def transformers_types() -> str:
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for found in results["types"]:
+        groups.setdefault(group_of(found), []).append(found)
+
+    header = ["what was seen", "types", "classes of attentions", "which types"]
+    lines = [header, ["---"] * len(header)]
+    for group in ORDER:
+        if group not in groups:
+            continue
+        types = [found["type"] for found in groups[group]]
+        classes = {kind for found in groups[group] for kind in found.get("attentions", [])}
+        lines.append([group, str(len(types)), str(len(classes) or ""), ", ".join(types)])
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"transformers {results['transformers']}:\n\n{table}"
+
+
+TABLES = {"transformers_types": transformers_types}

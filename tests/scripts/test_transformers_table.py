@@ -1,0 +1,34 @@
+"""The table of types of `transformers` is what its script finds, and no type in it is wrong."""
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers")
+from development import transformers_results, transformers_table
+from development.transformers_results import CHECKS, WRONG, group_of
+
+# Attentions of different names, one packed projection, sinks, two towers, masks of eager alone.
+FEW = ["starcoder2", "phi3", "gpt_oss", "clip", "nllb-moe"]
+
+
+@pytest.mark.parametrize("model_type", FEW)
+def test_everything_holds_for_a_type(model_type):
+    found = transformers_table.try_type(model_type)
+    assert {check: found[check] for check in CHECKS if found[check] not in (True, None)} == {}
+    assert found["left out"] == []
+
+
+@pytest.mark.slow
+def test_the_committed_results_are_those_of_the_script():
+    committed = json.loads(transformers_results.RESULTS.read_text())
+    if committed["transformers"] != transformers_table.transformers.__version__:
+        pytest.skip("the results are of another version of transformers")
+    assert transformers_table.types() == [found["type"] for found in committed["types"]]
+    for found in committed["types"]:
+        assert group_of(transformers_table.try_type(found["type"])) == group_of(found)
+
+
+def test_no_type_is_wrong():
+    committed = json.loads(transformers_results.RESULTS.read_text())
+    assert [found["type"] for found in committed["types"] if group_of(found) == WRONG] == []
