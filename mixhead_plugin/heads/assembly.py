@@ -7,12 +7,12 @@ k_proj and a row of M. A mixed head i has rows of v_proj, columns of out_proj an
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from mixhead_plugin.heads.attention import Heads, HeadsError
 from mixhead_plugin.heads.choosing import KeptHeads, kept_by
-from mixhead_plugin.heads.cutting import whole_part
+from mixhead_plugin.heads.cutting import replace, whole_part
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.reference import source_weights
 from mixhead_plugin.parts import Assembly, Axis, cut
@@ -78,14 +78,7 @@ class AssemblyAttention:
         kept = kept_by(self, heads)
         for name, tensor in self.smaller(kept).items():
             path, _, entry = name.rpartition(".")
-            owner = self.module.get_submodule(path)
-            former = getattr(owner, entry)
-            if isinstance(former, nn.Parameter):
-                new = nn.Parameter(tensor, former.requires_grad)
-                vars(new).update(vars(former))  # such as the factor on its learning rate
-                setattr(owner, entry, new)
-            else:
-                setattr(owner, entry, tensor)
+            replace(self.module.get_submodule(path), entry, tensor)
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             projection = getattr(self.module, name)
             projection.out_features, projection.in_features = projection.weight.shape

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from torch import Tensor, nn
+
 from mixhead_plugin.heads.attention import Attention, HeadsError
 from mixhead_plugin.heads.choosing import choose
 from mixhead_plugin.parts import PartKind
@@ -36,3 +38,18 @@ def whole_part(parts: Mapping[str, PartKind]) -> tuple[str, str]:
         if kind.uncut:
             return option, kind.uncut
     return "", ""
+
+
+def replace(owner: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a smaller tensor in the place of a parameter or a buffer of a module.
+
+    A parameter stays frozen if it was, and keeps its attributes, such as the factor on its learning
+    rate.
+    """
+    former = getattr(owner, name)
+    if isinstance(former, nn.Parameter):
+        new = nn.Parameter(tensor, former.requires_grad)
+        vars(new).update(vars(former))
+        setattr(owner, name, new)
+    else:
+        setattr(owner, name, tensor)

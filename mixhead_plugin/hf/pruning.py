@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from mixhead_plugin.heads.cutting import whole_part
+from mixhead_plugin.heads.cutting import replace, whole_part
 from mixhead_plugin.hf.attend import MixedHeads
 from mixhead_plugin.hf.layouts import NAME, Site, several
 from mixhead_plugin.hf.trial import check_fewer
@@ -109,15 +109,12 @@ def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
 
     stay = {"source": rest.heads["queries"], "mixed": kept}
     for option, row in mixed.variant.parts().items():
-        part = getattr(mixed, option)
-        for name, tensor in (
-            [] if part is None else [*part.named_parameters(), *part.named_buffers()]
-        ):
+        part: nn.Module | None = getattr(mixed, option)
+        if part is None:
+            continue
+        for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
             smaller = parameters.cut(tensor.detach(), row.parameters[name], stay, rest.size)
-            is_buffer = name in dict(part.named_buffers())
-            setattr(
-                part, name, smaller if is_buffer else nn.Parameter(smaller, tensor.requires_grad)
-            )
+            replace(part, name, smaller)
     mixed.sizes = mixed.sizes._replace(
         num_heads=len(stay["source"]), key_heads=len(rest.heads["keys"]), mixed_heads=len(kept)
     )
@@ -135,19 +132,14 @@ def _keep(projection: Any, features: Sequence[int], of_outputs: bool) -> None:
     """Keep some input or output features of an nn.Linear or of a Conv1D of GPT-2, whose weight is
     transposed.
     """
-    linear, index = (
-        isinstance(projection, nn.Linear),
-        torch.tensor(features, device=projection.weight.device),
-    )
-    tensors = {"weight": 0 if of_outputs == linear else 1} | ({"bias": 0} if of_outputs else {})
-    for name, dim in tensors.items():
-        tensor = getattr(projection, name)
-        if tensor is not None:
-            smaller = tensor.detach().index_select(dim, index)
-            setattr(projection, name, nn.Parameter(smaller, tensor.requires_grad))
-    number = (
-        ("out_features" if of_outputs else "in_features")
-        if linear
-        else ("nf" if of_outputs else "nx")
-    )
+    linear = isinstance(projection, nn.Linear)
+    index = torch.tensor(features, device=projection.weight.device)
+    dim = 0 if of_outputs == linear else 1
+    replace(projection, "weight", projection.weight.detach().index_select(dim, index))
+    if of_outputs and projection.bias is not None:
+        replace(projection, "bias", projection.bias.detach().index_select(0, index))
+    if linear:
+        number = "out_features" if of_outputs else "in_features"
+    else:
+        number = "nf" if of_outputs else "nx"
     setattr(projection, number, len(features))
