@@ -39,7 +39,7 @@ class Axis(NamedTuple):
     """Name a dimension of a parameter that has one entry, or `head_dim` entries, for each head."""
 
     dim: int
-    kind: str  # "source" or "mixed"
+    stage: str  # of the heads: "source", before mixing, or "mixed"
     whole_heads: bool = False  # whether each head has head_dim entries
 
 

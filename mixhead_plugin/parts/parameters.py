@@ -94,11 +94,11 @@ def cut(
     Args:
         tensor: a parameter or a buffer
         axes: its dimensions that go by heads
-        kept: the heads that stay, for "source" and "mixed"
+        kept: the heads that stay, by stage: "source" and "mixed"
         head_dim: how many entries a whole head has
     """
-    for dim, kind, whole_heads in axes:
-        entries = torch.tensor(kept[kind], dtype=torch.long, device=tensor.device)
+    for dim, stage, whole_heads in axes:
+        entries = torch.tensor(kept[stage], dtype=torch.long, device=tensor.device)
         if whole_heads:
             # Head 2 of size 4 has the entries 8, 9, 10 and 11.
             inside = torch.arange(head_dim, device=tensor.device)

@@ -6,7 +6,7 @@ over the sentences of |dL/d xi_h|, for a gate xi_h = 1 on the head.
 
 L is the loss that the model was trained with, summed over a sentence (over a window, for language
 models). Where heads mix, the weights of source heads are mixed, and the outputs of mixed heads go
-to out_proj; both kinds are weighed.
+to out_proj; both are weighed.
 
 To compare two sets, give --subset valid,test. The command draws the importances on one set over
 those on the other, and prints Pearson's r. Figure 4 of the essay compares the scores after ablating
