@@ -6,6 +6,8 @@
 Cases:
   core      the attention alone, from queries, keys and values, with a causal mask, beside what
             people write instead
+  shares    the share of the machine's own product of matrices that `core` reaches, on a CPU
+  step      a step of decoding: one query against 1,024 keys, on a CPU
   module    the multi-head attention with its projections: short padded sentences, and long rows
             with a causal mask
   variants  the same with every normalizer, and with everything that the flags add, one at a time
@@ -13,6 +15,7 @@ Cases:
   decoding  a beam search of a translation model by fairseq's generator, forward alone
   memory    the peak memory of `core` beyond its inputs, each contender in a process of its own
             (`core` shows its peak, too, and on a GPU every case does)
+  layers    the peak memory of a training step of twelve layers, with and without kept weights
 
 Otherwise forward and backward pass are timed together. First the results of each contender are
 checked; if one is wrong, the command ends without times. Then the contenders take turns, round by
@@ -35,6 +38,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -42,11 +46,22 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # this checkout, whichever one is installed
 
-from benchmarks import core
+from benchmarks import core, shares, small
 from benchmarks.measure import CLOCKS, measure
 
-CASES = ("core", "module", "variants", "training", "decoding", "memory")
-COLUMNS = ("ms", "ms_min", "ms_max", "by_upstream", "by_softmax", "peak_mib", "compile_s")
+CASES = ("core", "shares", "step", "module", "variants", "training", "decoding", "memory", "layers")
+WITHOUT_FAIRSEQ = {"core", "shares", "step", "memory", "layers"}
+COLUMNS = (
+    "ms",
+    "gflop",
+    "share_of_mm",
+    "ms_min",
+    "ms_max",
+    "by_upstream",
+    "by_softmax",
+    "peak_mib",
+    "compile_s",
+)
 COLUMNS += ("ms_checkpointed", "peak_checkpointed_mib")  # of a loop, with checkpointing
 
 
@@ -120,15 +135,32 @@ def memory(args: argparse.Namespace, size: core.Size) -> list[dict[str, Any]]:
     return rows
 
 
+def layers(size: core.Size) -> list[dict[str, Any]]:
+    """Return a row for each way to train twelve layers; each runs in a fresh process."""
+    rows = []
+    for name, setting in small.SETTINGS.items():
+        environment = mock.patch.dict(os.environ, {"MIXHEAD_KEPT_MIB": setting.budget})
+        with environment, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            peak = pool.submit(small.layers_peak, size, name).result()
+        shape = core.title(size, 0.0)
+        rows.append({"case": "layers", "size": shape, "name": name, "peak_mib": peak})
+    return rows
+
+
 def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of each case, measured before the next case is built."""
-    if {*args.cases} - {"core", "memory"}:
+    if {*args.cases} - WITHOUT_FAIRSEQ:
         from benchmarks import model, module  # need fairseq
     own = (args.device, args.dtype)
     timed = functools.partial(measure, rounds=args.rounds, device=args.device, clock=args.clock)
     if "core" in args.cases:
         for size in args.sizes:
             yield from core.tables(size, *own, args.dropout, args.rounds, args.clock, args.without)
+    if "shares" in args.cases and args.device == "cpu":
+        for size in args.sizes:
+            yield shares.table(size, args.rounds, args.clock)
+    if "step" in args.cases and args.device == "cpu":
+        yield timed(small.step((16, 8, 1, 64), args.dtype))
     if "module" in args.cases:
         short = [
             (heads, length, 256 // heads, False) for heads in (8, 32) for length in (10, 16, 25, 64)
@@ -150,6 +182,9 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     if "memory" in args.cases and args.device == "cpu":
         for size in args.sizes:
             yield memory(args, size)
+    if "layers" in args.cases and args.device == "cpu":
+        for size in args.sizes:
+            yield layers(size)
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -161,8 +196,12 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     print(f"\n{rows[0]['case']}: {rows[0]['size']}")
     print(" " * (2 + named) + "".join(map(str.rjust, headings, widths)))
     for row in rows:
-        cells = [f"{row[column]:.3g}" if column in row else "" for column in columns]
+        cells = [number(row[column]) if column in row else "" for column in columns]
         print(f"  {row['name']:{named}}" + "".join(map(str.rjust, cells, widths)), flush=True)
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ and compare every contender with both yardsticks.
 
 import benchmark
 import pytest
-from benchmarks import core, measure, model, module
+from benchmarks import core, measure, model, module, shares
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 
@@ -56,6 +56,29 @@ def test_the_forward_pass_is_timed_alone():
         "loop 64: Mixhead B",
         "formula: Mixhead A",
     }
+
+
+def test_a_share_is_that_of_the_operations_which_a_call_needs(monkeypatch):
+    monkeypatch.setattr(shares.Machine, "run", lambda machine: None)
+    found = {row["name"]: row for row in rows("shares")}
+    pairs = 3 * 2 * 24 * 25 / 2  # sentences, heads, and 24 queries that see 1 to 24 keys
+    assert found["is_causal: softmax, forward"]["gflop"] == pairs * 2 * (8 + 8) / 1e9
+    assert found["blockwise: Mixhead B, backward"]["gflop"] == pairs * 2 * (4 * 8 + 2 * 2) / 1e9
+    assert found["blockwise: Mixhead A, backward"]["share_of_mm"] > 0
+
+
+def test_a_step_of_decoding_is_timed_beside_torchs():
+    assert {row["name"] for row in rows("step")} == {"torch", "softmax", "Mixhead A", "Mixhead B"}
+
+
+@pytest.mark.slow
+def test_kept_weights_are_in_the_memory_of_a_training_step():
+    words = ["layers", "--sizes", "2x8x512x8"]
+    found = {row["name"]: row["peak_mib"] for row in benchmark.main(words)}
+    kept = 12 * 2 * 8 * 512 * (512 + 64) / 2 * 4 / 2**20
+    for letter in "AB":
+        more = found[f"Mixhead {letter}, weights kept"] - found[f"Mixhead {letter}, nothing kept"]
+        assert abs(more - kept) < 0.2 * kept
 
 
 CASES = {

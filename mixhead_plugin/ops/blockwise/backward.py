@@ -6,7 +6,7 @@ The equations stand in blockwise.md. With the names of forward.py, for one block
     P x dPbar, over the keys                   ->  dM     [H, H'] or [b, n, H, H']
     dPbar    M mixes back                      ->  dP     [b * h, n, k]
     dP, P    normalizer's gradient             ->  dS     [b * h, n, k]
-    dS x K   ->  dQ [b * h, n, D];    Q x dS   ->  dK^T [b * h, D, k];   dO x Pbar  ->  dV^T
+    dS x K   ->  dQ [b * h, n, D];    dS^T x Q  ->  dK [b * h, k, D];    Pbar^T x dO  ->  dV
 """
 
 import threading
@@ -28,9 +28,6 @@ ADDED = {
     "attn_mask",
     *(name for name, (dims, *_) in DIMENSIONS.items() if {"Nk", "P"} & {*dims}),
 }
-# Products of rows with weights, [D, n] x [n, k], take about three quarters of the time of products
-# of weights with rows, [k, n] x [n, D]. So these gradients are summed as [B, H, D, Nk].
-TRANSPOSED = ("key", "value")
 
 
 def backward(
@@ -53,7 +50,7 @@ def backward(
     items = []
     for block in plan.blocks:
         views = {name: block.part(name, total) for name, total in totals.items()}
-        d_out = block.part("output", d_output).flatten(0, 1)
+        d_out = block.matrices("output", d_output)
         items.append((block, inputs_of(plan, block), d_out, views))
     turns = _Turns(plan.blocks, ADDED.intersection(names))
 
@@ -67,8 +64,6 @@ def backward(
                 raise
 
     parallel_for(work, items, d_output.device)
-    for name in TRANSPOSED:
-        grads[name] = _turned(totals.pop(name), getattr(plan.inputs, name))
     for name in grads:
         if _has_terms(name, grads[name]):
             grads[name].copy_(totals[name].sum(0))
@@ -76,15 +71,11 @@ def backward(
 
 
 def _memory_for(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the gradients, except those of TRANSPOSED, and what the blocks add to."""
+    """Return the gradients, and what the blocks add to."""
     grads = {}
     totals = {}
     for name in names:
         like = getattr(plan.inputs, name)
-        if name in TRANSPOSED:
-            b, h, k, size = like.shape
-            totals[name] = plan.inputs.query.new_zeros(b, h, size, k).transpose(2, 3)
-            continue
         grad = torch.empty_like(like, dtype=plan.inputs.query.dtype)
         if name in ADDED or not plan.complete:
             grad.zero_()
@@ -100,25 +91,6 @@ def _memory_for(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Tensor], di
 def _has_terms(name: str, grad: Tensor) -> bool:
     """Return whether each block has a term of its own, which are summed at the end."""
     return name not in ADDED and grad.dim() < 4
-
-
-def _turned(total: Tensor, like: Tensor) -> Tensor:
-    """Return a sum that lies in memory as [B, H, D, Nk] with the strides of `like`, [B, H, Nk, D].
-
-    Where `like` is contiguous, each head is turned in its own memory, so that no second tensor of
-    this size is needed.
-    """
-    if not like.is_contiguous():
-        return torch.empty_like(like, dtype=total.dtype).copy_(total)
-    lying = total.transpose(2, 3).flatten(0, 1)  # [B * H, D, Nk]
-    turned = lying.view(like.flatten(0, 1).shape)  # [B * H, Nk, D] in the same memory
-    buffer = total.new_empty(turned.shape[1:])
-    for before, after in zip(lying, turned):
-        buffer.copy_(
-            before.t()
-        )  # torch copies a transposed matrix by tiles, but not a stack of them
-        after.copy_(buffer)
-    return turned.view(like.shape)
 
 
 class _Turns:
@@ -182,7 +154,7 @@ def _add_gradients(
         d_mixed.mul_(mask)
         mixed = torch.mul(mixed, mask, out=mask)  # not in place: these may be kept for another pass
     with turns.turn("value", block):
-        _add_products(grads["value"], d_output, mixed, steps.dropout_scale)
+        _add_products(grads["value"], mixed, d_output, steps.dropout_scale)
 
     # Through the mixing
     d_weights = d_mixed
@@ -228,7 +200,7 @@ def _add_gradients(
     d_query = product(d_scores, part.key, steps.scale)  # [b * h, n, D]
     grads["query"].copy_(d_query.view(grads["query"].shape))
     with turns.turn("key", block):
-        _add_products(grads["key"], part.query, d_scores, steps.scale)
+        _add_products(grads["key"], d_scores, part.query, steps.scale)
 
 
 def _mixing_grad(weights: Tensor, d_mixed: Tensor, out: Tensor) -> None:
@@ -270,18 +242,17 @@ def _relative_grads(
     return d_query, torch.bmm(d_distances.transpose(1, 2), part.relative_query)
 
 
-def _add_products(total: Tensor, rows: Tensor, weights: Tensor, factor: float) -> None:
+def _add_products(total: Tensor, weights: Tensor, rows: Tensor, factor: float) -> None:
     """Add factor * W^T R to a gradient.
 
     Args:
-        total: [b, h, k, D], which lies in memory as [b, h, D, k]
-        rows: R, [b * h, n, D]
+        total: [b, h, k, D]
         weights: W, [b * h, n, k]
+        rows: R, [b * h, n, D]
     """
-    lying = total.transpose(2, 3).flatten(0, 1)  # [b * h, D, k]
-    several = total.shape[0] > 1 and not lying.is_contiguous()
-    if several or weights.shape[2] < NARROW:
-        # torch would start a product for each sentence and head. So all at once, then added.
-        lying.add_(product(rows.transpose(1, 2), weights, factor))
+    if total.shape[0] == 1 and rows.shape[2] >= NARROW:
+        total[0].baddbmm_(weights.transpose(1, 2), rows, alpha=factor)
     else:
-        lying.baddbmm_(rows.transpose(1, 2), weights, alpha=factor)
+        # torch would start a product for each sentence and head. So all at once, then added.
+        found = product(weights.transpose(1, 2), rows, factor)
+        total.add_(found.unflatten(0, total.shape[:2]))

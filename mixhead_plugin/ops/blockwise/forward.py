@@ -79,9 +79,12 @@ def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
         gain            [h, n + k - 1]
         sink            [h]
     """
-    parts = {name: block.part(name, tensor) for name, tensor in plan.inputs.given().items()}
-    for name in ("query", "key", "value"):
-        parts[name] = parts[name].flatten(0, 1)
+    parts = {}
+    for name, tensor in plan.given.items():
+        if name in ("query", "key", "value"):
+            parts[name] = block.matrices(name, tensor)
+        else:
+            parts[name] = block.part(name, tensor)
     if "relative_query" in parts:
         parts["relative_query"] = parts["relative_query"].transpose(0, 1).flatten(1, 2)
     return plan.inputs.with_tensors(parts)

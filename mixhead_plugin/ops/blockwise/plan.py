@@ -17,6 +17,9 @@ MIN_QUERIES = 20  # fewer make slow matrix products
 # by block.
 MANY_QUERIES = 64
 LARGER = 4
+# A causal mask hides half of a block on the diagonal. So a block has no more queries than this, if
+# other sentences can take the place of the rest.
+CAUSAL_QUERIES = 64
 LINE = 16  # numbers; what a block keeps starts at a multiple of it
 
 
@@ -31,6 +34,7 @@ class Plan:
 
     Attributes:
         inputs: those of the call, in the dtype of the computation
+        given: their tensors by name, without masks and seed
         largest: the size of the largest block of scores or of mixed weights
         most_distances: the most pairs of a query and a distance in any block
         complete: whether every query is in a block
@@ -40,6 +44,7 @@ class Plan:
 
     def __init__(self, inputs: AttentionInputs, learned_mask: bool = False):
         self.inputs = inputs = _in_dtype_of_computation(inputs)
+        self.given = inputs.given()
         self.masks = BlockMasks(inputs, learned_mask)
         self.blocks = _blocks(inputs, self.masks)
 
@@ -146,6 +151,9 @@ def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]
 
     together = _heads_together(inputs, most, wanted)
     rows = _queries_together(n_queries, together, pairs, most, wanted)
+    may_share = together == heads and not _mixes_by_query(inputs)
+    if inputs.causal and may_share and rows <= batch * CAUSAL_QUERIES:
+        rows = min(rows, CAUSAL_QUERIES)
     some = 1
     if together == heads:
         some = _sentences_together(inputs, pairs // (max(1, together) * rows))
@@ -181,10 +189,14 @@ def _queries_together(n_queries: int, heads: int, pairs: int, most: int, wanted:
 def _sentences_together(inputs: AttentionInputs, fitting: int) -> int:
     """Return the sentences of a block, if `fitting` have the size of one."""
     some = max(1, min(inputs.query.shape[0], fitting))
-    by_query = any(m is not None and m.dim() == 4 for m in (inputs.mixing, inputs.score_mixing))
-    if by_query and some < 4:
+    if _mixes_by_query(inputs) and some < 4:
         return 1  # mixing several sentences copies them, which costs more than further blocks
     return some
+
+
+def _mixes_by_query(inputs: AttentionInputs) -> bool:
+    """Return whether each query has an M or L of its own."""
+    return any(m is not None and m.dim() == 4 for m in (inputs.mixing, inputs.score_mixing))
 
 
 def _slices(n: int, size: int) -> list[slice]:
