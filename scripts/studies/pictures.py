@@ -46,8 +46,9 @@ def draw(study: Study, path: Path) -> None:
         draw_panel(panel)
     handles = legend_of(study, gains, of, styles if curves else {})
     if len(handles) > 1:
-        place = "outside lower center"
-        figure.legend(handles=handles, loc=place, ncols=len(handles), frameon=False)
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=len(handles), frameon=False
+        )
     figure.suptitle(study.grid.title)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
     figure.savefig(path, metadata={"Date": None})
@@ -75,8 +76,11 @@ def legend_of(
         for group, style in styles.items():
             handles.append(plt.Line2D([], [], color="grey", ls=style, label=group))
     if any(study.published_gain(row) is not None for row in gains):
-        mark = {"color": "grey", "marker": "D", "ls": "", "mfc": "none"}
-        handles.append(plt.Line2D([], [], label="the paper's gain", **mark))
+        handles.append(
+            plt.Line2D(
+                [], [], color="grey", marker="D", ls="", mfc="none", label="the paper's gain"
+            )
+        )
     return handles
 
 

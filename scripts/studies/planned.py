@@ -6,7 +6,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from scipy import stats
 
 from mixhead_plugin.heads.figures import colours
-from studies.inference import holm, paired
+from studies.inference import Estimate, holm, paired
 from studies.markdown import fold, shown, table
 from studies.study import Row, Study
 
@@ -82,36 +82,38 @@ def steps_table(study: Study) -> str:
 
     Holm's family is all comparisons of the table.
     """
-    compared = {row: study.baseline(row) for row in study.rows}
-    tests = {
-        row: sign_test(steps(study, row), steps(study, base))
-        for row, base in compared.items()
-        if base and base != row
-    }
+    tests = sign_tests(study)
     adjusted = dict(zip(tests, holm([test.p for test in tests.values()]) if tests else []))
     lines = []
     for row in study.rows:
         took = list(steps(study, row).values())
         learned = [each for each in took if each != NEVER]
-        median = statistics.median(took)
-        cells = [
-            *row,
-            share(len(learned), len(took)),
-            "never" if median == NEVER else f"{median:g}",
-        ]
+        line = [*row, share(len(learned), len(took)), median_of(took)]
         if row in tests:
             test = tests[row]
-            cells += [
-                f"{test.faster}, {test.slower}, {test.ties}",
-                f"{test.p:.2g}",
-                f"{adjusted[row]:.2g}",
-            ]
+            line.append(f"{test.faster}, {test.slower}, {test.ties}")
+            line += [f"{test.p:.2g}", f"{adjusted[row]:.2g}"]
         else:
-            cells += ["", "", ""]
-        lines.append(cells)
+            line += ["", "", ""]
+        lines.append(line)
     head = [*study.grid.axes, "learned", "steps, median"]
     head += [f"faster than {study.grid.baseline}, slower, tie", "p, sign test", "p, Holm"]
     return table(head, lines)
+
+
+def sign_tests(study: Study) -> dict[Row, Sign]:
+    """Return the comparison of each row with its baseline, if it has one."""
+    found = {}
+    for row in study.rows:
+        base = study.baseline(row)
+        if base is not None and base != row:
+            found[row] = sign_test(steps(study, row), steps(study, base))
+    return found
+
+
+def median_of(took: Sequence[float]) -> str:
+    median = statistics.median(took)
+    return "never" if median == NEVER else f"{median:g}"
 
 
 def draw_steps(study: Study, path: Path) -> None:
@@ -121,29 +123,15 @@ def draw_steps(study: Study, path: Path) -> None:
     groups = list(dict.fromkeys(row[:-1] for row in study.rows))
     of = colours([row[-1] for row in study.rows])
     last = max(int(point["update"]) for run in study.runs for point in run["points"])
+    size = (4 * len(groups), 3.4)
     figure, axes = plt.subplots(
-        1,
-        len(groups),
-        figsize=(4 * len(groups), 3.4),
-        layout="constrained",
-        sharey=True,
-        squeeze=False,
+        1, len(groups), figsize=size, layout="constrained", sharey=True, squeeze=False
     )
     for panel, group in zip(axes[0], groups):
         for row in study.rows:
-            if row[:-1] != group:
-                continue
-            took = list(steps(study, row).values())
-            learned = sorted(each for each in took if each != NEVER)
-            shares = [(number + 1) / len(took) for number in range(len(learned))]
-            end = shares[-1] if shares else 0
-            panel.step(
-                [0, *learned, last],
-                [0, *shares, end],
-                where="post",
-                color=of[row[-1]],
-                label=row[-1],
-            )
+            if row[:-1] == group:
+                at, shares = share_curve(list(steps(study, row).values()), last)
+                panel.step(at, shares, where="post", color=of[row[-1]], label=row[-1])
         named = ", ".join(f"{axis} {label}" for axis, label in zip(study.grid.axes, group))
         panel.set(title=named, xlabel="steps", xlim=(0, last), ylim=(0, 1.03))
     axes[0][0].set_ylabel("share of the seeds that have learned")
@@ -151,6 +139,14 @@ def draw_steps(study: Study, path: Path) -> None:
     with plt.rc_context({"svg.hashsalt": "mixhead"}):
         figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
+
+
+def share_curve(took: Sequence[float], last: int) -> tuple[list[float], list[float]]:
+    """Return steps and the share that has learned by then, from step 0 to the last one."""
+    learned = sorted(each for each in took if each != NEVER)
+    shares = [(number + 1) / len(took) for number in range(len(learned))]
+    end = shares[-1] if shares else 0.0
+    return [0.0, *learned, last], [0.0, *shares, end]
 
 
 # ---- nearest neighbour: ratios of the errors ---------------------------------------------------
@@ -205,8 +201,9 @@ def errors_table(study: Study) -> str:
 
 def gains_by_seed(study: Study, row: Row, metric: str) -> dict[int, float]:
     """Return the gain over softmax with the same heads and updates; above 0 the row is better."""
+    base = study.baseline(row)
     ours = study.values(row, metric)
-    theirs = study.values(study.baseline(row), metric)
+    theirs = study.values(base, metric) if base else {}
     both = sorted(ours.keys() & theirs.keys())
     return {seed: study.difference(ours[seed], theirs[seed], metric) for seed in both}
 
@@ -217,35 +214,31 @@ def lasting_table(study: Study) -> str:
 
     Holm's family is the changes, one for each number of heads.
     """
-    early, late = ("1600", "6400")
+    early, late = "1600", "6400"
     heads = list(study.grid.axes["heads"])
-    gains = {}
-    for number in heads:
-        for length in (early, late):
-            for metric in ("test", "BLEU"):
-                gains[number, length, metric] = gains_by_seed(study, (number, "B", length), metric)
-    changes = {}
-    for number in heads:
-        before = gains[number, early, "test"]
-        after = gains[number, late, "test"]
-        changes[number] = paired([after[seed] - before[seed] for seed in after if seed in before])
+    changes = {number: change_of(study, number, early, late) for number in heads}
     adjusted = dict(zip(heads, holm([each.p for each in changes.values()])))
+
+    def gain_cells(number: str, metric: str, decimals: int) -> list[str]:
+        """Return the gain of B after fewer updates, and after more."""
+        found = [gains_by_seed(study, (number, "B", length), metric) for length in (early, late)]
+        return [shown(paired(list(gains.values())), decimals) for gains in found]
 
     lines = []
     for number, change in changes.items():
-        cells = [number, str(change.count)]
-        cells += [
-            shown(paired(list(gains[number, length, "test"].values())), 4)
-            for length in (early, late)
-        ]
-        cells += [shown(change, 4), f"{change.p:.2g}", f"{adjusted[number]:.2g}"]
-        cells += [
-            shown(paired(list(gains[number, length, "BLEU"].values())), 2)
-            for length in (early, late)
-        ]
-        lines.append(cells)
+        line = [number, str(change.count), *gain_cells(number, "test", 4)]
+        line += [shown(change, 4), f"{change.p:.2g}", f"{adjusted[number]:.2g}"]
+        line += gain_cells(number, "BLEU", 2)
+        lines.append(line)
     head = ["heads", "seeds", "gain of B at 1,600, nats", "at 6,400", "change", "p", "p, Holm"]
     return table([*head, "gain in BLEU at 1,600", "at 6,400"], lines)
+
+
+def change_of(study: Study, heads: str, early: str, late: str) -> Estimate:
+    """Return by how much the gain of B in test loss grows, over the seeds that have both."""
+    before = gains_by_seed(study, (heads, "B", early), "test")
+    after = gains_by_seed(study, (heads, "B", late), "test")
+    return paired([after[seed] - before[seed] for seed in after if seed in before])
 
 
 # ---- what report.py calls ----------------------------------------------------------------------
