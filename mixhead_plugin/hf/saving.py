@@ -50,7 +50,7 @@ def _with_file(save: Any) -> Any:
     @functools.wraps(save)
     def saved(
         model: Any,
-        folder: str | PathLike[str],
+        save_directory: str | PathLike[str],
         is_main_process: bool = True,
         *args: Any,
         **kwargs: Any,
@@ -59,9 +59,10 @@ def _with_file(save: Any) -> Any:
         if auto_map and is_main_process:
             model.config.auto_map = auto_map
             # Before the other files, because `push_to_hub=True` uploads the folder at the end.
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            (Path(folder) / MODELING_FILE).write_text(MODELING_TEXT, encoding="utf-8")
-        return save(model, folder, is_main_process, *args, **kwargs)
+            folder = Path(save_directory)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / MODELING_FILE).write_text(MODELING_TEXT, encoding="utf-8")
+        return save(model, save_directory, is_main_process, *args, **kwargs)
 
     return saved
 

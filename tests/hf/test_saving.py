@@ -178,7 +178,7 @@ def test_auto_classes_load_a_folder_whose_one_file_of_code_the_user_trusts(auto,
     assert loaded.config.output_hidden_states
     torch.testing.assert_close(loaded(**inputs)[0], expected(**inputs)[0])
 
-    loaded.save_pretrained(tmp_path / "again")
+    loaded.save_pretrained(save_directory=tmp_path / "again")
     transformers.AutoModel.from_pretrained(tmp_path / "again", trust_remote_code=True)
 
 
