@@ -81,16 +81,19 @@ def load(
             if PRUNED in saved:
                 cut(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
 
-    wants_info, settings = (
-        settings.pop("output_loading_info", False),
-        dict.fromkeys(REFUSED) | settings,
-    )
+    wants_info = settings.pop("output_loading_info", False)
+    settings = dict.fromkeys(REFUSED) | settings  # what would refuse this folder is overridden
     model, info = MixedModel.from_pretrained(folder, output_loading_info=True, **settings)
-    if missing := sorted(_of_parts(info["missing_keys"])):
+
+    missing = sorted(_of_parts(info["missing_keys"]))
+    if missing:
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
-    if unexpected := sorted(_of_parts(info["unexpected_keys"])):
-        problem = "its config is of another mixing"
-        raise ValueError(f"{folder}: has a tensor {unexpected[0]} that nothing takes; {problem}")
+    unexpected = sorted(_of_parts(info["unexpected_keys"]))
+    if unexpected:
+        raise ValueError(
+            f"{folder}: has a tensor {unexpected[0]} that nothing takes; "
+            "its config is of another mixing"
+        )
     model.__class__ = base  # which pickle finds by its name
     return (model, info) if wants_info else model
 

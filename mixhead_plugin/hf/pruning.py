@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from mixhead_plugin.heads.cutting import replace, whole_part
+from mixhead_plugin.heads.cutting import whole_part
 from mixhead_plugin.hf.attend import MixedHeads
 from mixhead_plugin.hf.layouts import NAME, Site, several
 from mixhead_plugin.hf.trial import check_fewer
-from mixhead_plugin.parts import parameters
+from mixhead_plugin.parts import PartKind, parameters
 
 
 class Rest(NamedTuple):
@@ -100,21 +100,17 @@ def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     for path, kinds in site.packed().items():
         columns: list[int] = []
         for kind, where in mixed.slices(kinds).items():
-            columns.extend(
-                where.start + feature for feature in _features(rest.heads[kind], rest.size)
-            )
+            features = _features(rest.heads[kind], rest.size)
+            columns.extend(where.start + feature for feature in features)
         _keep(model.get_submodule(path), columns, of_outputs=True)
     kept = rest.heads["output"]
     _keep(model.get_submodule(site.paths["output"]), _features(kept, rest.size), of_outputs=False)
 
     stay = {"source": rest.heads["queries"], "mixed": kept}
     for option, row in mixed.variant.parts().items():
-        part: nn.Module | None = getattr(mixed, option)
-        if part is None:
-            continue
-        for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
-            smaller = parameters.cut(tensor.detach(), row.parameters[name], stay, rest.size)
-            replace(part, name, smaller)
+        part = getattr(mixed, option)
+        if part is not None:
+            _cut_part(part, row, stay, rest.size)
     mixed.sizes = mixed.sizes._replace(
         num_heads=len(stay["source"]), key_heads=len(rest.heads["keys"]), mixed_heads=len(kept)
     )
@@ -122,6 +118,15 @@ def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     if rest.mixes:
         mixed.missing_values += rest.cut_groups * rest.size
     vars(site.module).update(_numbers(site, rest))
+
+
+def _cut_part(part: nn.Module, row: PartKind, stay: dict[str, list[int]], size: int) -> None:
+    """Keep what some heads need of the tensors of a part."""
+    for name, parameter in list(part.named_parameters()):
+        smaller = parameters.cut(parameter.detach(), row.parameters[name], stay, size)
+        setattr(part, name, nn.Parameter(smaller, parameter.requires_grad))
+    for name, buffer in list(part.named_buffers()):
+        setattr(part, name, parameters.cut(buffer.detach(), row.parameters[name], stay, size))
 
 
 def _features(heads: Sequence[int], size: int) -> list[int]:
@@ -132,13 +137,20 @@ def _keep(projection: Any, features: Sequence[int], of_outputs: bool) -> None:
     """Keep some input or output features of an nn.Linear or of a Conv1D of GPT-2, whose weight is
     transposed.
     """
-    linear = isinstance(projection, nn.Linear)
+    is_linear = isinstance(projection, nn.Linear)
+    rows = of_outputs == is_linear  # else columns of the weight
+    tensors = {"weight": 0 if rows else 1}
+    if of_outputs:
+        tensors["bias"] = 0
+
     index = torch.tensor(features, device=projection.weight.device)
-    dim = 0 if of_outputs == linear else 1
-    replace(projection, "weight", projection.weight.detach().index_select(dim, index))
-    if of_outputs and projection.bias is not None:
-        replace(projection, "bias", projection.bias.detach().index_select(0, index))
-    if linear:
+    for name, dim in tensors.items():
+        tensor = getattr(projection, name)
+        if tensor is not None:
+            smaller = tensor.detach().index_select(dim, index)
+            setattr(projection, name, nn.Parameter(smaller, tensor.requires_grad))
+
+    if is_linear:
         number = "out_features" if of_outputs else "in_features"
     else:
         number = "nf" if of_outputs else "nx"

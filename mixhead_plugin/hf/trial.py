@@ -24,19 +24,10 @@ from mixhead_plugin.parts import Variant
 _TRIAL = f"{NAME}_trial"
 # Sentences and positions. Two different numbers, because some attentions change the order of both.
 _BATCH, _LENGTH = 2, 3
-# What an attention may give to its attention function. Nothing else is served.
-SERVED = {
-    *(
-        "attention_mask",
-        "dropout",
-        "scaling",
-        "is_causal",
-        "position_bias",
-        "output_attentions",
-        "s_aux",
-    ),
-    *("sliding_window", "position_ids", "deterministic"),  # the mask or the model sees to these
-}
+# What an attention may give to its attention function: what `mixed_attention` takes, and what the
+# mask or the model itself sees to. Anything else would be lost.
+TAKEN = ("attention_mask", "scaling", "dropout", "is_causal", "position_bias", "s_aux")
+HARMLESS = ("output_attentions", "sliding_window", "position_ids", "deterministic")
 
 
 class _Ended(Exception):
@@ -258,7 +249,7 @@ def check_row(site: Site, model: nn.Module, variant: Variant) -> None:
         )
 
     for name, value in trial.settings.items():
-        if name not in SERVED and value is not None:
+        if name not in (*TAKEN, *HARMLESS) and value is not None:
             raise ValueError(f"{site.kind}: {name} cannot be used with mixed heads")
     if trial.settings.get("s_aux") is not None:
         if variant.attention_sink != "none":
