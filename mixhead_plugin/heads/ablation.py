@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from mixhead_plugin.heads.attention import Attention
+from mixhead_plugin.heads.attention import Attention, HeadNumbers
 from mixhead_plugin.heads.choosing import Head, all_heads, by_attention, choose
 from mixhead_plugin.heads.gates import Silence, notice, opened
-from mixhead_plugin.heads.numbers import HeadNumbers
 
 # What is left out for each head in turn (sixteen-heads essay, figures 3 and 5).
 EXPERIMENTS = {"single": "without this head", "only": "with this head alone in its attention"}

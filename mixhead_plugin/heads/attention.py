@@ -14,6 +14,9 @@ from torch.utils.hooks import RemovableHandle
 # Pbar_i = sum_j M[j, i] P_j, values and an output. Without mixing both are one: a mixed head.
 STAGES = {"source": "source heads", "mixed": "mixed heads"}
 
+# A number for each head of a model, [H], by the name of the attention, then by stage.
+HeadNumbers = dict[str, dict[str, Tensor]]
+
 
 class HeadsError(ValueError):
     """What was asked of the heads of a model cannot be done; the message is one line."""

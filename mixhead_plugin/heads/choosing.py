@@ -4,8 +4,7 @@ import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from mixhead_plugin.heads.attention import STAGES, Attention, HeadsError
-from mixhead_plugin.heads.numbers import HeadNumbers
+from mixhead_plugin.heads.attention import STAGES, Attention, HeadNumbers, HeadsError
 
 
 class Head(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from mixhead_plugin.heads import figures
-from mixhead_plugin.heads.numbers import HeadNumbers, points, shown_stages
+from mixhead_plugin.heads.attention import HeadNumbers
+from mixhead_plugin.heads.numbers import points, shown_stages
 from mixhead_plugin.heads.sites import SITES
 
 

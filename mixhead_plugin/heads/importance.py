@@ -9,9 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from mixhead_plugin.heads.attention import STAGES, Attention, HeadsError
+from mixhead_plugin.heads.attention import STAGES, Attention, HeadNumbers, HeadsError
 from mixhead_plugin.heads.gates import Weight, notice, opened
-from mixhead_plugin.heads.numbers import HeadNumbers
 
 Batch = TypeVar("Batch")
 

@@ -6,11 +6,8 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.heads import figures
-from mixhead_plugin.heads.attention import STAGES
+from mixhead_plugin.heads.attention import STAGES, HeadNumbers
 from mixhead_plugin.heads.sites import by_site, where
-
-# By the name of the attention, then by stage: one number for each head, [H].
-HeadNumbers = dict[str, dict[str, Tensor]]
 
 
 def points(values: HeadNumbers, stage: str, site: str | None = None) -> Tensor:

@@ -5,6 +5,7 @@ needs torch alone.
 """
 
 import base64
+import ctypes
 import html
 import json
 import string
@@ -56,7 +57,7 @@ def shown(where: Where, source: Tensor, mixing: Tensor | None) -> ShownHeads:
 def pack_floats(blob: bytearray, tensor: Tensor) -> dict[str, Any]:
     """Append a tensor in float32 to the blob, and return its place."""
     place = {"at": len(blob), "shape": list(tensor.shape)}
-    blob += tensor.contiguous().numpy().tobytes()
+    blob += _bytes(tensor)
     return place
 
 
@@ -77,8 +78,14 @@ def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
     place: dict[str, Any] = {"step": pack_floats(blob, step), "zero": pack_floats(blob, zero)}
     place["at"] = len(blob)
     place["shape"] = list(weights.shape)
-    blob += codes.to(torch.uint8).contiguous().numpy().tobytes()
+    blob += _bytes(codes.to(torch.uint8))
     return place
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    """Return the numbers of a tensor on the CPU, without numpy, which torch does not bring."""
+    tensor = tensor.contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def write_page(

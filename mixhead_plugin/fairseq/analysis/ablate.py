@@ -30,8 +30,9 @@ from tqdm import tqdm
 from mixhead_plugin.fairseq.analysis import loading, output, scores
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.heads.ablation import EXPERIMENTS, ablations
+from mixhead_plugin.heads.attention import HeadNumbers
 from mixhead_plugin.heads.correlation import correlation_figure, pearson
-from mixhead_plugin.heads.numbers import HeadNumbers, as_json, heat_maps, shown_stages, table
+from mixhead_plugin.heads.numbers import as_json, heat_maps, shown_stages, table
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -27,10 +27,10 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import loading, output
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.analysis.loading import Loaded
-from mixhead_plugin.heads.attention import HeadsError
+from mixhead_plugin.heads.attention import HeadNumbers, HeadsError
 from mixhead_plugin.heads.correlation import correlation_figure, pearson
 from mixhead_plugin.heads.importance import NORMALIZATIONS, importance
-from mixhead_plugin.heads.numbers import HeadNumbers, as_json, heat_maps, shown_stages, table
+from mixhead_plugin.heads.numbers import as_json, heat_maps, shown_stages, table
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -36,6 +36,7 @@ from mixhead_plugin.fairseq.analysis.loading import Loaded
 from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.ablation import without
 from mixhead_plugin.heads.assembly import AssemblyAttention
+from mixhead_plugin.heads.attention import HeadNumbers
 from mixhead_plugin.heads.choosing import (
     Head,
     KeptHeads,
@@ -45,7 +46,7 @@ from mixhead_plugin.heads.choosing import (
     least_important,
 )
 from mixhead_plugin.heads.importance import NORMALIZATIONS
-from mixhead_plugin.heads.numbers import HeadNumbers, as_json
+from mixhead_plugin.heads.numbers import as_json
 
 STEP = 0.1
 TIMED_BATCHES = 4

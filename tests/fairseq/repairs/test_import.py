@@ -95,6 +95,7 @@ import torch
 hook, names = sys.excepthook, set(vars(builtins))
 from mixhead_plugin.nn import MixedAttention
 assert sys.excepthook is hook and set(vars(builtins)) == names
+assert "mixhead_plugin.heads.figures" not in sys.modules  # needs numpy
 assert not hasattr(__import__("numpy"), "compat")
 print(MixedAttention(4, 2, head_mixing="position-wise")(*torch.randn(3, 1, 3, 4))[0].shape)
 """
