@@ -3,8 +3,9 @@ examples.
 """
 
 from mixhead_plugin.heads.attention import LayerHeads
-from mixhead_plugin.nn.attention import MixedAttention, ShapeError, mix
+from mixhead_plugin.nn.attention import MixedAttention, ShapeError
 from mixhead_plugin.nn.heads import ablate, attentions, importance, prune, view
+from mixhead_plugin.nn.mixing import load, mix, unmix
 from mixhead_plugin.parts import Variant, mixing_parameters, parameter_groups
 
 __all__ = [
@@ -15,9 +16,11 @@ __all__ = [
     "ablate",
     "attentions",
     "importance",
+    "load",
     "mix",
     "mixing_parameters",
     "parameter_groups",
     "prune",
+    "unmix",
     "view",
 ]

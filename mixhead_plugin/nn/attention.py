@@ -1,24 +1,14 @@
-"""Attention with mixed heads for any torch model; needs torch and nothing else; docs/python.md has
-examples.
-"""
+"""The module `MixedAttention`, which takes the place of `nn.MultiheadAttention`."""
 
+import dataclasses
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.nn import record
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.parts import Assembly, Variant, refuse_nothing
-from mixhead_plugin.parts.parameters import mixing_parameters, parameter_groups
-
-__all__ = [
-    "MixedAttention",
-    "ShapeError",
-    "Variant",
-    "mix",
-    "mixing_parameters",
-    "parameter_groups",
-]
+from mixhead_plugin.parts import Assembly, Variant
 
 
 class ShapeError(ValueError, AssertionError, RuntimeError):
@@ -127,12 +117,25 @@ class MixedAttention(Assembly):
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
 
+    def entry(self) -> dict[str, Any]:
+        """Return what the metadata of a state dict tell of this module."""
+        variant = dataclasses.replace(self.variant, head_dim=self.head_dim)
+        return record.describe(variant, heads=self.num_heads, causal=self.causal)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        record.write(destination, prefix, self.entry())
+
     def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *settings: Any
+        self, state_dict: dict[str, Tensor], prefix: str, local_metadata: Any, *settings: Any
     ) -> None:
         """Split the packed projections of `nn.MultiheadAttention`; a part that it lacks wholly
-        starts anew.
+        starts anew. Refuse the state of another variant.
         """
+        saved = local_metadata.get(record.NAME)
+        problem = record.difference(saved, self.entry()) if saved else ""
+        if problem:
+            settings[-1].append(f"{prefix[:-1] or type(self).__name__} {problem}.")
         for kind in ("weight", "bias"):
             packed = state_dict.pop(f"{prefix}in_proj_{kind}", None)
             for name, part in zip("qkv", () if packed is None else packed.chunk(3)):
@@ -147,7 +150,7 @@ class MixedAttention(Assembly):
             upgrade = getattr(child, "upgrade_state_dict_named", None)
             if upgrade is not None and whole:
                 upgrade(state_dict, f"{prefix}{name}")
-        super()._load_from_state_dict(state_dict, prefix, *settings)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *settings)
 
     def forward(
         self,
@@ -324,75 +327,3 @@ class MixedAttention(Assembly):
         elif key is not value or not kept:
             raise ValueError("key, value: must both be given, or both be in the cache and None")
         return kept["key"], kept["value"]
-
-
-def mix(
-    model: nn.Module, head_mixing: str | None = None, *, impl: str = "auto", **variant: Any
-) -> nn.Module:
-    """Replace every `nn.MultiheadAttention` inside `model`, in place, by a `MixedAttention` with
-    its weights and hooks.
-
-    `variant` has keywords of `MixedAttention` from `relative_gain` on; at least one of them or
-    `head_mixing` must be given. Frozen weights stay frozen. Return the model. Raise ValueError if
-    it has no such attention, is one itself, has one of a subclass, or has cross-attention, which
-    relative positions, gains and `causal` do not fit.
-    """
-    found = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
-    if (
-        not found
-        or model in found
-        or any(type(module) is not nn.MultiheadAttention for module in found)
-    ):
-        raise ValueError(
-            f"{type(model).__name__}: must have attentions inside, each exactly "
-            "nn.MultiheadAttention"
-        )
-    asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
-    refuse_nothing(asked)
-    own = {"relative_position", "relative_gain", "causal"} & {
-        name for name in asked if asked[name] not in ("none", 0)
-    }
-    if own and any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules()):
-        raise ValueError(
-            f"{min(own)}: must not be given where there is cross-attention, only for self-attention"
-        )
-    new = {module: _mixed(module, {**asked, "impl": impl}) for module in found}
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if module in new:
-            model.set_submodule(name, new[module])
-        elif isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # it would hand padded batches to torch's own kernels
-    return model
-
-
-def _mixed(old: nn.MultiheadAttention, variant: dict[str, Any]) -> MixedAttention:
-    constants, weight = (old.bias_k is not None, old.add_zero_attn), old.out_proj.weight
-    sizes = (
-        old.dropout,
-        old.in_proj_bias is not None,
-        *constants,
-        old.kdim,
-        old.vdim,
-        old.batch_first,
-    )
-    new = MixedAttention(
-        old.embed_dim, old.num_heads, *sizes, weight.device, weight.dtype, **variant
-    )
-    given = old.state_dict(keep_vars=True)
-    # a sink has no start that a checkpoint without it could mean
-    new.load_state_dict({**new.state_dict(), **given})
-    # q_proj.weight was q_proj_weight, or part of in_proj_weight
-    for name, parameter in new.named_parameters():
-        for former in (name, name.replace(".", "_"), f"in{name[1:]}".replace(".", "_")):
-            parameter.requires_grad_(
-                getattr(given.get(former), "requires_grad", parameter.requires_grad)
-            )
-    # Those of state dicts know the old module and its names.
-    vars(new).update(
-        {
-            name: kept
-            for name, kept in vars(old).items()
-            if "_hook" in name and "state_dict" not in name
-        }
-    )
-    return new.train(old.training)

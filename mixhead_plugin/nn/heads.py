@@ -17,20 +17,51 @@ from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
 from mixhead_plugin.heads.sites import Where, where
 from mixhead_plugin.heads.text import sentence, with_targets, words
+from mixhead_plugin.nn import sdpa
 from mixhead_plugin.nn.attention import MixedAttention
 
 # The arguments of one call of a model: by keyword, by position, or one tensor.
 Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
 
 
+class SdpaAttention(AssemblyAttention):
+    """The adapter of a module that calls F.scaled_dot_product_attention."""
+
+    def __init__(self, name: str, module: nn.Module):
+        super().__init__(name, vars(module)[sdpa.NAME])
+        self.owner = module
+
+    @property
+    def heads(self) -> dict[str, int]:
+        sizes = self.module.sizes
+        if self.owner.head_mixing is None:
+            return {"mixed": sizes.mixed_heads}
+        return {"source": sizes.num_heads, "mixed": sizes.mixed_heads}
+
+    def cut_problem(self, heads: Sequence[int]) -> str:
+        return (
+            "its module keeps its projections to itself, so no head can be cut; ablate them instead"
+        )
+
+    def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
+        raise HeadsError(f"{self.name}: {self.cut_problem([])}")
+
+
 def of_mixed_attention(name: str, module: nn.Module) -> Attention | None:
     return AssemblyAttention(name, module) if isinstance(module, MixedAttention) else None
+
+
+def of_mixed_sdpa(name: str, module: nn.Module) -> Attention | None:
+    return SdpaAttention(name, module) if sdpa.is_mixed(module) else None
 
 
 # What finds the attentions of a model. Each entry takes the name of a module and the module, and
 # returns its adapter, or None if the module is not of its kind. A new kind of mixed attention adds
 # an entry.
-ADAPTERS: list[Callable[[str, nn.Module], Attention | None]] = [of_mixed_attention]
+ADAPTERS: list[Callable[[str, nn.Module], Attention | None]] = [
+    of_mixed_attention,
+    of_mixed_sdpa,
+]
 
 
 def attentions_of(model: nn.Module) -> list[Attention]:

@@ -27,7 +27,6 @@ from tests.fairseq.definition import (
 )
 
 FUTURE, HIDDEN = future().double(), padding(n_keys=NQ)
-Subclass = type("Subclass", (nn.MultiheadAttention,), {})
 BY_HEAD = torch.randn(B * H, NQ, NQ).double()
 
 
@@ -144,15 +143,6 @@ REFUSED = {
     f"causal: {NOT_CROSS}": lambda: of_a_decoder(head_mixing="average", causal=True),
     "key, value: must both be given, or both be in the cache and None": (
         lambda: MixedAttention(E, H)(X, X, None, cache={"key": X})
-    ),
-    "MixedAttention: must have attentions inside, each exactly nn.MultiheadAttention": (
-        lambda: mix(MixedAttention(E, H))
-    ),
-    "MultiheadAttention: must have attentions inside, each exactly nn.MultiheadAttention": (
-        lambda: mix(nn.MultiheadAttention(E, H))
-    ),
-    "ModuleList: must have attentions inside, each exactly nn.MultiheadAttention": (
-        lambda: mix(nn.ModuleList([Subclass(E, H)]), "average")
     ),
 }
 X = torch.zeros(NQ, B, E)

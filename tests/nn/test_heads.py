@@ -9,6 +9,7 @@ from torch import nn
 import mixhead_plugin.nn as door
 from tests.heads.models import HEADS, Translator, torch_model
 from tests.heads.pages import assert_shows, read_page
+from tests.nn import calling as calls
 
 
 class Letters:
@@ -171,3 +172,62 @@ def test_hooks_stand_beside_each_other_and_end_with_their_handles():
     assert seen == ["second", "first", "second"]
     copied(SOURCE)  # a copy has hooks of its own, as one of torch's
     assert seen == ["second", "first", "second", "second", "first"]
+
+
+# ---- modules that call F.scaled_dot_product_attention --------------------------------------------
+
+
+def calling(**variant):
+    """Return a mixed model of such modules, with its input."""
+    model = calls.Model(is_causal=True).double()
+    door.mix(model, example=(calls.inputs(3),), **variant)
+    return calls.move(model), calls.inputs()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head_mixing", ["position-wise", "none"])
+def test_heads_of_a_module_that_calls_the_function_are_seen(head_mixing):
+    model, x = calling(head_mixing=head_mixing)
+    first, _ = door.attentions(model, (x,)).values()
+    attention = model.layers[0]
+    query, key, value = attention.project(x)
+    scores = (query @ key.mT * calls.D**-0.5).masked_fill(torch.ones(5, 5).triu(1) > 0, -torch.inf)
+    torch.testing.assert_close(first.source, scores.softmax(-1))
+    assert first.name == "layers.0"
+    assert (first.mixing is None) == (head_mixing == "none")
+    out = (first.mixed @ value).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(attention.out(out), attention(x))
+
+
+@pytest.mark.parametrize("variant", [{"head_mixing": "position-wise"}, {"head_mixing": "none"}])
+def test_a_silenced_head_gives_nothing_and_its_importance_is_the_slope_of_its_gate(variant):
+    model, x = calling(attention_gate="head", **variant)
+
+    def loss(model, batch):
+        return model(batch).square().sum()
+
+    found = door.importance(model, [x], loss)
+    with torch.no_grad(), door.ablate(model, {0: [1]}):
+        silenced = model(x)
+    weight = model.layers[0].out.weight.data  # [C, H * D]
+    before = weight.clone()
+    head = slice(calls.D, 2 * calls.D)
+    weight[:, head] = 0
+    torch.testing.assert_close(silenced, model(x))
+
+    losses = []
+    for factor in (1 + 1e-6, 1 - 1e-6):
+        weight[:, head] = before[:, head] * factor
+        losses.append(torch.stack([loss(model, one[None]) for one in x]))
+    slopes = (losses[0] - losses[1]) / 2e-6
+    torch.testing.assert_close(found[0][1], slopes.abs().mean().detach(), rtol=1e-4, atol=0)
+
+
+def test_heads_of_a_module_that_calls_the_function_cannot_be_cut():
+    model, _ = calling(head_mixing="position-wise")
+    with pytest.raises(ValueError, match="cut") as refused:
+        door.prune(model, {0: [1]})
+    assert str(refused.value) == (
+        "heads [1] of layer 0: its module keeps its projections to itself, so no head can be cut; "
+        "ablate them instead"
+    )

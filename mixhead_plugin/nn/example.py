@@ -1,0 +1,254 @@
+"""Run a model once on an example, and see which of its modules call scaled_dot_product_attention.
+
+Afterwards the model is as before: parameters, buffers, attributes, hooks, mode and random numbers.
+"""
+
+import contextlib
+import random
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+
+# What may be given: the arguments of one call of the model, or a function that takes the model.
+Example = tuple[Any, ...] | Mapping[str, Any] | Callable[[Any], object]
+
+# The function, and the operator below it, which a program may call, too, as it is or by `.default`.
+SDPA = F.scaled_dot_product_attention
+ATEN_SDPA = torch.ops.aten.scaled_dot_product_attention
+
+
+class Sizes(NamedTuple):
+    """The sizes of the calls of scaled_dot_product_attention that one module makes."""
+
+    heads: int  # H, of the queries
+    head_dim: int  # D, of queries and keys
+    value_dim: int  # Dv
+    # C, where the first tensor that the module gets is the input of its queries [B, Nq, C]
+    embed_dim: int | None
+
+
+class Seen(NamedTuple):
+    """What a run of the example showed."""
+
+    calling: dict[nn.Module, Sizes]
+    # modules that call F.multi_head_attention_forward, which computes the attention by itself
+    packed: list[nn.Module]
+
+
+class ModuleCall:
+    """One call of a module while the example runs."""
+
+    def __init__(self, module: nn.Module, x: Tensor | None):
+        self.module = module
+        self.x = x  # the first tensor that it got
+        self.attended = 0  # how often it has called scaled_dot_product_attention
+
+
+def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the first tensor among the arguments of a call; None if there is none."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return value
+    return None
+
+
+def run(model: nn.Module, example: Example) -> Seen:
+    """Return which modules call scaled_dot_product_attention in one run of the example.
+
+    A call belongs to the innermost module that is running. The model is afterwards as before, also
+    when the example raises.
+
+    Args:
+        model: any module without lazy parameters
+        example: a tuple of arguments, a mapping of keywords, or a function that takes the model
+
+    Raises:
+        ValueError: an example of another kind, calls that cannot be mixed, or a model whose lazy
+            modules do not know their sizes yet
+    """
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(f"{name}: is lazy; the model must be called once before it is mixed")
+    with _as_before(model), _plain_torch(), _watched(model) as watch:
+        if isinstance(example, tuple):
+            model(*example)
+        elif isinstance(example, Mapping):
+            model(**example)
+        elif callable(example):
+            example(model)
+        else:
+            kind = type(example).__name__
+            raise ValueError(
+                f"example is a {kind}: must be a tuple of arguments such as (x,), a dict of "
+                "keywords, or a function that takes the model"
+            )
+    return Seen(watch.calling, watch.packed)
+
+
+class Watch(TorchFunctionMode):
+    """Note each call of scaled_dot_product_attention, and which module makes it."""
+
+    def __init__(self, names: Mapping[nn.Module, str]):
+        super().__init__()
+        self.names = names
+        self.running: list[ModuleCall] = []  # the innermost last
+        self.calling: dict[nn.Module, Sizes] = {}
+        self.packed: list[nn.Module] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is SDPA or func is ATEN_SDPA or func is ATEN_SDPA.default:
+            self.note(*args, **kwargs)
+        elif func is F.multi_head_attention_forward and self.running:
+            self.packed.append(self.running[-1].module)
+        return func(*args, **kwargs)
+
+    def note(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Keep the sizes of one call, or raise ValueError if it cannot be mixed."""
+        if not self.running:
+            raise ValueError(
+                "example: calls scaled_dot_product_attention outside of the model; each call must "
+                "be inside one of its modules"
+            )
+        call = self.running[-1]
+        name = self.names[call.module]
+
+        call.attended += 1
+        if call.attended > 1:
+            raise ValueError(
+                f"{name}: calls scaled_dot_product_attention twice in one call; must call it once, "
+                "because each mixing needs a module of its own"
+            )
+        if query.dim() != 4:
+            raise ValueError(
+                f"{name}: its query is {list(query.shape)}, must be [batch, heads, positions, head "
+                "size]"
+            )
+        sizes = Sizes(query.size(1), query.size(3), value.size(3), _input_size(call.x, query))
+        known = self.calling.setdefault(call.module, sizes)
+        if known[:3] != sizes[:3]:
+            raise ValueError(
+                f"{name}: is called with heads and sizes {known[:3]} and {sizes[:3]}; must be the "
+                "same in each call"
+            )
+        if sizes.embed_dim is None:
+            self.calling[call.module] = sizes
+
+
+def _input_size(x: Tensor | None, query: Tensor) -> int | None:
+    """Return C if x is certainly the input of the queries, [B, Nq, C].
+
+    Where B equals Nq, x might also be [Nq, B, C].
+    """
+    batch, n_queries = query.size(0), query.size(2)
+    if x is None or x.dim() != 3 or batch == n_queries:
+        return None
+    return x.size(2) if x.shape[:2] == (batch, n_queries) else None
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module) -> Iterator[Watch]:
+    """Let a `Watch` see the calls of all modules of the model."""
+    names = {module: name or type(module).__name__ for name, module in model.named_modules()}
+    watch = Watch(names)
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        watch.running.append(ModuleCall(module, first_tensor(args, kwargs)))
+
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        watch.running.pop()
+
+    with contextlib.ExitStack() as stack:
+        for module in names:
+            for handle in (
+                module.register_forward_pre_hook(enter, with_kwargs=True),
+                # The model may catch an exception of a module inside, and go on.
+                module.register_forward_hook(leave, always_call=True),
+            ):
+                stack.callback(handle.remove)
+        with watch:
+            yield watch
+
+
+@contextlib.contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Let modules run as they are written: without gradients, compiled code and fast paths."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def _as_before(model: nn.Module) -> Iterator[None]:
+    """Restore all that a run can change in a model, and the random numbers, bit for bit."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    # A forward pass may write to parameters, too: some models keep a moving average of others.
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+    attributes = [(module, _shallow(vars(module))) for module in model.modules()]
+    try:
+        with _same_random_numbers(tensors.values()):
+            yield
+    finally:
+        for module, saved in attributes:
+            _restore(vars(module), saved)
+        for tensor, value in values:
+            # `data`, because the change must not count as one for autograd.
+            tensor.data.copy_(value)
+
+
+# Modules keep their children, tensors and hooks in such containers.
+_CONTAINERS = (dict, OrderedDict, list, set)
+
+
+def _shallow(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return each attribute with a copy of what it contains, None if it is no container."""
+    return {
+        name: (value, value.copy() if type(value) in _CONTAINERS else None)
+        for name, value in attributes.items()
+    }
+
+
+def _restore(attributes: dict[str, Any], saved: dict[str, tuple[Any, Any]]) -> None:
+    """Bring attributes back. A container stays the same object: handles of hooks know it."""
+    attributes.clear()
+    for name, (value, content) in saved.items():
+        if content is not None:
+            value.clear()
+            value.extend(content) if isinstance(value, list) else value.update(content)
+        attributes[name] = value
+
+
+@contextlib.contextmanager
+def _same_random_numbers(tensors: Any) -> Iterator[None]:
+    """Restore the states of the generators of torch, Python and NumPy at the end."""
+    devices: dict[str, set[int]] = {}
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "meta"):
+            devices.setdefault(tensor.device.type, set()).add(tensor.device.index or 0)
+    numpy = sys.modules.get("numpy")  # if nobody has imported it, nobody draws from it
+    state, of_numpy = random.getstate(), None if numpy is None else numpy.random.get_state()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            for kind, numbers in devices.items():
+                stack.enter_context(
+                    torch.random.fork_rng(devices=sorted(numbers), device_type=kind)
+                )
+            yield
+    finally:
+        random.setstate(state)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)

@@ -1,0 +1,386 @@
+"""Mix the heads of any torch model, take the mixing away again, and load a mixed model."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixhead_plugin.nn import example as examples
+from mixhead_plugin.nn import multihead, record, sdpa
+from mixhead_plugin.nn.attention import MixedAttention
+from mixhead_plugin.nn.example import Example, Seen, Sizes
+from mixhead_plugin.ops.api import FLOATS
+from mixhead_plugin.parts import PARTS, Assembly, Variant, refuse_nothing
+from mixhead_plugin.parts.head_mixing import own_numbers
+
+# Keywords for an attention that projects its input itself, as `MixedAttention` does.
+OF_PROJECTIONS = ("head_dim", "relative_position", "relative_gain", "causal")
+# Keywords that do not fit an attention to other keys than its own.
+OF_SELF_ATTENTION = ("causal", "relative_gain", "relative_position")
+
+
+def mix(
+    model: nn.Module,
+    head_mixing: str | None = None,
+    *,
+    example: Example | None = None,
+    impl: str = "auto",
+    **variant: Any,
+) -> nn.Module:
+    """Mix the heads of every attention of `model`, in place, and return it.
+
+    A trained mixing starts as the identity, so the outputs stay. Every `nn.MultiheadAttention`
+    becomes a `MixedAttention`. With an `example`, every module that calls
+    `F.scaled_dot_product_attention` is mixed, too. Weights, hooks, mode and what is frozen stay.
+    Make the optimizer afterwards, because the parameters of the mixing are new.
+
+    A warning names attentions that stay as they are: of the same class as a mixed one, but not
+    reached by the example; or computed by `F.multi_head_attention_forward`.
+
+    Args:
+        model: any module; a model of transformers belongs to `mixhead_plugin.hf.mix`
+        head_mixing: where M comes from, as in `Variant`; None for another field alone
+        example: a tuple of arguments, a dict of keywords, or a function that takes the model. It
+            runs once, without gradients; afterwards the model is as before. None for a model of
+            `nn.MultiheadAttention` alone
+        impl: the implementation of `ops.attention`
+        variant: other fields of `Variant`, and `causal` of `MixedAttention`; those in
+            OF_PROJECTIONS are for `nn.MultiheadAttention` alone
+
+    Raises:
+        ValueError: an unknown value, nothing that is asked for, no attention, or one that cannot be
+            mixed, with its name and the reason. The model is as before.
+    """
+    asked = dict(variant)
+    if head_mixing is not None:
+        asked["head_mixing"] = head_mixing
+    refuse_nothing(asked)
+    refuse_mixed(model)
+
+    seen = Seen({}, []) if example is None else examples.run(model, example)
+    # A `MixedAttention` that was built by hand may call the function, too, and stays.
+    calling = {m: sizes for m, sizes in seen.calling.items() if not isinstance(m, Assembly)}
+    packed = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.MultiheadAttention) and module not in calling
+    ]
+    if not packed and not calling:
+        raise ValueError(_nothing_found(model, example))
+    if packed:
+        check_packed(model, packed, asked)
+    if calling:
+        check_calling(model, calling, asked)
+
+    # All are built before the first change, because one of them may be refused.
+    keywords = {**asked, "impl": impl}
+    new = {module: multihead.mixed_of(module, keywords) for module in packed}
+    mixed = {}
+    if calling:
+        fields = Variant.of(keywords)
+        for module, sizes in calling.items():
+            mixed[module] = sdpa.MixedSdpa(name_of(model, module), fields, sizes)
+    put(model, new)
+    attach_all(model, mixed)
+    warn_of_others(model, mixed, seen.packed)
+    return model
+
+
+def name_of(model: nn.Module, module: nn.Module) -> str:
+    """Return the name of a module in the model; of the model itself, that of its class."""
+    for name, other in model.named_modules():
+        if other is module and name:
+            return name
+    return type(module).__name__
+
+
+def refuse_mixed(model: nn.Module) -> None:
+    for module in model.modules():
+        if sdpa.is_mixed(module):
+            raise ValueError(f"{name_of(model, module)}: is mixed already; must be unmixed first")
+
+
+def _nothing_found(model: nn.Module, example: Example | None) -> str:
+    """Return why a model has nothing to mix, and what would help."""
+    kind = type(model).__name__
+    if any(of_transformers(module) for module in model.modules()):
+        return f"{kind}: is a model of transformers, must be mixed by mixhead_plugin.hf.mix"
+    if example is None:
+        return (
+            f"{kind}: has no nn.MultiheadAttention inside; if it calls "
+            "F.scaled_dot_product_attention, an example must be given, as example=(x,)"
+        )
+    return (
+        f"{kind}: the example reached no call of F.scaled_dot_product_attention, and there is no "
+        "nn.MultiheadAttention inside; must have one of them"
+    )
+
+
+def of_transformers(module: nn.Module) -> bool:
+    """Return whether a module is a whole model of transformers, which need not be installed."""
+    return any(
+        cls.__name__ == "PreTrainedModel" and cls.__module__.startswith("transformers.")
+        for cls in type(module).__mro__
+    )
+
+
+def check_packed(
+    model: nn.Module, packed: list[nn.MultiheadAttention], asked: Mapping[str, Any]
+) -> None:
+    """Raise ValueError if an `nn.MultiheadAttention` cannot be replaced."""
+    for module in packed:
+        if module is model:
+            raise ValueError(
+                f"{type(model).__name__}: must be inside of a model, where a MixedAttention can "
+                "take its place"
+            )
+        if type(module) is not nn.MultiheadAttention:
+            raise ValueError(
+                f"{name_of(model, module)}: is a {type(module).__name__}, must be exactly "
+                "nn.MultiheadAttention, or call F.scaled_dot_product_attention and be reached by "
+                "an example"
+            )
+    if not any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules()):
+        return
+    for name in OF_SELF_ATTENTION:
+        if asked.get(name, 0) not in (0, "none"):
+            raise ValueError(
+                f"{name}: must not be given where there is cross-attention, only for self-attention"
+            )
+
+
+def check_calling(
+    model: nn.Module, calling: Mapping[nn.Module, Sizes], asked: Mapping[str, Any]
+) -> None:
+    """Raise ValueError if a module that calls scaled_dot_product_attention cannot be mixed."""
+    for name in OF_PROJECTIONS:
+        if name in asked:
+            raise ValueError(
+                f"{name}: must be left out, a module that calls scaled_dot_product_attention has "
+                "its own"
+            )
+    variant = Variant.of(asked)
+    if "query" in variant.parts()["feature_mixing"].parameters:
+        raise ValueError(
+            f"feature_mixing {variant.feature_mixing}: acts on projections, which a module that "
+            "calls scaled_dot_product_attention does not show; must be none or output"
+        )
+    for module, sizes in calling.items():
+        name = name_of(model, module)
+        for around, other in model.named_modules():
+            if of_transformers(other) and module in set(other.modules()):
+                raise ValueError(
+                    f"{around or type(model).__name__}: is a model of transformers, must be mixed "
+                    "by mixhead_plugin.hf.mix, which saves and loads it"
+                )
+        for inner in module.modules():
+            if inner is not module and inner in calling:
+                raise ValueError(
+                    f"{name}: calls scaled_dot_product_attention, and so does "
+                    f"{name_of(model, inner)} inside of it; must be beside each other"
+                )
+        if "forward" in vars(module):
+            raise ValueError(
+                f"{name}: has a forward of its own, which a tool has put there; must be mixed "
+                "before"
+            )
+        for taken in (sdpa.NAME, *PARTS):
+            if hasattr(module, taken):
+                raise ValueError(f"{name}.{taken}: is an attribute, must be free for the mixing")
+        reader = sdpa.reads_input(variant)
+        if reader and sizes.embed_dim is None:
+            raise ValueError(
+                f"{reader} {getattr(variant, reader)}: reads the input of the queries; so the "
+                f"first argument of {name} must be it, [batch, positions, features], with "
+                "another number of positions than of examples in the batch"
+            )
+
+
+def put(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
+    """Put new modules in the place of old ones, wherever they are."""
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in new:
+            model.set_submodule(name, new[module])
+
+
+def attach_all(model: nn.Module, mixed: Mapping[nn.Module, sdpa.MixedSdpa]) -> None:
+    """Mix modules that call scaled_dot_product_attention."""
+    with own_numbers():
+        for module, what in mixed.items():
+            sdpa.attach(module, what, _like(model, module))
+            # A part draws by the state of the generator: without this number all would start equal.
+            torch.rand((), device="cpu")
+
+
+def _like(model: nn.Module, module: nn.Module) -> Tensor:
+    """Return a tensor with the device and the type of floats that parts in a module should have.
+
+    It is the module's first parameter, or that of the nearest module around it: some modules
+    compute the attention alone, and have no parameters.
+    """
+    path = name_of(model, module).split(".") if module is not model else []
+    for length in range(len(path), -1, -1):
+        around = model.get_submodule(".".join(path[:length]))
+        for parameter in around.parameters():
+            if parameter.dtype in FLOATS:
+                return parameter
+    return torch.empty(())
+
+
+def warn_of_others(
+    model: nn.Module, mixed: Mapping[nn.Module, object], packed: list[nn.Module]
+) -> None:
+    """Warn of attentions that the example has shown to be there, and that stay as they are."""
+    classes = {getattr(type(module), "_mixhead_class", None) for module in mixed}
+    missed = [
+        name_of(model, module)
+        for module in model.modules()
+        if type(module) in classes and module not in mixed
+    ]
+    if missed:
+        warnings.warn(
+            f"{type(model).__name__}: was mixed without {', '.join(missed)}; the example did not "
+            "call them",
+            stacklevel=3,
+        )
+    others = [m for m in dict.fromkeys(packed) if not isinstance(m, nn.MultiheadAttention)]
+    if others:
+        names = ", ".join(name_of(model, module) for module in others)
+        warnings.warn(
+            f"{type(model).__name__}: was mixed without {names}, which call "
+            "F.multi_head_attention_forward",
+            stacklevel=3,
+        )
+
+
+def unmix(model: nn.Module) -> nn.Module:
+    """Remove the mixing of `model`, in place, and return it with the same outputs.
+
+    Modules that call scaled_dot_product_attention get their class back, and every `MixedAttention`
+    becomes an `nn.MultiheadAttention`.
+
+    Raises:
+        ValueError: no mixing, or one without which the outputs would change. The model is as
+            before.
+    """
+    calling = [module for module in model.modules() if sdpa.is_mixed(module)]
+    packed = [module for module in model.modules() if isinstance(module, MixedAttention)]
+    if not calling and not packed:
+        raise ValueError(f"{type(model).__name__}: has no mixing, must be mixed")
+    if model in packed:
+        raise ValueError(
+            f"{type(model).__name__}: must be inside of a model, where an nn.MultiheadAttention "
+            "can take its place"
+        )
+    for attention in packed:
+        _refuse_loss(model, attention, multihead.lost_without(attention))
+    for module in calling:
+        _refuse_loss(model, module, sdpa.lost_without(module))
+        if not sdpa.has_own_class(module):
+            raise ValueError(
+                f"{name_of(model, module)}: another tool has changed its class; must be unmixed "
+                "after that is undone"
+            )
+    put(model, {attention: multihead.plain_of(attention) for attention in packed})
+    for module in calling:
+        sdpa.detach(module)
+    return model
+
+
+def _refuse_loss(model: nn.Module, module: nn.Module, lost: str) -> None:
+    if lost:
+        raise ValueError(
+            f"{name_of(model, module)}: without {lost} its outputs would change; must stay mixed"
+        )
+
+
+def load(
+    model: nn.Module,
+    state_dict: Mapping[str, Any],
+    head_mixing: str | None = None,
+    *,
+    example: Example | None = None,
+    impl: str = "auto",
+    **variant: Any,
+) -> nn.Module:
+    """Mix a model that was built anew as a state dict tells, load it, and return the model.
+
+    The metadata of a state dict tell which modules were mixed, and how. Files of safetensors keep
+    none, and neither does a copy of the dict; then the arguments of `mix` must be given.
+
+    Args:
+        model: as it was before it was mixed, or mixed in the same way
+        state_dict: of the mixed model, from `model.state_dict()`
+        head_mixing, example, impl, variant: as in `mix`; what the metadata tell may be left out
+
+    Raises:
+        ValueError: a state dict that does not tell how to mix, or tells something else than the
+            arguments; modules that the model lacks
+        RuntimeError: tensors that are missing or have no place, as `load_state_dict` raises
+    """
+    asked = dict(variant)
+    if head_mixing is not None:
+        asked["head_mixing"] = head_mixing
+    saved = record.entries(state_dict)
+    if saved:
+        _check_saved(saved, asked)
+        _mix_as_saved(model, saved, impl)
+    elif asked:
+        mix(model, example=example, impl=impl, **asked)
+    else:
+        raise ValueError(_not_told(state_dict))
+    model.load_state_dict(state_dict)
+    return model
+
+
+def _not_told(state_dict: Mapping[str, Any]) -> str:
+    """Return why a state dict without metadata cannot be loaded."""
+    parts = [name for name in state_dict if not {*PARTS}.isdisjoint(name.split("."))]
+    if not parts:
+        return "state_dict: has no mixing, must be loaded by load_state_dict"
+    return (
+        f"state_dict: has {parts[0]}, but no metadata of the mixing, as in a file of safetensors "
+        "or in a copy of the dict; the arguments of mix must be given, too"
+    )
+
+
+def _check_saved(saved: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> None:
+    """Raise ValueError if the arguments ask for something else than the metadata tell."""
+    for name, entry in saved.items():
+        told = {**entry, **entry["variant"]}
+        for field, value in asked.items():
+            if field in told and told[field] != value:
+                raise ValueError(
+                    f"{field} {value}: must be {told[field]}, as in the state dict, at "
+                    f"{name or 'the model'}"
+                )
+
+
+def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: str) -> None:
+    """Mix the modules that the metadata name, as far as they are not mixed yet."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    new: dict[Any, nn.Module] = {}
+    mixed = {}
+    for name, entry in saved.items():
+        if name not in modules:
+            raise ValueError(f"{name}: is mixed in the state dict, must be in the model, too")
+        module = modules[name]
+        if sdpa.is_mixed(module) or isinstance(module, MixedAttention):
+            continue  # `load_state_dict` compares them
+        variant = dict(entry["variant"])
+        numbers = {field: entry[field] for field in entry if field != "variant"}
+        if numbers.pop("calls", None) == "sdpa":
+            fields = Variant.of({**variant, "impl": impl})
+            mixed[module] = sdpa.MixedSdpa(name or type(model).__name__, fields, Sizes(**numbers))
+        elif type(module) is nn.MultiheadAttention and module is not model:
+            keywords = {**variant, "causal": numbers["causal"], "impl": impl}
+            new[module] = multihead.mixed_of(module, keywords)
+        else:
+            raise ValueError(
+                f"{name or 'the model'}: is a {type(module).__name__}, must be an "
+                "nn.MultiheadAttention inside of a model, as before it was mixed"
+            )
+    put(model, new)
+    attach_all(model, mixed)

@@ -1,0 +1,387 @@
+"""Mix the heads of one module that calls F.scaled_dot_product_attention.
+
+    class CausalSelfAttention(nn.Module):         after `attach`, this one instance is of a subclass
+        def forward(self, x):                     whose forward
+            q, k, v = ...                           listens to the calls of torch,
+            y = F.scaled_dot_product_attention(     runs the forward on the left,
+                q, k, v, is_causal=True)            computes this one call with mixed heads,
+            ...                                     and raises if there was none
+
+Neither torch nor the class of the module is changed, because others use them, too. The parts become
+children of the module, so their parameters have the names of the other doors. A mixing reads the
+query that the function gets, so behind norms and rotary positions.
+"""
+
+import copyreg
+import dataclasses
+import functools
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from types import FunctionType, new_class
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias, CausalVariant
+from torch.overrides import TorchFunctionMode
+
+from mixhead_plugin.nn import record
+from mixhead_plugin.nn.example import ATEN_SDPA, SDPA, Sizes, first_tensor
+from mixhead_plugin.parts import PARTS, Assembly, Variant, effective
+from mixhead_plugin.parts.hooks import Hooked
+
+NAME = record.NAME  # the attribute of a mixed module that holds its `MixedSdpa`
+
+
+class MixedSdpa(Hooked):
+    """What a mixed module has beside its parts: numbers, and hooks of those who study its heads.
+
+    Args:
+        name: of the module in the model, for messages
+        variant: what is asked for
+        seen: the sizes of the module's calls
+    """
+
+    def __init__(self, name: str, variant: Variant, seen: Sizes):
+        self.name = name
+        self.variant = dataclasses.replace(variant, head_dim=seen.head_dim)
+        self.seen = seen
+        self.reads_input = reads_input(variant)
+        # Where nothing reads the input, its size has no effect.
+        embed_dim = seen.heads * seen.head_dim if seen.embed_dim is None else seen.embed_dim
+        sizes = self.variant.sizes(seen.heads, embed_dim)
+        self.group = seen.heads // sizes.mixed_heads  # source heads for each mixed head
+        self.sizes = sizes._replace(value_dim=seen.value_dim * self.group)
+        self.add_hooks()
+
+    def entry(self) -> dict[str, Any]:
+        """Return what the metadata of a state dict tell of the module."""
+        return record.describe(self.variant, calls="sdpa", **self.seen._asdict())
+
+
+def reads_input(variant: Variant) -> str:
+    """Return the first field whose part reads the input of the queries, not the queries alone; an
+    empty string if there is none.
+    """
+    for name, kind in variant.parts().items():
+        if kind.reads == "input" or (name == "attention_gate" and kind.build is not None):
+            return name
+    return ""
+
+
+class MixedCall(TorchFunctionMode):
+    """One call of a mixed module, in which it replaces the call of scaled_dot_product_attention.
+
+    Args:
+        module: what is called
+        args, kwargs: its arguments
+    """
+
+    # What an `Assembly` computes from its parts, which are children of the module here.
+    inputs_of: Any = Assembly.inputs_of
+    gated: Any = Assembly.gated
+    relative_gain = None
+
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+        super().__init__()
+        self.mixed: MixedSdpa = module.__dict__[NAME]
+        self.normalizer = self.mixed.variant.normalizer
+        for option in PARTS:
+            setattr(self, option, getattr(module, option))
+        self.x = first_tensor(args, kwargs)
+        self.attended = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is SDPA or func is ATEN_SDPA or func is ATEN_SDPA.default:
+            return self.attend(*args, **kwargs)
+
+        if (
+            isinstance(func, FunctionType)
+            and func.__module__ == "torch._tensor"
+            and torch.compiler.is_compiling()
+        ):
+            # Some methods of tensors are Python functions, such as `Tensor.split`. The compiler
+            # cannot follow these functions, but knows the methods by their names.
+            return getattr(args[0], func.__name__)(*args[1:], **kwargs)
+        return func(*args, **kwargs)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Take the arguments of F.scaled_dot_product_attention, and return the mixed outputs.
+
+        Args:
+            query: [B, H, Nq, D]
+            key: [B, H, Nk, D], or with fewer heads, by `enable_gqa` or one for all
+            value: [B, H, Nk, Dv], likewise
+            attn_mask: broadcastable to [B, H, Nq, Nk]; bool, True is visible, or floats to add
+            dropout_p: probability of dropping a mixed weight
+            is_causal: query t sees the keys up to t, also where there are more keys than queries
+            scale: factor on query . key; None for D ** -0.5
+            enable_gqa: whether neighbouring heads of queries share a head of keys and of values
+
+        Returns:
+            [B, H, Nq, Dv]; where heads mix in groups, neighbours are parts of one mixed head
+        """
+        self._count()
+        self._check(query, value, attn_mask, is_causal)
+        query, key, value = _as_autocast(query), _as_autocast(key), _as_autocast(value)
+
+        heads = query.size(1)
+        if enable_gqa:
+            key = key.repeat_interleave(heads // key.size(1), 1)
+            value = value.repeat_interleave(heads // value.size(1), 1)
+        key = key.expand(query.size(0), heads, -1, -1)
+        value = value.expand(query.size(0), heads, -1, -1)
+        group = self.mixed.group
+        if group > 1:
+            # [B, H', Nk, group * Dv]
+            value = value.unflatten(1, (-1, group)).transpose(2, 3).flatten(3)
+
+        mask, causal = _masks(attn_mask, is_causal, query, key)
+        if mask is not None and self.normalizer != "softmax":
+            # Some models hide keys by the least number of the type. That is far enough for softmax,
+            # but other normalizers count the visible keys.
+            mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
+
+        inputs = self.inputs_of(
+            query,
+            key,
+            value,
+            projected=query,
+            x=self.x,
+            attn_mask=mask,
+            causal=causal,
+            dropout_p=dropout_p,
+            scale=self.mixed.sizes.head_dim**-0.5 if scale is None else scale,
+        )
+        out, _ = self.mixed.attend(inputs, self.mixed.variant.impl, need_weights=False)
+
+        out = self.gated(out.transpose(1, 2), self.x)  # [B, Nq, H', group * Dv]
+        if group > 1:
+            out = out.unflatten(3, (group, -1)).flatten(2, 3)  # [B, Nq, H, Dv]
+        return out.transpose(1, 2)
+
+    def _count(self) -> None:
+        """Refuse a second call, and one that is computed again when the module does not listen."""
+        self.attended += 1
+        if self.attended > 1:
+            raise RuntimeError(
+                f"{self.mixed.name}: called scaled_dot_product_attention twice in one call; must "
+                "call it once, because each mixing needs a module of its own"
+            )
+        if torch.compiler.is_compiling():
+            return  # a compiled graph has the mixing, whoever computes it again
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code is not _run.__code__:
+            if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+                raise RuntimeError(
+                    f"{self.mixed.name}: calls scaled_dot_product_attention inside a checkpoint of "
+                    "its own, which would compute it again without mixing; must be checkpointed "
+                    "whole"
+                )
+            frame = frame.f_back  # type: ignore[assignment]
+
+    def _check(
+        self, query: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
+    ) -> None:
+        """Refuse inputs that the parts were not built for, and what torch refuses."""
+        mixed = self.mixed
+        if query.dim() != 4:
+            raise ValueError(
+                f"{mixed.name}: its query is {list(query.shape)}, must be [batch, heads, positions,"
+                " head size]"
+            )
+        found = {"heads": query.size(1), "head_dim": query.size(3), "value_dim": value.size(3)}
+        for name, size in found.items():
+            if size != getattr(mixed.seen, name):
+                raise ValueError(
+                    f"{mixed.name}: its {name} is {size}, must be {getattr(mixed.seen, name)}, as "
+                    "when it was mixed"
+                )
+        if attn_mask is not None and is_causal:
+            raise RuntimeError(f"{mixed.name}: attn_mask must not be given with is_causal")
+        if not mixed.reads_input:
+            return
+        wanted = [query.size(0), query.size(2), mixed.sizes.embed_dim]
+        if self.x is None or list(self.x.shape) != wanted:
+            shape = None if self.x is None else list(self.x.shape)
+            raise ValueError(
+                f"{mixed.name}: the first tensor that it gets is {shape}, must be {wanted}, which "
+                f"{mixed.reads_input} reads"
+            )
+
+
+def _as_autocast(tensor: Tensor) -> Tensor:
+    """Return what autocast makes of an argument of scaled_dot_product_attention."""
+    device = tensor.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device) or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))
+
+
+def _masks(
+    attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
+) -> tuple[Tensor | None, bool]:
+    """Return what to add to the scores, and whether attention is causal as `ops.attention` has it:
+    there the last query sees all keys, with `is_causal` the first query sees one.
+    """
+    if isinstance(attn_mask, CausalBias):
+        if attn_mask.variant == CausalVariant.LOWER_RIGHT:
+            return None, True
+        attn_mask, is_causal = None, True
+
+    if is_causal:
+        n_queries, n_keys = query.size(2), key.size(2)
+        if n_queries == n_keys:
+            return None, True
+        attn_mask = torch.ones(n_queries, n_keys, dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        nothing = torch.zeros_like(attn_mask, dtype=query.dtype)
+        return nothing.masked_fill(~attn_mask, -torch.inf), False
+    return attn_mask, False
+
+
+class CallsSdpa(nn.Module):
+    """The methods of a mixed module that its own class does not have; see `mixed_class`."""
+
+    _mixhead_class: Any  # its class without mixing
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if is_mixed(self):
+            record.write(destination, prefix, self.__dict__[NAME].entry())
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *settings: Any
+    ) -> None:
+        """Let a checkpoint of the plain module start the mixing anew, and refuse that of another
+        variant.
+        """
+        if is_mixed(self):
+            saved = local_metadata.get(record.NAME)
+            problem = record.difference(saved, self.__dict__[NAME].entry()) if saved else ""
+            if problem:
+                settings[-1].append(f"{prefix[:-1] or type(self).__name__} {problem}.")
+            own = [name for name in self.state_dict() if name.partition(".")[0] not in PARTS]
+            if own and all(f"{prefix}{name}" in state_dict for name in own):
+                for option in PARTS:
+                    upgrade = getattr(getattr(self, option), "upgrade_state_dict_named", None)
+                    if upgrade is not None:
+                        upgrade(state_dict, f"{prefix}{option}")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *settings)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Let pickle and deepcopy find the class of the module, which is made at run time."""
+        if type(self) is not mixed_class(self._mixhead_class):
+            return super().__reduce_ex__(protocol)  # another tool has put its class in front
+        how: tuple[Any, ...] = super().__reduce_ex__(max(2, protocol))  # type: ignore[assignment]
+        function, arguments, *rest = how
+        if function is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            raise pickle.PicklingError(
+                f"{type(self).__name__}: is pickled in its own way; must be unmixed before"
+            )
+        return _new, (self._mixhead_class, *arguments[1:]), *rest
+
+
+def _new(plain: Any, *arguments: Any) -> nn.Module:
+    """Return an instance without attributes, which pickle adds."""
+    mixed = mixed_class(plain)
+    return mixed.__new__(mixed, *arguments)
+
+
+@functools.cache
+def mixed_class(plain: Any) -> type[nn.Module]:
+    """Return the subclass that mixed modules of a class are of; it has the name of the class."""
+
+    @functools.wraps(plain.forward)  # torch.export reads its signature
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _run(plain.forward, self, args, kwargs)
+
+    def fill(namespace: dict[str, Any]) -> None:
+        for name in ("__module__", "__qualname__", "__doc__"):
+            namespace[name] = getattr(plain, name)
+        namespace["forward"] = forward
+        namespace["_mixhead_class"] = plain
+
+    return new_class(plain.__name__, (CallsSdpa, plain), {}, fill)
+
+
+def _run(
+    forward: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run the forward of a module, with mixed heads."""
+    if NAME not in module.__dict__:  # a new instance that the model has made by type(module)
+        return forward(module, *args, **kwargs)
+    call = MixedCall(module, args, kwargs)
+    with call:
+        output = forward(module, *args, **kwargs)
+    if call.attended == 0:
+        raise RuntimeError(
+            f"{call.mixed.name}: lost the mixing, it did not call scaled_dot_product_attention in "
+            f"this call ({'training' if module.training else 'evaluation'} mode); must call it "
+            "each time"
+        )
+    return output
+
+
+def is_mixed(module: nn.Module) -> bool:
+    """Return whether `attach` has changed a module."""
+    return NAME in vars(module)
+
+
+def attach(module: nn.Module, mixed: MixedSdpa, like: Tensor) -> None:
+    """Let a module compute its attention with mixed heads, in place.
+
+    Args:
+        module: calls scaled_dot_product_attention; `mix` has seen it
+        mixed: what it becomes
+        like: a tensor with the device and the type of floats that its parts get
+    """
+    assembly = Assembly()
+    assembly.add_parts(mixed.variant, mixed.sizes)
+    assembly.to(like).train(module.training)
+    for option in PARTS:
+        setattr(module, option, getattr(assembly, option))
+    setattr(module, NAME, mixed)
+    kind: Any = type(module)
+    # A model that was unmixed may have instances of the subclass that it made by type(module).
+    module.__class__ = mixed_class(getattr(kind, "_mixhead_class", kind))
+
+
+def detach(module: Any) -> None:
+    """Give a module its own class back, in place."""
+    for name in (NAME, *PARTS):
+        delattr(module, name)
+    module.__class__ = module._mixhead_class
+
+
+def lost_without(module: nn.Module) -> str:
+    """Return in a few words why a mixed module would compute something else without its mixing; an
+    empty string if it would not.
+    """
+    normalizer = vars(module)[NAME].variant.normalizer
+    if normalizer != "softmax":
+        return f"normalizer {normalizer}"
+    return effective({option: getattr(module, option) for option in PARTS})
+
+
+def has_own_class(module: nn.Module) -> bool:
+    """Return whether a mixed module is of the class that `attach` gave it: parametrizations and
+    FSDP put theirs in front.
+    """
+    kind: Any = type(module)
+    return kind is mixed_class(kind._mixhead_class)

@@ -1,0 +1,460 @@
+"""`mix` finds every attention or says why not, `unmix` removes what it did, `load` repeats it."""
+
+import io
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mixhead_plugin.nn import MixedAttention, load, mix, mixing_parameters, parameter_groups, unmix
+from tests.nn.calling import Attention, C, H, Model, inputs, move
+
+BOTH = "position-wise"
+
+
+class Mixed(nn.Module):
+    """A model with attentions of both kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed = nn.MultiheadAttention(C, H, batch_first=True)
+        self.calling = Attention()
+
+    def forward(self, x):
+        return x + self.packed(x, x, x, need_weights=False)[0] + self.calling(x)
+
+
+def test_both_kinds_of_attention_are_mixed_under_the_same_names():
+    model, x = Mixed().double(), inputs()
+    before = model(x)
+    assert mix(model, "position-wise", example=(inputs(3),)) is model
+    torch.testing.assert_close(model(x), before)
+    assert list(mixing_parameters(model)) == [
+        f"{name}.head_mixing.{part}"
+        for name in ("packed", "calling")
+        for part in ("query_weight", "bias")
+    ]
+    mixing = parameter_groups(model, 0.1)[-1]
+    assert len(mixing["params"]) == 4
+    assert mixing["weight_decay"] == 0
+
+
+def test_parts_have_the_type_and_the_mode_of_their_module():
+    model = Model().double().eval()
+    mix(model, "position-wise", example=(inputs(3),))
+    part = model.layers[0].head_mixing
+    assert part.bias.dtype == torch.float64
+    assert not part.training
+
+
+def test_random_mixings_differ_and_the_generator_stays():
+    model, x = Model().double(), inputs(3)
+    state = torch.get_rng_state()
+    mix(model, "random", example=(x,))
+    first, second = (layer.head_mixing.weight for layer in model.layers)
+    assert not torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Functional(nn.Module):
+    def forward(self, x):
+        return F.multi_head_attention_forward(
+            x, x, x, C, H, torch.eye(C).repeat(3, 1).to(x), None, None, None, False, 0.0,
+            torch.eye(C).to(x), None, need_weights=False,
+        )[0]  # fmt: skip
+
+
+class Twice(Attention):
+    def attend(self, *tensors):
+        return super().attend(*tensors) + super().attend(*tensors)
+
+
+class Nested(Attention):
+    def __init__(self):
+        super().__init__()
+        self.inner = Attention()
+
+    def forward(self, x):
+        return super().forward(self.inner(x))
+
+
+class Flat(Attention):
+    def attend(self, *tensors):
+        heads = [tensor.flatten(0, 1) for tensor in tensors]
+        return super().attend(*heads).unflatten(0, (-1, H))
+
+
+class Changing(nn.Module):
+    """One module that is called with other numbers of heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.function = Plain()
+
+    def forward(self, x):
+        for heads in (2, 4):
+            x = self.function(x.unflatten(2, (heads, -1)).transpose(1, 2)).transpose(1, 2)
+            x = x.flatten(2)
+        return x
+
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+class Subclass(nn.MultiheadAttention):
+    pass
+
+
+def patched():
+    model = Attention()
+    model.forward = model.forward
+    return model
+
+
+def taken():
+    model = Attention()
+    model.head_mixing = None
+    return model
+
+
+SDPA = "scaled_dot_product_attention"
+HEADS = torch.ones(3, 1, 2, 3, 4)  # queries, keys and values
+ONE = {"head_mixing": "position-wise", "example": (inputs(3),)}
+
+# By the law: the model, the keywords, and the message.
+REFUSED = {
+    "no attention, no example": (
+        lambda: nn.Sequential(nn.Linear(C, C)),
+        {"head_mixing": "average"},
+        f"Sequential: has no nn.MultiheadAttention inside; if it calls F.{SDPA}, an example must "
+        "be given, as example=(x,)",
+    ),
+    "no attention in the example": (
+        lambda: nn.Sequential(nn.Linear(C, C)),
+        ONE,
+        f"Sequential: the example reached no call of F.{SDPA}, and there is no "
+        "nn.MultiheadAttention inside; must have one of them",
+    ),
+    "an example of another kind": (
+        Attention,
+        {**ONE, "example": inputs(3)},
+        "example is a Tensor: must be a tuple of arguments such as (x,), a dict of keywords, or a "
+        "function that takes the model",
+    ),
+    "a call outside of the model": (
+        Attention,
+        {
+            **ONE,
+            "example": lambda model: F.scaled_dot_product_attention(*HEADS),
+        },
+        f"example: calls {SDPA} outside of the model; each call must be inside one of its modules",
+    ),
+    "two calls in one module": (
+        lambda: Model(Twice),
+        ONE,
+        f"layers.0: calls {SDPA} twice in one call; must call it once, because each mixing needs a "
+        "module of its own",
+    ),
+    "one call inside the other": (
+        lambda: nn.Sequential(Nested()),
+        ONE,
+        f"0: calls {SDPA}, and so does 0.inner inside of it; must be beside each other",
+    ),
+    "heads in the batch": (
+        lambda: nn.Sequential(Flat()),
+        ONE,
+        "0: its query is [12, 5, 3], must be [batch, heads, positions, head size]",
+    ),
+    "other heads in another call": (
+        Changing,
+        ONE,
+        "function: is called with heads and sizes (2, 6, 6) and (4, 3, 3); must be the same in "
+        "each call",
+    ),
+    "a lazy model": (
+        lambda: nn.Sequential(nn.LazyLinear(C), Attention()),
+        ONE,
+        "0.weight: is lazy; the model must be called once before it is mixed",
+    ),
+    "a forward of the instance": (
+        patched,
+        ONE,
+        "Attention: has a forward of its own, which a tool has put there; must be mixed before",
+    ),
+    "a name that is taken": (
+        taken,
+        ONE,
+        "Attention.head_mixing: is an attribute, must be free for the mixing",
+    ),
+    "a position of our own": (
+        Attention,
+        {**ONE, "relative_position": "rotary"},
+        f"relative_position: must be left out, a module that calls {SDPA} has its own",
+    ),
+    "causal": (
+        Attention,
+        {**ONE, "causal": True},
+        f"causal: must be left out, a module that calls {SDPA} has its own",
+    ),
+    "features of projections": (
+        Attention,
+        {**ONE, "feature_mixing": "heads"},
+        f"feature_mixing heads: acts on projections, which a module that calls {SDPA} does not "
+        "show; must be none or output",
+    ),
+    "no input to read": (
+        Changing,
+        {
+            "head_mixing": "low-rank",
+            "example": lambda model: model.function(HEADS[0]),
+        },
+        "head_mixing low-rank: reads the input of the queries; so the first argument of function "
+        "must be it, [batch, positions, features], with another number of positions than of "
+        "examples in the batch",
+    ),
+    "a gate without an input": (
+        Changing,
+        {"attention_gate": "head", "example": lambda model: model.function(HEADS[0])},
+        "attention_gate head: reads the input of the queries; so the first argument of function "
+        "must be it, [batch, positions, features], with another number of positions than of "
+        "examples in the batch",
+    ),
+    "a subclass of torch's": (
+        lambda: nn.Sequential(Subclass(C, H)),
+        {"head_mixing": "average"},
+        "0: is a Subclass, must be exactly nn.MultiheadAttention, or call "
+        "F.scaled_dot_product_attention and be reached by an example",
+    ),
+    "torch's alone": (
+        lambda: nn.MultiheadAttention(C, H),
+        {"head_mixing": "average"},
+        "MultiheadAttention: must be inside of a model, where a MixedAttention can take its place",
+    ),
+    "mixed already": (
+        lambda: mix(Model(), "average", example=(inputs(3).float(),)),
+        ONE,
+        "layers.0: is mixed already; must be unmixed first",
+    ),
+    "odd heads": (
+        lambda: nn.Sequential(Plain()),
+        {"head_mixing": "differential", "example": (torch.ones(2, 3, 4, 5),)},
+        "head_mixing differential: reads the input of the queries; so the first argument of 0 must "
+        "be it, [batch, positions, features], with another number of positions than of examples in "
+        "the batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("law", REFUSED)
+def test_what_cannot_be_mixed_is_refused_in_one_line_and_stays(law):
+    made, keywords, message = REFUSED[law]
+    model = made()
+    if law not in ("a lazy model", "mixed already"):
+        model.double()
+    before = repr([vars(module) for module in model.modules()])
+    with pytest.raises(ValueError, match="must") as refused:
+        mix(model, **keywords)
+    assert str(refused.value) == message
+    assert repr([vars(module) for module in model.modules()]) == before
+
+
+def test_a_model_of_transformers_is_told_of_its_own_door(monkeypatch):
+    """The package need not be installed, so its class is known by its name."""
+    module = types.ModuleType("transformers.modeling_utils")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    base = type("PreTrainedModel", (Model,), {"__module__": module.__name__})
+    told = "PreTrainedModel: is a model of transformers, must be mixed by mixhead_plugin.hf.mix"
+    for given in (None, (inputs(3),)):
+        with pytest.raises(ValueError, match="must") as refused:
+            mix(base().double(), "average", example=given)
+        assert str(refused.value).startswith(told)
+
+
+def test_a_subclass_of_torchs_that_calls_the_function_itself_is_mixed():
+    class Own(nn.MultiheadAttention):
+        def forward(self, x):
+            heads = F.linear(x, self.in_proj_weight).unflatten(2, (3, H, -1)).permute(2, 0, 3, 1, 4)
+            out = F.scaled_dot_product_attention(*heads)
+            return self.out_proj(out.transpose(1, 2).flatten(2))
+
+    model = nn.Sequential(Own(C, H)).double()
+    before = model(inputs())
+    mix(model, "position-wise", example=(inputs(3),))
+    assert isinstance(model[0], Own)
+    torch.testing.assert_close(model(inputs()), before)
+    assert not torch.allclose(move(model[0].head_mixing) and model(inputs()), before)
+
+
+def test_attentions_that_the_example_missed_are_named():
+    model = Model().double()
+    with pytest.warns(UserWarning, match=r"^Model: was mixed without layers\.1; the example did"):
+        mix(model, "position-wise", example=lambda model: model.layers[0](inputs(3)))
+    assert type(model.layers[1]) is Attention
+
+
+def test_attentions_of_torchs_packed_function_are_named():
+    model = nn.Sequential(Attention(), Functional()).double()
+    with pytest.warns(UserWarning, match=r"^Sequential: was mixed without 1, which call F\.multi"):
+        mix(model, "position-wise", example=(inputs(3),))
+
+
+def test_unmixing_gives_back_torchs_attention_and_the_class_of_the_others():
+    model, x = Mixed().double(), inputs()
+    model.packed.in_proj_weight.requires_grad_(False)
+    model.packed.register_forward_hook(lambda module, args, output: (output[0] * 2, None))
+    before, state = model(x), model.state_dict()
+    assert unmix(mix(model, "position-wise", example=(inputs(3),))) is model
+    torch.testing.assert_close(model(x), before)
+    torch.testing.assert_close(dict(model.state_dict()), dict(state))
+    assert type(model.packed) is nn.MultiheadAttention
+    assert type(model.calling) is Attention
+    assert [n for n, p in model.named_parameters() if not p.requires_grad] == [
+        "packed.in_proj_weight"
+    ]
+
+
+@pytest.mark.parametrize("sizes", [{"kdim": 5, "vdim": 6}, {"bias": False}], ids=["apart", "plain"])
+def test_unmixing_gives_back_torchs_attention_of_other_sizes(sizes):
+    model = nn.ModuleList([nn.MultiheadAttention(C, H, **sizes)])
+    state = model.state_dict()
+    unmix(mix(model, "position-independent"))
+    torch.testing.assert_close(dict(model.state_dict()), dict(state))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            lambda: move(mix(Model().double(), BOTH, example=(inputs(3),))),
+            "layers.0: without head_mixing its outputs would change; must stay mixed",
+        ),
+        (
+            lambda: mix(Model().double(), normalizer="l2", example=(inputs(3),)),
+            "layers.0: without normalizer l2 its outputs would change; must stay mixed",
+        ),
+        (
+            lambda: mix(nn.ModuleList([nn.MultiheadAttention(C, H)]), BOTH, causal=True),
+            "0: without causal its outputs would change; must stay mixed",
+        ),
+        (
+            lambda: nn.ModuleList([MixedAttention(C, H, head_dim=5)]),
+            "0: without head_dim 5 its outputs would change; must stay mixed",
+        ),
+        (
+            lambda: MixedAttention(C, H),
+            "MixedAttention: must be inside of a model, where an nn.MultiheadAttention can take "
+            "its place",
+        ),
+        (Model, "Model: has no mixing, must be mixed"),
+    ],
+    ids=["moved", "normalizer", "causal", "head size", "alone", "plain"],
+)
+def test_unmixing_is_refused_where_outputs_would_change(made, message):
+    with pytest.raises(ValueError, match="must") as refused:
+        unmix(made())
+    assert str(refused.value) == message
+
+
+def saved(model):
+    """Return the state dict of a model from a file."""
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def trained(**variant):
+    return move(mix(Mixed().double(), example=(inputs(3),), **variant))
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"head_mixing": "position-wise"},
+        {"head_mixing": "low-rank", "attention_gate": "head"},
+        {"normalizer": "l2"},
+        {"attention_sink": "zero"},
+    ],
+    ids=lambda variant: " ".join(variant.values()),
+)
+def test_a_state_dict_tells_how_a_new_model_was_mixed(variant):
+    model, x = trained(**variant), inputs()
+    again = load(Mixed().double(), saved(model))
+    torch.testing.assert_close(again(x), model(x))
+    # Also into a model that is mixed already.
+    again = mix(Mixed().double(), example=(inputs(3),), **variant)
+    torch.testing.assert_close(load(again, saved(model))(x), model(x))
+
+
+def test_a_state_dict_without_metadata_needs_the_arguments_of_mix():
+    model, x = trained(head_mixing="position-wise"), inputs()
+    tensors = dict(model.state_dict())  # as a file of safetensors has them
+    again = load(Mixed().double(), tensors, "position-wise", example=(inputs(3),))
+    torch.testing.assert_close(again(x), model(x))
+    with pytest.raises(ValueError, match="must") as refused:
+        load(Mixed().double(), tensors)
+    assert str(refused.value) == (
+        "state_dict: has packed.head_mixing.query_weight, but no metadata of the mixing, as in a "
+        "file of safetensors or in a copy of the dict; the arguments of mix must be given, too"
+    )
+
+
+def test_a_plain_state_dict_starts_the_mixing_anew():
+    plain, x = Mixed().double(), inputs()
+    model = trained(head_mixing="position-wise")
+    model.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(model(x), plain(x))
+    again = load(Mixed().double(), plain.state_dict(), "position-wise", example=(inputs(3),))
+    torch.testing.assert_close(again(x), plain(x))
+
+
+def test_a_state_dict_of_another_variant_is_refused():
+    state = saved(trained(normalizer="l2"))
+    other = mix(Mixed().double(), normalizer="sigsoftmax", example=(inputs(3),))
+    with pytest.raises(RuntimeError) as refused:
+        other.load_state_dict(state)
+    for name in ("packed", "calling"):
+        told = f"{name} was saved with normalizer l2, this module has sigsoftmax."
+        assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "state", "keywords", "message"),
+    [
+        (
+            Mixed,
+            lambda: nn.Linear(1, 1).state_dict(),
+            {},
+            "state_dict: has no mixing, must be loaded by load_state_dict",
+        ),
+        (
+            Mixed,
+            lambda: trained(head_mixing="average").state_dict(),
+            {"head_mixing": "position-wise"},
+            "head_mixing position-wise: must be average, as in the state dict, at packed",
+        ),
+        (
+            Model,
+            lambda: trained(head_mixing="average").state_dict(),
+            {},
+            "packed: is mixed in the state dict, must be in the model, too",
+        ),
+        (
+            lambda: nn.ModuleDict({"packed": Attention(), "calling": Attention()}),
+            lambda: trained(head_mixing="average").state_dict(),
+            {},
+            "packed: is a Attention, must be an nn.MultiheadAttention inside of a model, as before "
+            "it was mixed",
+        ),
+    ],
+    ids=["plain", "other arguments", "another model", "another class"],
+)
+def test_loading_is_refused_in_one_line(made, state, keywords, message):
+    with pytest.raises(ValueError, match="must") as refused:
+        load(made().double(), state(), **keywords)
+    assert str(refused.value) == message

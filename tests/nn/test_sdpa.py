@@ -1,0 +1,384 @@
+"""A module that calls F.scaled_dot_product_attention computes this call with mixed heads."""
+
+import copy
+import io
+import pickle
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.utils.checkpoint import checkpoint
+
+from mixhead_plugin.nn import mix, mixing_parameters, unmix
+from mixhead_plugin.parts import PARTS
+from tests.nn.calling import Attention, B, D, H, Model, N, defined, inputs, move
+
+LONGER = 7
+CAUSAL = torch.ones(N, N, dtype=torch.bool).tril()
+PADDING = torch.tensor([[True] * N, [True, True, True, False, False]])[:, None, None]  # [B,1,1,N]
+FLOATS = torch.linspace(-1, 1, B * H * N * N, dtype=torch.float64).view(B, H, N, N)
+# of N queries and LONGER keys: torch counts the first query from the first key
+UPPER = torch.ones(N, LONGER, dtype=torch.bool).tril()
+LOWER = torch.ones(N, LONGER, dtype=torch.bool).tril(LONGER - N)
+
+# By the id of a case: the arguments of `Attention`, and what `defined` gets.
+CALLS = {
+    "plain": ({}, {}),
+    "causal": ({"is_causal": True}, {"visible": CAUSAL}),
+    "bool mask": ({"attn_mask": CAUSAL}, {"visible": CAUSAL}),
+    "padding": ({"attn_mask": PADDING}, {"visible": PADDING}),
+    "float mask": ({"attn_mask": FLOATS}, {"added": FLOATS}),
+    "scale": ({"scale": 0.7}, {"scale": 0.7}),
+    "grouped": ({"key_heads": 2, "enable_gqa": True}, {}),
+    "repeated by hand": ({"key_heads": 2, "repeat": True}, {}),
+    "one head for all": ({"key_heads": 1}, {}),
+    "larger values": ({"value_dim": 5}, {}),
+    "cross": ({}, {"memory": LONGER}),
+    "cross, causal": ({"is_causal": True}, {"memory": LONGER, "visible": UPPER}),
+    "cross, upper left": (
+        {"attn_mask": causal_upper_left(N, LONGER)},
+        {"memory": LONGER, "visible": UPPER},
+    ),
+    "cross, lower right": (
+        {"attn_mask": causal_lower_right(N, LONGER)},
+        {"memory": LONGER, "visible": LOWER},
+    ),
+}
+
+
+# Where the outputs do not stay at the start.
+ANOTHER_START = ("random", "average", "differential", "relu2", "learned")
+
+
+def mixed(attention=Attention, head_mixing="position-wise", **keywords):
+    """Return a mixed model in float64 whose mixing has moved."""
+    model = Model(attention, **keywords).double()
+    return move(mix(model, head_mixing, example=(inputs(3),)))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_outputs_stay_at_the_start_and_are_the_definition_after_the_mixing_has_moved(call):
+    keywords, expected = CALLS[call]
+    expected = dict(expected)
+    attention, x = Attention(**keywords).double(), inputs()
+    memory = expected.pop("memory", None)
+    memory = None if memory is None else inputs(B, memory) + 1
+    before = attention(x, memory)
+
+    mix(attention, "position-wise", example=lambda model: model(x, memory))
+    torch.testing.assert_close(attention(x, memory), before)
+    move(attention)
+    found = attention(x, memory)
+    torch.testing.assert_close(found, defined(attention, x, memory, **expected))
+    assert not torch.allclose(found, before)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("head_mixing", value) for value in PARTS["head_mixing"] if value != "none"),
+        ("score_mixing", "position-wise"),
+        ("feature_mixing", "output"),
+        ("attention_gate", "element"),
+        ("attention_sink", "learned"),
+        ("normalizer", "relu2"),
+    ],
+)
+def test_every_part_acts_and_each_of_its_numbers_learns(option, value):
+    model, x = Model(is_causal=True).double(), inputs()
+    plain = model(x)
+    mix(model, example=(inputs(3),), **{option: value})
+    assert torch.allclose(model(x), plain) == (value not in ANOTHER_START)
+
+    move(model)
+    model(x).square().sum().backward()
+    parameters = mixing_parameters(model)
+    assert bool(parameters) == (value not in ("random", "average", "relu2"))
+    for name, parameter in parameters.items():
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_a_mixed_head_of_two_has_the_neighbouring_values():
+    """M[j, i] = 1 for j = i and -sigmoid(x_t w_i) for j = i + H/2; values 2 i and 2 i + 1."""
+    attention, x = Attention().double(), inputs()
+    move(mix(attention, "differential", example=(inputs(3),)))
+    query, key, value = attention.project(x)
+    weights = (query @ key.mT * 3**-0.5).softmax(-1)  # [B, H, N, N]
+    share = torch.sigmoid(x @ attention.head_mixing.weight)  # [B, N, H / 2]
+    outputs = []
+    for i in range(H // 2):
+        pair = weights[:, i] - share[..., i : i + 1] * weights[:, i + H // 2]
+        outputs += [pair @ value[:, 2 * i], pair @ value[:, 2 * i + 1]]
+    torch.testing.assert_close(attention(x), attention.out(torch.cat(outputs, -1)))
+
+
+@torch.no_grad()
+def test_steps_with_a_cache_give_what_the_full_pass_gives():
+    model, x = mixed(), inputs()
+    (attention, _) = model.layers
+    full = attention(x, attn_mask=CAUSAL)
+    cache = {}
+    for t in range(N):
+        step = attention(x[:, t : t + 1], cache=cache)
+        torch.testing.assert_close(step[:, 0], full[:, t])
+
+
+@torch.no_grad()
+def test_what_a_mask_hides_has_no_effect():
+    attention, x = mixed().layers[0], inputs()
+    before = attention(x, attn_mask=PADDING)
+    x[1, 3:] += 1
+    torch.testing.assert_close(attention(x, attn_mask=PADDING)[1, :3], before[1, :3])
+
+
+@torch.no_grad()
+def test_a_mask_of_the_least_number_hides_from_every_normalizer():
+    """relu2 divides by the number of visible keys."""
+    least = torch.zeros(N, N, dtype=torch.float64)
+    least.masked_fill_(~CAUSAL, torch.finfo(torch.float64).min)
+    model, x = Model().double(), inputs()
+    mix(model, normalizer="relu2", example=(x,))
+    torch.testing.assert_close(model(x, attn_mask=least), model(x, attn_mask=CAUSAL))
+
+
+def test_dropout_is_that_of_the_call():
+    model, x = mixed(), inputs()
+    (attention, _) = model.layers
+    torch.testing.assert_close(attention(x, dropout_p=1.0), attention.out.bias.expand(B, N, -1))
+    assert not torch.allclose(attention(x, dropout_p=0.5), attention(x, dropout_p=0.5))
+
+
+@torch.no_grad()
+def test_autocast_computes_in_its_type_also_where_the_types_differ():
+    class Rotated(Attention):
+        def project(self, x, memory=None):
+            query, key, value = super().project(x, memory)
+            return query.float(), key.float(), value  # as after rotary positions
+
+    x = inputs().float()
+    model = move(mix(Rotated(), "position-wise", example=lambda model: model(x)))
+    exact = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(x)
+    assert found.dtype == torch.bfloat16
+    assert (found - exact).abs().max() < 0.02 * exact.abs().max()
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_gradients_through_a_checkpoint_are_those_without(reentrant):
+    model, x = mixed(), inputs().requires_grad_()
+    (attention, _) = model.layers
+    expected = torch.autograd.grad(attention(x).square().sum(), [x, *attention.parameters()])
+    checkpoint(attention, x, use_reentrant=reentrant).square().sum().backward()
+    found = [x.grad, *(parameter.grad for parameter in attention.parameters())]
+    torch.testing.assert_close(found, list(expected))
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_a_checkpoint_inside_of_the_call_is_refused(reentrant):
+    """The backward pass would compute the attention again while the module does not listen."""
+
+    class Inside(Attention):
+        checkpoints = False
+
+        def attend(self, *tensors):
+            if not self.checkpoints:
+                return super().attend(*tensors)
+            return checkpoint(super().attend, *tensors, use_reentrant=reentrant)
+
+    model = mixed(Inside)
+    model.layers[0].checkpoints = True
+    with pytest.raises(RuntimeError, match=r"^layers\.0: calls .* inside a checkpoint .* must be"):
+        model.layers[0](inputs())
+
+
+def in_a_file(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, copy.copy, lambda model: pickle.loads(pickle.dumps(model)), in_a_file],
+    ids=["deepcopy", "copy", "pickle", "torch.save"],
+)
+def test_a_copy_of_the_whole_model_is_mixed_too(copied):
+    model, x = mixed(), inputs()
+    again = copied(model)
+    assert torch.equal(again(x), model(x))
+    assert isinstance(again.layers[0], Attention)
+    # The copy stands alone.
+    if copied is not copy.copy:
+        move(again.layers[0].head_mixing)
+        nn.init.zeros_(again.layers[0].head_mixing.bias)
+        assert not torch.allclose(again(x), model(x))
+
+
+def test_one_instance_is_changed_and_neither_its_class_nor_torch():
+    function = F.scaled_dot_product_attention
+    model, other, x = mixed(), Model().double(), inputs()
+    other.load_state_dict(model.state_dict(), strict=False)
+    assert not torch.allclose(other(x), model(x))
+    assert type(other.layers[0]) is Attention
+    assert F.scaled_dot_product_attention is function
+    attention = model.layers[0]
+    assert isinstance(attention, Attention)
+    assert type(attention).__name__ == "Attention"
+    assert type(attention) is type(model.layers[1])
+
+
+def test_a_compiled_model_has_one_graph_and_the_same_numbers_and_gradients():
+    model, x = mixed(is_causal=True).layers[0], inputs()
+    expected = model(x)
+    found = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, expected)
+    parameters = list(mixing_parameters(model).values())
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sum(), parameters),
+        torch.autograd.grad(expected.sum(), parameters),
+    )
+
+
+def test_an_exported_program_takes_other_batches_and_lengths():
+    model = mixed(is_causal=True).layers[0]
+    sizes = {0: torch.export.Dim("batch", max=9), 1: torch.export.Dim("length", min=2, max=99)}
+    program = torch.export.export(model, (inputs(3, 6),), dynamic_shapes=(sizes,)).module()
+    torch.testing.assert_close(program(inputs(2, 9)), model(inputs(2, 9)))
+
+
+def test_gradients_of_data_parallel_training_are_those_of_one_process(tmp_path):
+    model, x = mixed(), inputs()
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(model(x).square().sum(), parameters)
+    where = f"file://{tmp_path / 'group'}"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(model)
+        parallel(x).square().sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    torch.testing.assert_close([parameter.grad for parameter in parameters], list(expected))
+
+
+def test_modules_that_share_weights_have_a_mixing_each():
+    model, x = Model().double(), inputs()
+    first, second = model.layers
+    second.q = first.q
+    move(mix(model, "position-wise", example=(inputs(3),)))
+    assert second.q is first.q
+    nn.init.zeros_(second.head_mixing.query_weight)
+    for attention in (first, second):
+        torch.testing.assert_close(attention(x), defined(attention, x))
+
+
+def test_a_module_that_a_model_calls_twice_has_one_mixing():
+    model, x = Model().double(), inputs()
+    model.layers = nn.ModuleList([model.layers[0]] * 2)
+    move(mix(model, "position-wise", example=(inputs(3),)))
+    assert len(mixing_parameters(model)) == 2
+    first = x + defined(model.layers[0], x)
+    torch.testing.assert_close(model(x), first + defined(model.layers[0], first))
+
+
+class Changeable(Attention):
+    """Calls the function as often as it is told to."""
+
+    times = 1
+
+    def attend(self, *tensors):
+        outputs = [super(Changeable, self).attend(*tensors) for _ in range(self.times)]
+        return sum(outputs, torch.zeros_like(tensors[0]))
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (
+            0,
+            "layers.0: lost the mixing, it did not call scaled_dot_product_attention in this call "
+            "(evaluation mode); must call it each time",
+        ),
+        (
+            2,
+            "layers.0: called scaled_dot_product_attention twice in one call; must call it once, "
+            "because each mixing needs a module of its own",
+        ),
+    ],
+    ids=["fused elsewhere", "twice"],
+)
+def test_a_module_whose_mixing_has_not_run_once_says_so(times, message):
+    model = mixed(Changeable).eval()
+    model.layers[0].times = times
+    with pytest.raises(RuntimeError) as refused:
+        model(inputs())
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            {"query": (B, H, N, 5), "key": (B, H, N, 5)},
+            "layers.0: its head_dim is 5, must be 3, as when it was mixed",
+        ),
+        (
+            {"query": (B, 2, N, D)},
+            "layers.0: its heads is 2, must be 4, as when it was mixed",
+        ),
+        (
+            {"query": (B * H, N, D)},
+            "layers.0: its query is [8, 5, 3], must be [batch, heads, positions, head size]",
+        ),
+    ],
+    ids=["head size", "heads", "three dimensions"],
+)
+def test_other_sizes_than_the_mixing_was_built_for_are_refused(call, message):
+    class Given(Attention):
+        given: ClassVar[dict] = {}
+
+        def attend(self, query, key, value):
+            call = {"query": query, "key": key, "value": value, **self.given}
+            return super().attend(**call)
+
+    attention = mixed(Given).layers[0]
+    attention.given = {name: inputs().new_zeros(shape) for name, shape in call.items()}
+    with pytest.raises(ValueError, match="must be") as refused:
+        attention(inputs())
+    assert str(refused.value) == message
+
+
+def test_a_mask_beside_is_causal_is_refused_as_torch_does():
+    model = mixed(is_causal=True)
+    with pytest.raises(RuntimeError, match=r"^layers\.0: attn_mask must not be given with"):
+        model(inputs(), attn_mask=CAUSAL)
+
+
+def test_a_part_that_reads_the_input_refuses_another_one():
+    model = mixed(head_mixing="low-rank")
+    message = (
+        "layers.0: the first tensor that it gets is [2, 5, 12, 1], must be [2, 5, 12], which "
+        "head_mixing reads"
+    )
+
+    attention = model.layers[0]
+    project = attention.project
+    attention.project = lambda x, memory=None: project(x[..., 0], memory)
+    with pytest.raises(ValueError, match="must be") as refused:
+        attention(inputs()[..., None])
+    assert str(refused.value) == message
+
+
+def test_without_a_mixing_that_has_moved_a_model_is_as_it_was():
+    model, x = Model().double(), inputs()
+    before, attributes = model(x), set(vars(model.layers[0]))
+    names = list(model.state_dict())
+    unmix(mix(model, "position-wise", attention_gate="head", example=(inputs(3),)))
+    assert torch.equal(model(x), before)
+    assert type(model.layers[0]) is Attention
+    assert set(vars(model.layers[0])) == attributes
+    assert list(model.state_dict()) == names
