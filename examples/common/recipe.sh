@@ -255,3 +255,27 @@ evaluate_lm() { # MODULE FOLDER CHECKPOINT FLAG...: run fairseq-eval-lm; MODULE 
         run fairseq-eval-lm "${@:2}" 2>&1 | "$PYTHON" -m "$@" # fairseq logs to both
     fi
 }
+
+evaluate_masked() { # FOLDER CHECKPOINT FLAG...: run fairseq-validate on a masked language model; common.masked reads its
+    # log. --gen-subset names the set, as in the other evaluations. The seed draws the masked words.
+    local machine argument previous='' flags=() data=$1 checkpoint=$2
+    machine=$(machine "${@:3}")
+    for argument in "${@:3}"; do
+        if [[ $previous == --gen-subset ]]; then
+            flags+=(--valid-subset "$argument")
+        elif [[ $argument == --gen-subset=* ]]; then
+            flags+=(--valid-subset "${argument#*=}")
+        elif [[ $argument != --gen-subset ]]; then
+            flags+=("$argument")
+        fi
+        previous=$argument
+    done
+    # shellcheck disable=SC2086 # $machine is no flag or one
+    set -- "$data" --user-dir "$PLUGIN" --task masked_lm --path "$checkpoint" $machine \
+        --valid-subset test --batch-size 16 --required-batch-size-multiple 1 --seed 1 --log-format json "${flags[@]}"
+    if [[ ${DRY_RUN:-} ]]; then
+        run fairseq-validate "$@"
+    else # the task's settings, --tokens-per-sample too, are the checkpoint's
+        run fairseq-validate "$@" 2>&1 | "$PYTHON" -m common.masked "$@"
+    fi
+}

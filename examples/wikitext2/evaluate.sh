@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Print the perplexity per word of WikiText-2's test set (--gen-subset valid: of the validation set). Each word has 192
 # or more before it; with MODEL=transformer-xl 640. The model is in the folder SAVE (AVERAGE=n: the average of its last
-# n checkpoints) or the file CHECKPOINT; MODEL as in train.sh.
+# n checkpoints) or the file CHECKPOINT; MODEL as in train.sh. With MODEL=masked it is the perplexity of masked words, of
+# which the model sees both sides; the same words are masked for every model.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 data=$DATA/${BREAKS:-lines}
@@ -17,7 +18,11 @@ case ${MODEL:=vanilla} in
         arch=mixhead_transformer_xl_wiki2
         flags=("${TRANSFORMER_XL[@]}")
         ;;
-    *) fail "MODEL=$MODEL: must be vanilla or transformer-xl" ;;
+    masked)
+        evaluate_masked "$data" "$(checkpoint l2_gau_roberta)" "$@"
+        exit
+        ;;
+    *) fail "MODEL=$MODEL: must be vanilla, transformer-xl or masked" ;;
 esac
 checkpoint=$(checkpoint "$arch")
 evaluate_lm common.perplexity "$data" "$checkpoint" "${flags[@]}" "$@"

@@ -24,6 +24,7 @@ from studies.study import Row
 from development import gpu_tables, transformers_results
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
+from mixhead_plugin.fairseq.models.gated_attention.model import GatedOptions
 from mixhead_plugin.fairseq.options import (
     FAMILIES,
     OPTION_NAMES,
@@ -48,6 +49,17 @@ def flags() -> str:
         text, _, values = text.partition("; one of ")
         rows.append([f"`{option_name(name)}`", text, values, default])
     return table(["flag", "what it sets", "values", "default"], rows)
+
+
+def unit_flags() -> str:
+    """Return what the flags of gated attention units set, as their help says it."""
+    rows = []
+    for option in fields(GatedOptions):
+        if option.name.startswith("_"):  # fairseq's own field of every dataclass
+            continue
+        text, _, default = option.metadata["help"].removesuffix(")").rpartition(" (default: ")
+        rows.append([f"`{option_name(option.name)}`", text, default])
+    return table(["flag", "what it sets", "default"], rows)
 
 
 def families() -> str:
@@ -235,6 +247,7 @@ def with_unit(found: Estimate, decimals: int, unit: str) -> str:
 
 NAMED = (
     flags,
+    unit_flags,
     families,
     variants,
     scopes,

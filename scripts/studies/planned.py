@@ -2,6 +2,7 @@
 
 - recall_steps, nearest_neighbour_steps: 'Able, or only faster?'
 - translation_long: 'Does it last?'
+- units: 'Where l2 helps'
 """
 
 import math
@@ -241,6 +242,60 @@ def change_of(study: Study, heads: str, early: str, late: str) -> Estimate:
     return paired([after[seed] - before[seed] for seed in after if seed in before])
 
 
+# ---- gated attention units: l2 against softmax -------------------------------------------------
+
+# The rows whose gain over softmax in the same model is tested; the others are shown beside them.
+PRIMARY_UNITS = (
+    ("words-block", "l2 half"),
+    ("words-units", "l2"),
+    ("masked-block", "l2 half"),
+    ("masked-units", "l2"),
+)
+EARLY_UPDATE = 300  # where 'learns faster' is read
+
+
+def early_losses(study: Study, row: Row) -> dict[int, float]:
+    """Return the validation loss after EARLY_UPDATE by seed, in bits."""
+    found = {}
+    for run in study.of(row):
+        for point in run["points"]:
+            if point["update"] == EARLY_UPDATE and "valid_loss" in point:
+                found[run["seed"]] = point["valid_loss"]
+    return found
+
+
+def early_gains(study: Study, row: Row) -> list[float]:
+    """Return for each seed how much lower than with softmax in the same model the validation loss
+    is after EARLY_UPDATE, in percent of perplexity.
+    """
+    ours = early_losses(study, row)
+    theirs = early_losses(study, study.baseline(row))
+    both = sorted(ours.keys() & theirs.keys())
+    return [100 * math.log(2) * (theirs[seed] - ours[seed]) for seed in both]
+
+
+def units_table(study: Study) -> str:
+    """Return the gain of each attention over softmax in the same model, in percent of perplexity.
+
+    Holm's family is PRIMARY_UNITS.
+    """
+    gains = {}
+    for row in study.rows:
+        if study.baseline(row) != row:
+            gains[row] = paired(list(gains_by_seed(study, row, "test").values()))
+    tests = [gains[row].p for row in PRIMARY_UNITS]
+    adjusted = dict(zip(PRIMARY_UNITS, holm(tests)))
+
+    lines = []
+    for row, gain in gains.items():
+        holms = f"{adjusted[row]:.2g}" if row in adjusted else ""
+        early = paired(early_gains(study, row))
+        cells = [*row, str(gain.count), shown(gain, 2), f"{gain.p:.2g}", holms, shown(early, 2)]
+        lines.append(cells)
+    head = [*study.grid.axes, "seeds", f"gain over {study.grid.baseline}, % of test perplexity"]
+    return table([*head, "p", "p, Holm", f"gain after {EARLY_UPDATE} updates, validation"], lines)
+
+
 # ---- what report.py calls ----------------------------------------------------------------------
 
 # by the name of the grid
@@ -248,6 +303,7 @@ TABLES = {
     "recall_steps": steps_table,
     "nearest_neighbour_steps": errors_table,
     "translation_long": lasting_table,
+    "units": units_table,
 }
 PICTURES = {"recall_steps": draw_steps}
 

@@ -182,7 +182,7 @@ def test_paths_are_taken_from_where_the_user_stands(tmp_path):
         ),
         (
             "MODEL=gpt DRY_RUN=1 examples/wikitext2/train.sh",
-            "MODEL=gpt: must be vanilla or transformer-xl",
+            "MODEL=gpt: must be vanilla, transformer-xl or masked",
         ),
         (
             "GPUS=1 DRY_RUN=1 examples/wikitext2/train.sh --cpu",

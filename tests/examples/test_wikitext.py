@@ -7,7 +7,7 @@ import re
 import sys
 
 import pytest
-from common import archives, perplexity, wikitext
+from common import archives, masked, perplexity, wikitext
 from common.perplexity import Counts, Cut, Perplexity
 from common.wikitext import articles
 from fairseq import options
@@ -206,6 +206,40 @@ def test_other_models_are_trained_and_evaluated(
     # A hardly trained model knows little more than the number of words.
     words = len((tmp_path / "data" / "lines" / "dict.txt").read_text().splitlines())
     assert 0.3 * words < float(last.rpartition(" = ")[2]) < 3 * words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
+def test_a_masked_model_is_trained_and_evaluated_on_the_same_masked_words(
+    corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
+    prepare(corpus, tmp_path / "data", monkeypatch)
+    environment = {"MODEL": "masked", "SAVE": tmp_path / "save", "OMP_NUM_THREADS": 1, "GPUS": 0}
+    sizes = """--encoder-layers 1 --encoder-embed-dim 16 --gau-query-dim 4 --tokens-per-sample 8
+        --max-tokens 32 --max-update 2 --update-freq 1 --num-workers 0"""
+    (command,) = dry_run(f"examples/wikitext2/train.sh {' '.join(sizes.split())}", **environment)
+    run_here(*command)
+    line = "examples/wikitext2/evaluate.sh --gen-subset valid"
+    first, second = (script(f"{line}{more}", **environment) for more in ("", " --batch-size 2"))
+    assert re.fullmatch(r"perplexity = \d+\.\d{3}\n", first.stdout)
+    assert first.stdout == second.stdout
+
+
+def test_the_perplexity_of_masked_words_is_that_of_the_log(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["", "data", "--valid-subset", "test"])
+    log = '2026 | INFO | test | {"epoch": 1, "test_loss": "3.5", "test_ppl": "11.31"}\n'
+    monkeypatch.setattr(sys, "stdin", io.StringIO(log))
+    masked.main()
+    assert capsys.readouterr().out == f"perplexity = {2**3.5:.3f}\n"
+    for wrong, message in (
+        ("Killed\n", "fairseq-validate has logged no loss; its messages are above"),
+        (log.replace("3.5", "nan"), "fairseq-validate: the loss is nan"),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(wrong))
+        with pytest.raises(SystemExit):
+            masked.main()
+        assert capsys.readouterr().err.endswith(f"evaluate: error: {message}\n")
 
 
 def test_bytes_are_evaluated_in_bits(tmp_path):

@@ -251,3 +251,57 @@ def test_a_change_of_a_gain_is_paired_by_seed_and_holms_family_is_the_numbers_of
     )
     assert f"| {interval(other, 4)} | {other_p:.2g} | {max(2 * p, other_p):.2g} |" in thirty_two
     assert four in tables.markdown(study)
+
+
+def test_units_are_compared_with_softmax_of_the_same_model_and_holms_family_is_four_rows(tmp_path):
+    axes = {
+        "model": dict.fromkeys(("words-block", "words-units", "masked-block", "masked-units"), ""),
+        "attention": dict.fromkeys(("softmax", "l2", "l2 half", "relu2"), ""),
+    }
+    cells = {f"{model},{name}": "" for model, name in planned.PRIMARY_UNITS}
+    cells |= {f"{model},softmax": "" for model in axes["model"]}
+    cells["words-units,relu2"] = ""
+    content = {
+        "title": "Toy",
+        "example": "wikitext2",
+        "metrics": {"test": ""},
+        "axes": axes,
+        "cells": cells,
+        "seeds": 3,
+    }
+    # in percent of perplexity, by seed
+    gains = {
+        ("words-units", "l2"): (1.0, 1.2, 1.4),
+        ("masked-units", "l2"): (2.0, 2.1, 1.9),
+        ("words-block", "l2 half"): (-3.0, 1.0, 2.0),
+        ("masked-block", "l2 half"): (-1.0, -1.1, -0.7),
+        ("words-units", "relu2"): (-5.0, -4.0, -5.5),
+    }
+    gains |= {(model, "softmax"): (0.0, 0.0, 0.0) for model in axes["model"]}
+    found = []
+    for row, by_seed in gains.items():
+        for seed, gain in enumerate(by_seed, start=61):
+            early = {"update": 300, "valid_loss": 7.0 - 2 * gain / (100 * math.log(2))}
+            run = run_of(row, seed, [early, {"update": 400, "valid_loss": 1.0}])
+            run["labels"] = dict(zip(axes, row))
+            run["metrics"] = {"test": 200 * math.exp(-gain / 100)}
+            run["measures"] = {"test": "perplexity"}
+            found.append(run)
+    study = study_of("units", content, found, tmp_path)
+    lines = planned.units_table(study).splitlines()[2:]
+    assert len(lines) == 5
+
+    def interval(values):
+        test = stats.ttest_1samp(values, 0).confidence_interval()
+        return f"{statistics.fmean(values):.2f} ({test.low:.2f} to {test.high:.2f})"
+
+    p = {row: stats.ttest_1samp(gains[row], 0).pvalue for row in planned.PRIMARY_UNITS}
+    assert min(p, key=p.get) == ("masked-units", "l2")
+    smallest = p["masked-units", "l2"]
+    twice = [2 * gain for gain in gains["masked-units", "l2"]]
+    assert (
+        f"| masked-units | l2 | 3 | {interval(gains['masked-units', 'l2'])} | {smallest:.2g} | "
+        f"{4 * smallest:.2g} | {interval(twice)} |"
+    ) in lines
+    (relu2,) = (line for line in lines if "relu2" in line)
+    assert f"| {interval(gains['words-units', 'relu2'])} |" in relu2 and " |  | " in relu2

@@ -39,6 +39,12 @@ class RobertaModel(FamilyModel, upstream.RobertaModel):
     @staticmethod
     def add_args(parser: Any) -> None:
         upstream.RobertaModel.add_args(parser)
+        # fairseq's model reads it, but has no flag for it
+        parser.add_argument(
+            "--no-token-positional-embeddings",
+            action="store_true",
+            help="learn no positions; give --relative-position then",
+        )
         gen_parser_from_dataclass(parser, AttentionOptions(), delete_default=True)
 
     @classmethod
