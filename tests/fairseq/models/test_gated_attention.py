@@ -1,6 +1,7 @@
 """Gated attention units are their equations, in a language model and in a masked one."""
 
 import math
+from argparse import Namespace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from torch import nn
 
 from mixhead_plugin.errors import CheckpointError, OptionError
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
+from mixhead_plugin.fairseq.models.gated_attention.model import check_kernels
 from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
-from mixhead_plugin.ops import NORMALIZERS, api
+from mixhead_plugin.ops import NORMALIZERS, api, triton
 from tests.covering import each_once
 from tests.fairseq.models.cases import command, forward, step_by_step, yaml
 from tests.helpers import build, dictionary, task, tokens
@@ -371,6 +373,18 @@ def test_a_masked_model_refuses_those_of_its_encoder(typed, problem):
     with pytest.raises(OptionError) as error:
         command("gau_roberta", *typed.split(), task="masked_lm")
     assert str(error.value) == f"{typed}: {problem}"
+
+
+def test_kernels_are_refused_for_values_that_are_too_large_for_them():
+    flags = {"gau_query_dim": 32, "gau_expansion": 2, "attention_normalizer": "softmax"}
+    most = triton.MAX_HEAD_DIM
+    check_kernels(Namespace(**flags), embed_dim=most // 2)
+    with pytest.raises(OptionError) as error:
+        check_kernels(Namespace(**flags), embed_dim=most)
+    assert str(error.value) == (
+        f"--attention-impl triton: has no kernel for head size {2 * most}, only up to {most}; must "
+        "be auto, blockwise or reference"
+    )
 
 
 def test_positions_that_the_units_have_anyway_may_be_asked_for():

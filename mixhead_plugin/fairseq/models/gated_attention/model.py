@@ -141,7 +141,7 @@ class GatedModel(FamilyModel):
         of_one_head.quant_noise_pq = 0
         super().check_args(of_one_head)
         if args.attention_impl == "triton":
-            _check_kernels(args, getattr(args, f"{cls.side}_embed_dim"))
+            check_kernels(args, getattr(args, f"{cls.side}_embed_dim"))
 
     def load_state_dict(
         self,
@@ -159,7 +159,7 @@ def _refuse(option: str, value: Any, problem: str) -> None:
     raise OptionError(f"{option_name(option)}{shown}: {problem}")
 
 
-def _check_kernels(args: Any, embed_dim: int) -> None:
+def check_kernels(args: Any, embed_dim: int) -> None:
     """Refuse the fused kernels for values that are too large for them."""
     query = torch.empty(1, 1, 1, args.gau_query_dim, device="meta")
     value = torch.empty(1, 1, 1, args.gau_expansion * embed_dim, device="meta")
