@@ -252,6 +252,17 @@ def test_autocast_leaves_gradients_in_float32(arch):
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in of_units)
 
 
+def test_no_word_of_adaptive_inputs_is_0_where_gradients_would_grow_from_unit_to_unit():
+    cutoffs = {"adaptive_input_cutoff": "10,20", "adaptive_softmax_cutoff": "10,20"}
+    flags = {"adaptive_input": True, "adaptive_input_factor": 2, "decoder_layers": 8, **cutoffs}
+    model = build("gau_lm", **flags)
+    every_word = torch.arange(4, 29)[None]
+    model(every_word)[0].square().sum().backward()
+    of_bands = [band[0].weight.grad for band in model.decoder.embed_tokens.embeddings]
+    assert all(grad[1].abs().sum() > 0 for grad in of_bands[1:])
+    assert max(float(p.grad.abs().max()) for unit in units(model) for p in unit.parameters()) < 1e3
+
+
 def test_every_dropout_acts_and_can_be_retained_in_generation():
     model = build("gau_lm", dropout=0.5, attention_dropout=0.5).eval()
     prefix = tokens()

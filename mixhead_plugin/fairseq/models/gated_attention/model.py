@@ -10,7 +10,9 @@ import torch
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.modules import AdaptiveInput
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
@@ -258,6 +260,25 @@ class GatedLanguageModel(GatedModel, TransformerLanguageModel):
                 setattr(args, name, args.decoder_embed_dim)
         _set_norm_and_positions(args, "decoder")
         return super().build_model(args, task)
+
+    @classmethod
+    def build_input(cls, args: Any, dictionary: Any) -> nn.Module:
+        embedding = super().build_input(args, dictionary)
+        if isinstance(embedding, AdaptiveInput):
+            _draw_first_words(embedding, dictionary.pad())
+        return embedding
+
+
+def _draw_first_words(embedding: AdaptiveInput, padding_idx: int) -> None:
+    """Draw the word of each later band of adaptive inputs that fairseq starts at 0.
+
+    Its number in the band is that of padding in the dictionary, so fairseq takes it for padding. A
+    unit without bias maps 0 to 0, and the derivative of a norm at 0 is 1 / sqrt(eps): behind eight
+    units, the gradient of a batch with such a word had a norm of 1e11.
+    """
+    for band in list(embedding.embeddings)[1:]:
+        words = band[0]
+        nn.init.normal_(words.weight.data[padding_idx], std=words.embedding_dim**-0.5)
 
 
 class GatedEncoder(MixheadEncoder):
