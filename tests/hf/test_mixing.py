@@ -142,6 +142,8 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
         (lambda: hf.unmix(build("T5Model")[0]), "no mixing"),
         (lambda: hf.mix(model), "already"),
         (lambda: hf.mix(build("T5Model")[0], relative_position="t5"), "relative_position: must"),
+        (lambda: hf.mix(build("T5Model")[0], relative_gain=2), "relative_gain: must be left out"),
+        (lambda: hf.mix(build("T5Model")[0], head_dim=4), "head_dim: must be left out, the model"),
         (
             lambda: hf.mix(build("T5Model")[0]),
             "nothing is asked for.*; head_mixing: none, position",
