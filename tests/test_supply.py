@@ -19,7 +19,8 @@ import mixhead_plugin
 
 ROOT = Path(mixhead_plugin.__file__).parents[1]
 REQUIREMENTS = ROOT / "scripts" / "requirements"
-RELEASE = REQUIREMENTS / "release.txt"  # not installed
+# not installed in .venv
+OTHERS = {REQUIREMENTS / "release.txt", REQUIREMENTS / "reach.txt"}
 FAIRSEQS = {"fairseq-fixed", "ve-fairseq"}  # one of them is installed
 
 # ---- what is installed --------------------------------------------------------------------------
@@ -28,7 +29,7 @@ FAIRSEQS = {"fairseq-fixed", "ve-fairseq"}  # one of them is installed
 def pins(*names: str) -> dict[str, Requirement]:
     """Return the pins of these files, by default of all."""
     files = [REQUIREMENTS / name for name in names] or sorted(
-        {*REQUIREMENTS.glob("*.txt")} - {RELEASE}
+        {*REQUIREMENTS.glob("*.txt")} - OTHERS
     )
     found = {}
     for file in files:
