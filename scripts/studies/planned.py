@@ -251,7 +251,7 @@ PRIMARY_UNITS = (
     ("masked-block", "l2 half"),
     ("masked-units", "l2"),
 )
-EARLY_UPDATE = 300  # where 'learns faster' is read
+EARLY_UPDATE = 400  # where 'learns faster' is read
 
 
 def early_losses(study: Study, row: Row) -> dict[int, float]:
