@@ -269,6 +269,7 @@ def test_the_kernels_are_valid_triton():
     assert found == {*names, "flash_bwd_delta_kernel", "mixed_bwd_dm_kernel", "spans_kernel"}
 
 
+@pytest.mark.slow
 def test_every_product_multiplies_all_its_numbers():
     """triton 3.5 to 3.8 skip half of 16 numbers that depend on bytes and on `join`, as draws of
     dropout do.
@@ -292,6 +293,7 @@ UNEQUAL = [(64, 9), (64, 32), (16, 64), (32, 128), (32, 16)]
 UNALIGNED = dict(heads=2, length=777, odd=True, dropout=0.1, causal=False)
 
 
+@pytest.mark.slow
 def test_no_place_of_shared_memory_is_read_in_two_ways():
     """ptxas 12.8 takes a wrong address then: an H200 stopped the program with values of 9 and keys
     of 64.

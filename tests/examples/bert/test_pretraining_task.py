@@ -176,6 +176,7 @@ def test_pairs_depend_on_seed_epoch_and_number_alone():
     )
 
 
+@pytest.mark.slow
 @in_own_process
 def test_workers_hear_of_the_epoch():
     """Ask the task for batches in every epoch, as fairseq's training does."""
