@@ -37,7 +37,8 @@ def register() -> None:
 
 def register_names() -> None:
     """Register the architectures and criteria alone."""
-    from mixhead_plugin.fairseq import criterions, models  # noqa: F401 (each registers its names when imported)
+    # Each registers its names when it is imported.
+    from mixhead_plugin.fairseq import criterions, models  # noqa: F401
 
 
 def _refuse_other_name() -> NoReturn:

@@ -124,8 +124,8 @@ def _uncompiled() -> Iterator[None]:
     """Let compiled modules run as they are written: a compiled graph does not see hooks that come
     later.
 
-    What is compiled inside would keep the hooks afterwards, so this holds for all models. The
-    stance of torch is the same for all threads: the last block restores it.
+    It holds for all models, because a model that is compiled inside the block would keep the hooks
+    afterwards. The stance of torch is one for all threads, so the last block restores it.
     """
     with _eager_lock:
         if not _eager_blocks:

@@ -51,7 +51,9 @@ class Faults:
         bytes: int = 0,
     ):
         self.folder, self.at, self.how, self.bytes = os.path.join(folder, ""), at, how, bytes
-        self.record = open(record, ("w")) if record else None  # noqa: SIM115 (as long as the process lives)
+        self.record = None
+        if record:
+            self.record = open(record, "w")  # noqa: SIM115 (as long as the process lives)
         self.count = 0
 
     def __call__(self, event: str, arguments: Any) -> None:
