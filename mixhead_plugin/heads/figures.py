@@ -1,5 +1,6 @@
 """Draw all pictures in one style. matplotlib is imported only when a picture is drawn."""
 
+import io
 import itertools
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -26,6 +27,15 @@ VARIANTS = {
     "l2": "#56B4E9",
     "random": "#CC79A7",
     "average": "#999999",
+}
+# What the colours on white paper become on dark paper. Those of paper and ink are the page's.
+DARK = {
+    "#ffffff": "#181d23",
+    "#000000": "#e6eaef",
+    "#0072b2": "#4aa8e0",
+    "#d55e00": "#f0883e",
+    "#009e73": "#2fc49a",
+    "#cc79a7": "#d58fbd",
 }
 SEQUENTIAL = "viridis"
 STYLE: Any = {  # matplotlib's types name each key
@@ -147,11 +157,27 @@ def ragged(rows: Sequence[Sequence[float]]) -> np.ndarray:
     return np.array([*itertools.zip_longest(*rows, fillvalue=np.nan)]).T
 
 
+def save_svg(figure: Any, path: Path) -> None:
+    """Write an SVG file that follows the reader's light or dark theme."""
+    text = io.StringIO()
+    # without a date, the same figure gives the same bytes
+    figure.savefig(text, format="svg", metadata={"Date": None})
+
+    # matplotlib writes each colour into a `style`, so only an `!important` rule can replace it.
+    # Text has no colour of its own, and takes that of the root.
+    rules = [f"svg {{ fill: {DARK['#000000']} }}"]
+    for light, dark in DARK.items():
+        for part in ("fill", "stroke"):
+            rules.append(f'[style*="{part}: {light}"] {{ {part}: {dark} !important }}')
+    style = f"<style>@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}</style>"
+    path.write_text(text.getvalue().replace("</defs>", f"{style}</defs>", 1), encoding="utf-8")
+
+
 def save(figure: Any, folder: str, name: str) -> list[Path]:
     """Write `<folder>/<name>.png` and `.svg`; the same figure gives the same bytes."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     files = [Path(folder) / f"{name}.png", Path(folder) / f"{name}.svg"]
     with style():
         figure.savefig(files[0])
-        figure.savefig(files[1], metadata={"Date": None})
+        save_svg(figure, files[1])
     return files

@@ -130,4 +130,4 @@ def draw(folder: Path) -> None:
     pictures = {"gain_by_update": draw_along, "gain_by_head_size": draw_by_head_size}
     for name, make in pictures.items():
         with figures.style():
-            make(folder).savefig(folder / f"{name}.svg", metadata={"Date": None})
+            figures.save_svg(make(folder), folder / f"{name}.svg")

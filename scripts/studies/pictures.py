@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib import pyplot as plt
 from matplotlib import ticker
 
-from mixhead_plugin.heads.figures import LINES, colours
+from mixhead_plugin.heads.figures import LINES, colours, save_svg
 from studies import planned
 from studies.inference import Estimate
 from studies.study import Row, Study, gain
@@ -51,7 +51,7 @@ def draw(study: Study, path: Path) -> None:
         )
     figure.suptitle(study.grid.title)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figure.savefig(path, metadata={"Date": None})
+    save_svg(figure, path)
     plt.close(figure)
 
 

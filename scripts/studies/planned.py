@@ -15,6 +15,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from scipy import stats
 
+from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.figures import colours
 from studies.inference import Estimate, holm, paired
 from studies.markdown import fold, shown, table
@@ -138,7 +139,7 @@ def draw_steps(study: Study, path: Path) -> None:
     axes[0][0].set_ylabel("share of the seeds that have learned")
     axes[0][-1].legend(frameon=False)
     with plt.rc_context({"svg.hashsalt": "mixhead"}):
-        figure.savefig(path, metadata={"Date": None})
+        figures.save_svg(figure, path)
     plt.close(figure)
 
 

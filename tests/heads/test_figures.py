@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 from argparse import Namespace
 
@@ -27,6 +28,20 @@ def test_a_variant_has_its_colour_beside_any_other_and_no_two_series_look_alike(
     looks = figures.lines([*figures.VARIANTS, *"abcdefgh"])
     assert {name: looks[name]["color"] for name in alone} == alone
     assert len({tuple(look.values()) for look in looks.values()}) == len(looks)
+
+
+def test_an_svg_file_follows_the_dark_theme(tmp_path):
+    figure, axes = figures.subplots(1, 1, (2, 2))
+    axes[0, 0].plot([0, 1], color=figures.COLOURS[0])
+    figures.save_svg(figure, tmp_path / "line.svg")
+    svg = (tmp_path / "line.svg").read_text(encoding="utf-8")
+    (rules,) = re.findall(r"@media \(prefers-color-scheme: dark\) (.*?)</style>", svg)
+    # each selector is a piece of a style that matplotlib has written
+    for light, dark in (("fill: #ffffff", "#181d23"), ("stroke: #0072b2", "#4aa8e0")):
+        assert re.search(rf'style="[^"]*{light}', svg)
+        part = light.partition(":")[0]
+        assert f'[style*="{light}"] {{ {part}: {dark} !important }}' in rules
+    assert "svg { fill: #e6eaef }" in rules
 
 
 def test_json_has_versions_flags_and_numbers(tmp_path):
