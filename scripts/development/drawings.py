@@ -379,14 +379,14 @@ def reads() -> Drawing:
     """Draw how Mixhead A has one M for all words, and how Mixhead B makes one from the queries."""
     drawing = Drawing(
         760,
-        384,
+        362,
         "What Mixhead B reads",
         "Mixhead A has one matrix M for all words. Mixhead B computes a matrix for each word: the "
         "queries of that word times W, plus b.",
     )
     drawing.text(24, 34, "Mixhead A: one M for all words", "title")
     drawing.text(312, 34, "Mixhead B: each word makes its own M", "title")
-    drawing.path("M290 24V360", "line")
+    drawing.path("M290 24V338", "line")
 
     # A
     drawing.heat(96, 84, MIXING, 30, HEADS, 3)
