@@ -12,11 +12,11 @@ from tests.covering import each_once
 from tests.hf.models import GROUPED, HEADS, MODELS, build, hf, whole
 
 VARIANTS = [
-    dict(head_mixing="position-wise", attention_sink="zero"),
+    {"head_mixing": "position-wise", "attention_sink": "zero"},
     {},
-    dict(head_mixing="position-independent", attention_gate="head"),
-    dict(head_mixing="none", attention_gate="element", attention_sink="learned"),
-    dict(feature_mixing="shared"),
+    {"head_mixing": "position-independent", "attention_gate": "head"},
+    {"head_mixing": "none", "attention_gate": "element", "attention_sink": "learned"},
+    {"feature_mixing": "shared"},
 ]
 OUTPUTS = ("c_proj", "o_proj", "out_proj", "dense", "out_lin", "o")  # read the outputs of all heads
 
@@ -24,8 +24,37 @@ OUTPUTS = ("c_proj", "o_proj", "out_proj", "dense", "out_lin", "o")  # read the 
 def output(model, name):
     """Return the projection that reads the heads of an attention."""
     attention = model.get_submodule(name)
-    found = [getattr(attention, each) for each in OUTPUTS if hasattr(attention, each)]
-    return found[0] if found else model.get_submodule(name.rpartition(".")[0]).output.dense
+    for each in OUTPUTS:
+        if hasattr(attention, each):
+            return getattr(attention, each)
+    # BERT's is beside its attention.
+    parent, _, _ = name.rpartition(".")
+    return model.get_submodule(parent).output.dense
+
+
+def zero(model, name, heads):
+    """Set the columns to 0 with which the output projection of an attention reads some heads."""
+    weight = output(model, name).weight.data  # [C, H * D]; GPT-2's is transposed
+    columns = weight if type(model).__name__.startswith("GPT2") else weight.t()
+    columns.unflatten(0, (HEADS, -1))[heads] = 0
+
+
+def count(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def projections_cut(grouped, mixes):
+    """Return how many whole projections are halved when half the heads of an attention go.
+
+    Args:
+        grouped: whether pairs of heads share keys and values, whose projections are half as large
+        mixes: whether M makes the mixed heads, whose weights come from all queries and keys
+    """
+    keys = values = 0.5 if grouped else 1
+    queries = outputs = 1
+    if mixes:
+        return values + outputs
+    return queries + keys + values + outputs
 
 
 @each_once(name=MODELS, variant=VARIANTS)
@@ -36,70 +65,95 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
     inputs = whole(model, inputs)
     before = model(**inputs).logits
     sites = [attention.name for attention in attentions_of(model)]
-    grouped, mixes = name.startswith(tuple(GROUPED)), variant.get("head_mixing", "none") != "none"
-    # head 2 is 1 after 0 is gone
-    first, steps = ([0, 1], [[0, 1]]) if grouped else ([0, 2], [[0], [1]])
-    heads = {0: first, sites[-1]: (2, 3, 2)}
+    first, last = sites[0], sites[-1]
+
+    # Heads that share keys go together. Others go one by one: head 2 is number 1 after 0 is gone.
+    grouped = name.startswith(tuple(GROUPED))
+    if grouped:
+        heads, steps = [0, 1], [[0, 1]]
+    else:
+        heads, steps = [0, 2], [[0], [1]]
+
     silenced = copy.deepcopy(model)
-    for layer, some in ((sites[0], first), (sites[-1], [2, 3])):
-        weight = output(silenced, layer).weight  # [C, H * D]; GPT-2's is transposed
-        columns = weight.data if "GPT2" in name else weight.data.t()
-        columns.unflatten(0, (HEADS, -1))[some] = 0
-    with hf.ablate(model, heads):
+    zero(silenced, first, heads)
+    zero(silenced, last, [2, 3])
+    with hf.ablate(model, {0: heads, last: (2, 3, 2)}):
         torch.testing.assert_close(model(**inputs).logits, silenced(**inputs).logits)
     assert torch.equal(model(**inputs).logits, before)
-    size = sum(parameter.numel() for parameter in model.parameters())
+
+    size = count(model)
     for some in steps:
         hf.prune(model, {0: some})
-    hf.prune(model.requires_grad_(False), {sites[-1]: [2, 3]})
+    hf.prune(model.requires_grad_(False), {last: [2, 3]})
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    halves = {(False, False): 4, (False, True): 2, (True, False): 3, (True, True): 1.5}[
-        grouped, mixes
-    ]
-    width = output(silenced, sites[0]).weight.numel() / 2  # half a projection
-    assert size - sum(parameter.numel() for parameter in model.parameters()) >= 2 * halves * width
+    mixes = variant.get("head_mixing", "none") != "none"
+    half = output(silenced, first).weight.numel() / 2
+    assert size - count(model) >= 2 * projections_cut(grouped, mixes) * half
+
     model.save_pretrained(tmp_path)
     for pruned in (model, copy.deepcopy(model), hf.load(tmp_path)):
         torch.testing.assert_close(pruned(**inputs).logits, silenced(**inputs).logits)
     assert len(hf.attentions(pruned, inputs)) == len(sites)
     with pytest.raises(ValueError, match=r"hf\.load"):
         type(model).from_pretrained(tmp_path)
+
     if model.can_generate() and "input_ids" in inputs:
         prompt = {"input_ids": inputs["input_ids"], "max_new_tokens": 3, "do_sample": False}
         assert torch.equal(pruned.generate(**prompt), pruned.generate(**prompt, use_cache=False))
 
 
-def test_what_is_no_head_or_cannot_be_cut_is_refused_and_changes_nothing():
+# ---- what is no head, or cannot be cut ---------------------------------------------------------
+
+
+def llama():
+    return build("LlamaForCausalLM")[0]
+
+
+def pruned_t5():
+    return hf.prune(build("T5Model")[0], {0: [1]})
+
+
+LAYERS = "must be from 0 to 1, or a name such as model.layers.0.self_attn"
+# The message, and the call that is refused with it.
+REFUSED = {
+    f"layer 2: {LAYERS}": lambda: hf.ablate(llama(), {2: [0]}),
+    f"layer 'lm_head': {LAYERS}": lambda: hf.ablate(llama(), {"lm_head": [0]}),
+    "head 4 of layer 0: must be from 0 to 3": lambda: hf.ablate(llama(), {0: [4]}),
+    "heads [0, 1, 2, 3] of layer 0: must leave one head": lambda: hf.prune(llama(), {0: range(4)}),
+    "heads [0] of layer 0: head_mixing must have all heads, U is divided by its root mean square "
+    "over all heads; ablate them instead": lambda: hf.prune(
+        build("BertForMaskedLM", head_mixing="low-rank")[0], {0: [0]}
+    ),
+    "heads [0] of layer 0: feature_mixing must have all heads, each head is a sum of all; ablate "
+    "them instead": lambda: hf.prune(build("T5Model", feature_mixing="heads")[0], {0: [0]}),
+    "T5Model: is mixed already, or pruned": lambda: hf.mix(pruned_t5(), "average"),
+    "T5Model: is pruned, and must stay as it is": lambda: hf.unmix(pruned_t5()),
+    "importance: must have a batch": lambda: hf.importance(llama(), [], None),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_no_head_or_cannot_be_cut_is_refused_in_one_line(message):
+    with pytest.raises(ValueError) as error:
+        REFUSED[message]()
+    assert str(error.value) == message
+
+
+def test_a_cut_that_is_refused_for_one_layer_cuts_no_other():
     model, inputs = build("LlamaForCausalLM")
     before = model(**inputs).logits
-    assert choose(
-        attentions_of(model), {0: [1], "model.layers.0.self_attn": torch.tensor([2])}
-    ) == {0: [1, 2]}
-    low_rank = build("BertForMaskedLM", head_mixing="low-rank")[0]
-    for refused, message in (
-        (
-            lambda: hf.ablate(model, {2: [0]}),
-            r"^layer 2: must be from 0 to 1, or a name such as model\.layers\.0",
-        ),
-        (lambda: hf.ablate(model, {"lm_head": [0]}), "^layer 'lm_head': must"),
-        (lambda: hf.ablate(model, {0: [4]}), "^head 4 of layer 0: must be from 0 to 3$"),
-        (
-            lambda: hf.prune(model, {0: [0, 1], 1: [1]}),
-            r"heads \[1\] of layer 1: must be whole groups of 2",
-        ),
-        (lambda: hf.prune(model, {0: range(4)}), "must leave one head"),
-        (lambda: hf.prune(low_rank, {0: [0]}), "head_mixing must have all heads"),
-        (
-            lambda: hf.prune(build("T5Model", feature_mixing="heads")[0], {0: [0]}),
-            "feature_mixing must have all heads",
-        ),
-        (lambda: hf.importance(model, [], None), "must have a batch"),
-        (lambda: hf.mix(hf.prune(build("T5Model")[0], {0: [1]}), "average"), "or pruned"),
-        (lambda: hf.unmix(hf.prune(build("T5Model")[0], {0: [1]})), "is pruned"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            refused()
+    with pytest.raises(ValueError) as error:
+        hf.prune(model, {0: [0, 1], 1: [1]})
+    assert str(error.value) == "heads [1] of layer 1: must be whole groups of 2 that share keys"
     assert torch.equal(model(**inputs).logits, before)
+
+
+def test_a_layer_may_be_named_twice_by_number_and_by_name():
+    heads = {0: [1], "model.layers.0.self_attn": torch.tensor([2])}
+    assert choose(attentions_of(llama()), heads) == {0: [1, 2]}
+
+
+# ---- calls that are compiled, or in other threads ----------------------------------------------
 
 
 def squares(model, batch):
@@ -113,8 +167,9 @@ def test_heads_of_compiled_models_are_silenced_and_weighed():
     def studied():
         with hf.ablate(model, {0: [1, 2]}):
             silenced = model(**inputs).logits
-        found = hf.importance(model, [inputs], squares), hf.attentions(model, inputs)[0].mixed
-        return silenced, *found, model(**inputs).logits
+        importance = hf.importance(model, [inputs], squares)
+        weights = hf.attentions(model, inputs)[0].mixed
+        return silenced, importance, weights, model(**inputs).logits
 
     expected = studied()
     model.compile(backend="eager")
@@ -123,42 +178,46 @@ def test_heads_of_compiled_models_are_silenced_and_weighed():
 
 
 @pytest.mark.filterwarnings("ignore:ablate")
-def test_an_ablation_belongs_to_one_thread_and_one_without_effect_is_told():
+def test_an_ablation_belongs_to_its_thread_and_is_refused_if_no_call_there_passed_it():
     model, inputs = build("T5ForConditionalGeneration")
-    expected = model(**whole(model, inputs)).logits
+    inputs = whole(model, inputs)
+    expected = model(**inputs).logits
     found = []
-    with (
-        pytest.raises(
-            RuntimeError,
-            match=r"^ablate: had no effect, no call in this thread passed encoder\.block\.0\.l",
-        ),
-        hf.ablate(model, {0: [1]}),
-    ):
-        thread = threading.Thread(target=lambda: found.append(model(**whole(model, inputs)).logits))
+    thread = threading.Thread(target=lambda: found.append(model(**inputs).logits))
+    with pytest.raises(RuntimeError) as error, hf.ablate(model, {0: [1]}):
         thread.start()
         thread.join()
-    assert torch.equal(found[0], expected)
-    partly = pytest.warns(
-        UserWarning,
-        match=r"^ablate: had no effect on decoder\..*SelfAttention, which no call passed$",
+    assert str(error.value) == (
+        "ablate: had no effect, no call in this thread passed "
+        "encoder.block.0.layer.0.SelfAttention or another chosen layer"
     )
-    with partly, hf.ablate(model, {0: [1], 2: [0]}):
-        model.get_encoder()(**inputs)
-    with pytest.warns(
-        UserWarning, match=r"^importance: is 0 for decoder\.block\.0.*, on which no loss depends$"
-    ):
-        hf.importance(
-            model, [inputs], lambda model, batch: model.get_encoder()(**batch)[0].square().sum()
-        )
+    assert torch.equal(found[0], expected)
+
+
+def encode(model, batch):
+    return model.get_encoder()(**batch)[0].square().sum()
+
+
+def test_layers_that_no_call_passed_are_named():
+    model, inputs = build("T5ForConditionalGeneration")
+    told = r"^ablate: had no effect on decoder\..*SelfAttention, which no call passed$"
+    with pytest.warns(UserWarning, match=told), hf.ablate(model, {0: [1], 2: [0]}):
+        encode(model, inputs)
+    told = r"^importance: is 0 for decoder\.block\.0.*, on which no loss depends$"
+    with pytest.warns(UserWarning, match=told):
+        hf.importance(model, [inputs], encode)
 
 
 @torch.no_grad()
 def test_two_threads_silence_each_their_own_heads():
     model, inputs = build("LlamaForCausalLM")
-    expected, wrong, both = {}, [], threading.Barrier(2)
+    expected = {}
     for head in (1, 2):
         with hf.ablate(model, {0: [head]}):
             expected[head] = model(**inputs).logits
+
+    wrong = []
+    both = threading.Barrier(2)
 
     @torch.no_grad()
     def silence(head):
@@ -179,9 +238,8 @@ def test_two_threads_silence_each_their_own_heads():
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
-def test_gates_can_be_inside_each_other_and_end_with_their_block():
+def test_gates_can_be_inside_each_other():
     model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
-    expected = model(**inputs).logits
 
     def silenced(model, batch):
         with hf.ablate(model, {0: [1]}):
@@ -191,41 +249,63 @@ def test_gates_can_be_inside_each_other_and_end_with_their_block():
         outside = hf.importance(model, [inputs], squares)
     inside = hf.importance(model, [inputs], silenced)
     torch.testing.assert_close(inside, outside)
-    assert inside[0][1] == 0 and inside[0][0] > 0
+    assert inside[0][1] == 0
+    assert inside[0][0] > 0
+
+
+def test_a_gate_ends_with_its_block_even_if_that_raises():
+    model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
+    expected = model(**inputs).logits
     with pytest.raises(KeyError), hf.ablate(model, {0: [1]}):
         raise KeyError
     assert torch.equal(model(**inputs).logits, expected)
 
 
-def test_what_would_give_another_gradient_or_none_is_refused():
-    model, inputs = build("LlamaForCausalLM")
-    batches, rows = [inputs], inputs["input_ids"].size(0)
-    for loss, problem in (
-        (
-            lambda model, batch: squares(model, batch).detach(),
-            "the loss has no gradient, it must not be detached or",
-        ),
-        (_apart, "the loss does not depend"),
-        (
-            lambda model, batch: squares(model, {"input_ids": batch["input_ids"][:1]}),
-            f"was called with 1 .* has {rows};",
-        ),
-    ):
-        with pytest.raises(ValueError, match=problem):
-            hf.importance(model, batches, loss)
-    with pytest.raises(
-        RuntimeError,
-        match=r"^importance: had no effect, no call in this thread passed model\.layers\.0",
-    ):
-        hf.importance(model, batches, lambda model, batch: model.lm_head.weight.sum())
-    model.train().gradient_checkpointing_enable()
-    with (
-        pytest.raises(ValueError, match="gradient checkpointing may compute heads again"),
-        hf.ablate(model, {0: [1]}),
-    ):
-        model(**inputs)
+# ---- losses that give no importance ------------------------------------------------------------
 
 
-def _apart(model, batch):
+def detached(model, batch):
+    return squares(model, batch).detach()
+
+
+def apart(model, batch):
+    """Call the model, and return a loss that does not come from that call."""
     squares(model, batch)
     return model.lm_head.weight.sum()
+
+
+def of_one_sentence(model, batch):
+    return squares(model, {"input_ids": batch["input_ids"][:1]})
+
+
+def of_no_call(model, batch):
+    return model.lm_head.weight.sum()
+
+
+NO_IMPORTANCE = {
+    detached: "importance: the loss has no gradient, it must not be detached or under no_grad",
+    apart: "importance: the loss does not depend on any head",
+    of_one_sentence: "model.layers.0.self_attn: was called with 1 sentences, the first tensor of "
+    "the batch has 3; importance must see them apart",
+    of_no_call: "importance: had no effect, no call in this thread passed "
+    "model.layers.0.self_attn or another chosen layer",
+}
+
+
+@pytest.mark.parametrize("loss", NO_IMPORTANCE)
+def test_a_loss_that_would_give_another_gradient_or_none_is_refused(loss):
+    model, inputs = build("LlamaForCausalLM")
+    with pytest.raises((ValueError, RuntimeError)) as error:
+        hf.importance(model, [inputs], loss)
+    assert str(error.value) == NO_IMPORTANCE[loss]
+
+
+def test_gates_under_gradient_checkpointing_are_refused():
+    model, inputs = build("LlamaForCausalLM")
+    model.train().gradient_checkpointing_enable()
+    with pytest.raises(ValueError) as error, hf.ablate(model, {0: [1]}):
+        model(**inputs)
+    assert str(error.value) == (
+        "LlamaForCausalLM: gradient checkpointing may compute heads again without their gates; "
+        "call model.eval() or model.gradient_checkpointing_disable()"
+    )

@@ -13,7 +13,26 @@ from tests.covering import each_once
 from tests.fairseq.definition import MIXINGS, NORMALIZERS, variant
 from tests.hf.models import FEW, GENERATING, MODELS, build, hf, shake, whole
 
-SCORES = dict(output_scores=True, return_dict_in_generate=True)
+SCORES = {"output_scores": True, "return_dict_in_generate": True}
+
+
+# ---- what stays the same -----------------------------------------------------------------------
+
+
+def logits_and_gradients(model, inputs, names, visible):
+    """Return the logits at visible tokens, and the gradient of each named parameter.
+
+    Args:
+        inputs: the keywords of one call
+        names: the parameters
+        visible: a bool for each token [B, N]; logits of hidden ones mean nothing
+    """
+    logits = model(**inputs).logits
+    # Logits of a decoder belong to other tokens, and those of an image to none.
+    if not model.config.is_encoder_decoder and "pixel_values" not in inputs:
+        logits = logits[visible]
+    logits.square().mean().backward()
+    return logits, {name: model.get_parameter(name).grad for name in names}
 
 
 @each_once(
@@ -24,25 +43,22 @@ SCORES = dict(output_scores=True, return_dict_in_generate=True)
 def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, mixing, padded):
     model, inputs = build(name)
     inputs["attention_mask"][1, padded] = 0
-    visible, inputs = inputs["attention_mask"] == 1, whole(model, inputs)
-    mixed, found = type(model)(model.config).double().eval(), []
+    visible = inputs["attention_mask"] == 1
+    inputs = whole(model, inputs)
+
+    # A model of the same config, which `mix` must leave to the other one.
+    mixed = type(model)(model.config).double().eval()
     mixed.load_state_dict(model.state_dict())
-    hf.mix(mixed, mixing)  # leaves the config of the other model alone
-    for each in (copy.deepcopy(mixed), copy.deepcopy(model)):
-        logits = each(**inputs).logits
-        logits = (
-            logits
-            if model.config.is_encoder_decoder or "pixel_values" in inputs
-            else logits[visible]
-        )
-        logits.square().mean().backward()
-        found += [
-            (logits, {name: each.get_parameter(name).grad for name, _ in model.named_parameters()})
-        ]
-    torch.testing.assert_close(*found)
+    hf.mix(mixed, mixing)
+
+    names = [name for name, _ in model.named_parameters()]
+    found = logits_and_gradients(copy.deepcopy(mixed), inputs, names, visible)
+    expected = logits_and_gradients(copy.deepcopy(model), inputs, names, visible)
+    torch.testing.assert_close(found, expected)
+
     assert hf.unmix(mixed).config.to_dict() == model.config.to_dict()
     assert mixed.config._attn_implementation == model.config._attn_implementation
-    assert torch.equal(mixed(**inputs).logits, model(**inputs).logits)  # its config was not changed
+    assert torch.equal(mixed(**inputs).logits, model(**inputs).logits)
 
 
 @each_once(name=GENERATING, mixing=MIXINGS, beams=[1, 3], normalizer=NORMALIZERS)
@@ -52,32 +68,32 @@ def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(
     model, inputs = build(name, **variant(normalizer, mixing))
     model.save_pretrained(tmp_path)
     inputs["attention_mask"][1, :2] = 0
-    inputs |= SCORES | dict(max_new_tokens=5, min_new_tokens=5, num_beams=beams)
-    cached, full = model.generate(**inputs), hf.load(tmp_path).generate(**inputs, use_cache=False)
+    inputs |= SCORES | {"max_new_tokens": 5, "min_new_tokens": 5, "num_beams": beams}
+    cached = model.generate(**inputs)
+    full = hf.load(tmp_path).generate(**inputs, use_cache=False)
     assert torch.equal(cached.sequences, full.sequences)
     torch.testing.assert_close(cached.scores, full.scores, rtol=1e-5, atol=1e-5)
 
 
 def test_the_rest_of_a_static_cache_is_hidden():
     model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
-    inputs |= SCORES | dict(max_new_tokens=3)
-    found, expected = (
-        model.generate(**inputs, cache_implementation=kind).scores for kind in ("static", None)
-    )
-    torch.testing.assert_close(found, expected)
+    inputs |= SCORES | {"max_new_tokens": 3}
+    found = model.generate(**inputs, cache_implementation="static")
+    expected = model.generate(**inputs)
+    torch.testing.assert_close(found.scores, expected.scores)
 
 
 @each_once(name=FEW, variant=[{"feature_mixing": kind} for kind in ("heads", "shared", "output")])
 def test_a_folded_model_is_plain_and_has_the_same_outputs(name, variant):
     model, inputs = build(name, **variant)
-    inputs |= {"decoder_input_ids": inputs["input_ids"]} if model.config.is_encoder_decoder else {}
-    expected, plain = model(**inputs).logits, build(name)[0]
+    inputs = whole(model, inputs)
+    expected = model(**inputs).logits
     folded = hf.fold(model)
     torch.testing.assert_close(folded(**inputs).logits, expected)
-    assert (
-        folded.config.to_dict() == plain.config.to_dict()
-        and folded.state_dict().keys() == plain.state_dict().keys()
-    )
+
+    plain, _ = build(name)
+    assert folded.config.to_dict() == plain.config.to_dict()
+    assert folded.state_dict().keys() == plain.state_dict().keys()
 
 
 @torch.no_grad()
@@ -85,7 +101,8 @@ def test_a_folded_model_is_plain_and_has_the_same_outputs(name, variant):
 def test_offloaded_feature_mixing_comes_back_for_its_call(features):
     model, inputs = build("LlamaForCausalLM", feature_mixing=features)
     expected = shake(model)(**inputs).logits
-    torch.testing.assert_close(cpu_offload(model, torch.device("cpu"))(**inputs).logits, expected)
+    offloaded = cpu_offload(model, torch.device("cpu"))
+    torch.testing.assert_close(offloaded(**inputs).logits, expected)
 
 
 @torch.no_grad()
@@ -93,86 +110,12 @@ def test_the_parts_of_gpt2s_one_projection_are_mixed_apart():
     model, inputs = build("GPT2LMHeadModel")
     mixed = shake(hf.mix(copy.deepcopy(model), feature_mixing="shared"))
     for ours, plain in zip(mixed.transformer.h, model.transformer.h):
-        for tensor in (plain.attn.c_attn.weight, plain.attn.c_attn.bias):
-            for features, matrix in zip(tensor.chunk(3, -1), ours.attn.feature_mixing.matrices()):
-                features.copy_((features.unflatten(-1, (4, 8)) @ matrix).flatten(-2))
+        matrices = ours.attn.feature_mixing.matrices()  # of queries, keys and values
+        for tensor in (plain.attn.c_attn.weight, plain.attn.c_attn.bias):  # [..., 3 * H * D]
+            for features, matrix in zip(tensor.chunk(3, -1), matrices):
+                heads = features.unflatten(-1, (4, 8))  # [..., H, D]
+                features.copy_((heads @ matrix).flatten(-2))
     torch.testing.assert_close(mixed(**inputs).logits, model(**inputs).logits)
-
-
-def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
-    model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
-    model.save_pretrained(tmp_path)
-    model.set_attn_implementation("sdpa")
-    with pytest.raises(RuntimeError, match="sdpa: lost the mixing"):
-        model(**inputs)
-    model.bert.encoder.layer[0].attention.self.config._attn_implementation = "sdpa"
-    with pytest.raises(RuntimeError, match="must go through the AttentionInterface"):
-        model(**inputs)
-    copied, _ = build("LlamaForCausalLM", head_mixing="position-wise")
-    loaded, info = hf.load(tmp_path, output_loading_info=True)
-    assert info["missing_keys"] == set() and type(pickle.loads(pickle.dumps(loaded))) is type(model)
-    path = tmp_path / "model.safetensors"
-    save_file(
-        {k: v for k, v in load_file(path).items() if "mixing.bias" not in k}, path, {"format": "pt"}
-    )
-    build("GPT2LMHeadModel")[0].save_pretrained(tmp_path / "unmixed")
-    odd, _ = build(
-        "MarianMTModel", {"d_model": 24, "hidden_size": 24, "decoder_attention_heads": 3}
-    )
-    for refused, message in (
-        (lambda: hf.mix(odd, "differential"), "num_heads 3: must be a multiple of 2"),
-        (lambda: hf.load(tmp_path / "unmixed"), "no entry mixhead"),
-        (lambda: hf.load(tmp_path), "2 are missing"),
-        (
-            lambda: hf.load(tmp_path, AutoModelForMaskedLM),
-            "cls AutoModelForMaskedLM: must be the class of a model",
-        ),
-        (lambda: type(model).from_pretrained(tmp_path, attn_implementation="eager"), r"hf\.load"),
-        (
-            lambda: hf.mix(build("Gemma2ForCausalLM")[0], "position-wise"),
-            "^Gemma2Attention: softcap cannot be used with mixed heads$",
-        ),
-        (
-            lambda: copied.model.layers[0].self_attn._replicate_for_data_parallel()(),
-            "DataParallel: start a process",
-        ),
-        (lambda: hf.unmix(model), "without head_mixing"),
-        (lambda: hf.unmix(build("T5Model", normalizer="l2")[0]), "without normalizer l2"),
-        (lambda: hf.fold(model), "without head_mixing"),
-        (lambda: hf.unmix(build("T5Model")[0]), "no mixing"),
-        (lambda: hf.mix(model), "already"),
-        (lambda: hf.mix(build("T5Model")[0], relative_position="t5"), "relative_position: must"),
-        (lambda: hf.mix(build("T5Model")[0], relative_gain=2), "relative_gain: must be left out"),
-        (lambda: hf.mix(build("T5Model")[0], head_dim=4), "head_dim: must be left out, the model"),
-        (
-            lambda: hf.mix(build("T5Model")[0]),
-            "nothing is asked for.*; head_mixing: none, position",
-        ),
-        (
-            lambda: hf.mix(build("BloomForCausalLM")[0], "position-wise"),
-            r"^BloomForCausalLM: has no attention that goes through the AttentionInterface "
-            r"and whose projections are known; docs/huggingface\.md says how to add a row to "
-            r"hf\.LAYOUTS$",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            refused()
-    both = build("BertForMaskedLM", head_mixing="position-wise", feature_mixing="shared")[0]
-    before = copy.deepcopy(both.state_dict())
-    with pytest.raises(ValueError, match="without head_mixing"):
-        hf.fold(both)
-    assert all(torch.equal(value, before[name]) for name, value in both.state_dict().items())
-    config = tmp_path / "config.json"
-    config.write_text(config.read_text().replace(type(model).__name__, "Own"))
-    with pytest.raises(ValueError, match="must be the class of a model, as Own"):
-        hf.load(tmp_path)
-    hf.mix(odd, "position-wise")  # the refusal changed nothing
-    odd.model.encoder.layers[0].self_attn.k_proj.register_forward_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        odd(torch.ones(1, 2, dtype=torch.long))
-    odd.model.encoder.layers[0].self_attn.q_proj(torch.ones(1, 24).double())
-    # neither an interrupted call nor one of a projection leaves activations behind
-    copy.deepcopy(odd)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +127,176 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
     ids=["random", "low-rank"],
 )
 def test_random_starts_of_layers_differ_and_are_saved(variant, tensor, tmp_path):
+    def starts(model):
+        return [layer.self_attn.head_mixing.get_parameter(tensor) for layer in model.model.layers]
+
     model = hf.mix(build("LlamaForCausalLM")[0], **variant)
-    first, second = (
-        layer.self_attn.head_mixing.get_parameter(tensor) for layer in model.model.layers
-    )
+    first, second = starts(model)
     assert not torch.equal(first, second)
     model.save_pretrained(tmp_path)
-    loaded = hf.load(tmp_path).model.layers[1].self_attn.head_mixing.get_parameter(tensor)
-    assert torch.equal(loaded, second)
+    assert torch.equal(starts(hf.load(tmp_path))[1], second)
+
+
+def test_a_mixed_model_is_pickled_with_its_class():
+    model, _ = build("BertForMaskedLM", head_mixing="position-wise")
+    assert type(pickle.loads(pickle.dumps(model))) is type(model)
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+
+def test_an_attention_implementation_that_would_lose_the_mixing_is_refused():
+    model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError) as error:
+        model(**inputs)
+    assert str(error.value) == (
+        "attn_implementation sdpa: lost the mixing, must be mixhead or eager"
+    )
+    # Here one layer alone is asked for another implementation, behind the model's back.
+    model.bert.encoder.layer[0].attention.self.config._attn_implementation = "sdpa"
+    with pytest.raises(RuntimeError) as error:
+        model(**inputs)
+    assert str(error.value) == (
+        "BertSelfAttention: lost the mixing, its attention must go through the AttentionInterface"
+    )
+
+
+def mixed_bert():
+    return build("BertForMaskedLM", head_mixing="position-wise")[0]
+
+
+def replicated():
+    """Call an attention as torch's DataParallel does, on a copy without parameters."""
+    model, _ = build("LlamaForCausalLM", head_mixing="position-wise")
+    return model.model.layers[0].self_attn._replicate_for_data_parallel()()
+
+
+T5_HAS_ITS_OWN = "must be left out, the model has its own"
+# The message, and the call that is refused with it.
+REFUSED = {
+    "BertForMaskedLM: is mixed already, or pruned": lambda: hf.mix(mixed_bert()),
+    f"relative_position: {T5_HAS_ITS_OWN}": lambda: hf.mix(
+        build("T5Model")[0], relative_position="t5"
+    ),
+    f"relative_gain: {T5_HAS_ITS_OWN}": lambda: hf.mix(build("T5Model")[0], relative_gain=2),
+    f"head_dim: {T5_HAS_ITS_OWN}": lambda: hf.mix(build("T5Model")[0], head_dim=4),
+    "Gemma2Attention: softcap cannot be used with mixed heads": lambda: hf.mix(
+        build("Gemma2ForCausalLM")[0], "position-wise"
+    ),
+    "BloomForCausalLM: has no attention that goes through the AttentionInterface and whose "
+    "projections are known; docs/huggingface.md says how to add a row to hf.LAYOUTS": (
+        lambda: hf.mix(build("BloomForCausalLM")[0], "position-wise")
+    ),
+    "a mixed model in torch's DataParallel: start a process for each GPU, as torchrun does": (
+        replicated
+    ),
+    "BertForMaskedLM: without head_mixing its outputs would change": lambda: hf.unmix(mixed_bert()),
+    "T5Model: without normalizer l2 its outputs would change": lambda: hf.unmix(
+        build("T5Model", normalizer="l2")[0]
+    ),
+    "T5Model: has no mixing": lambda: hf.unmix(build("T5Model")[0]),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_mixed_or_unmixed_is_refused_in_one_line(message):
+    with pytest.raises(ValueError) as error:
+        REFUSED[message]()
+    assert str(error.value) == message
+
+
+def test_nothing_is_refused_with_all_that_could_be_asked_for():
+    with pytest.raises(ValueError) as error:
+        hf.mix(build("T5Model")[0])
+    told = str(error.value)
+    assert told.startswith("nothing is asked for; must be at least one of normalizer: softmax,")
+    assert "; head_mixing: none, position-independent, position-wise" in told
+
+
+def test_a_model_that_cannot_be_folded_keeps_its_tensors():
+    model, _ = build("BertForMaskedLM", head_mixing="position-wise", feature_mixing="shared")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError) as error:
+        hf.fold(model)
+    assert str(error.value) == "BertForMaskedLM: without head_mixing its outputs would change"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_that_cannot_be_mixed_stays_and_no_call_leaves_activations_behind():
+    """An activation that a module still holds could not be copied."""
+    model, _ = build(
+        "MarianMTModel", {"d_model": 24, "hidden_size": 24, "decoder_attention_heads": 3}
+    )
+    with pytest.raises(ValueError) as error:
+        hf.mix(model, "differential")
+    assert str(error.value) == "num_heads 3: must be a multiple of 2 with differential mixing"
+
+    hf.mix(model, "position-wise")
+    attention = model.model.encoder.layers[0].self_attn
+    attention.k_proj.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(torch.ones(1, 2, dtype=torch.long))
+    attention.q_proj(torch.ones(1, 24).double())
+    copy.deepcopy(model)
+
+
+# ---- what is refused when a model is loaded ----------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The folder of a mixed model."""
+    mixed_bert().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_saved_model_tells_that_nothing_is_missing(saved):
+    _, info = hf.load(saved, output_loading_info=True)
+    assert info["missing_keys"] == set()
+
+
+def test_from_pretrained_names_the_function_that_loads_a_mixed_model(saved):
+    with pytest.raises(ValueError) as error:
+        type(mixed_bert()).from_pretrained(saved, attn_implementation="eager")
+    assert str(error.value) == (
+        "BertForMaskedLM: its config is for mixed heads, load this model by "
+        "mixhead_plugin.hf.load, or make a new one from a plain config and call hf.mix"
+    )
+
+
+def test_a_folder_without_the_tensors_of_the_mixing_is_refused(saved):
+    path = saved / "model.safetensors"
+    kept = {
+        name: value for name, value in load_file(path).items() if not name.endswith("mixing.bias")
+    }
+    save_file(kept, path, {"format": "pt"})
+    with pytest.raises(ValueError) as error:
+        hf.load(saved)
+    missing = "bert.encoder.layer.0.attention.self.head_mixing.bias"
+    assert str(error.value) == f"{saved}: has no tensor for {missing}; 2 are missing"
+
+
+def test_a_folder_of_a_plain_model_is_refused(tmp_path):
+    build("GPT2LMHeadModel")[0].save_pretrained(tmp_path)
+    with pytest.raises(ValueError) as error:
+        hf.load(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}: its config has no entry mixhead; load it by from_pretrained"
+    )
+
+
+def test_a_class_that_makes_no_model_is_refused(saved):
+    with pytest.raises(ValueError) as error:
+        hf.load(saved, AutoModelForMaskedLM)
+    assert str(error.value) == (
+        "cls AutoModelForMaskedLM: must be the class of a model, as BertForMaskedLM"
+    )
+
+
+def test_a_class_that_transformers_lacks_must_be_given(saved):
+    config = saved / "config.json"
+    config.write_text(config.read_text().replace("BertForMaskedLM", "Own"))
+    with pytest.raises(ValueError) as error:
+        hf.load(saved)
+    assert str(error.value) == "cls object: must be the class of a model, as Own"
