@@ -30,26 +30,36 @@ class Attention(nn.Module):
         return torch.cat([out, weights], -1)
 
 
+SIZES = [(2, 20), (3, 7)]  # batch and length of the example, and of the other call
+
+
+def visible(batch, length):
+    """Return a bool for each token [B, N], which leaves out the last two of each sentence."""
+    return torch.arange(length).expand(batch, -1) < length - 2
+
+
 def case(name):
-    """Return a module, and its arguments in two sizes."""
-    sizes = ((2, 20), (3, 7))
+    """Return a module, and its arguments in the two sizes."""
     if name == "MixedAttention":
-        variant = dict(
+        module = Attention(
             head_mixing="position-wise",
             normalizer="l2",
             attention_sink="learned",
             relative_position="t5",
         )
-        hidden = [torch.arange(n).expand(b, -1) >= n - 2 for b, n in sizes]
-        return Attention(**variant).eval(), *((torch.randn(*h.shape, 8), h) for h in hidden)
-    masks = [(torch.arange(n).expand(b, -1) < n - 2).long() for b, n in sizes]
-    model = build(name, head_mixing="position-wise")[0].float()
-    return Logits(model), *((torch.randint(3, 31, mask.shape), mask) for mask in masks)
+        calls = [(torch.randn(*size, 8), ~visible(*size)) for size in SIZES]
+        return module.eval(), *calls
+
+    model, _ = build(name, head_mixing="position-wise")
+    calls = [(torch.randint(3, 31, size), visible(*size).long()) for size in SIZES]
+    return Logits(model.float()), *calls
 
 
-@pytest.mark.parametrize(
-    "name", ["MixedAttention", *(pytest.param(n, marks=pytest.mark.slow) for n in FEW[:3])]
-)
+MODELS = FEW[:3]
+SLOW_MODELS = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+
+
+@pytest.mark.parametrize("name", ["MixedAttention", *SLOW_MODELS])
 def test_exported_programs_serve_other_sizes(name):
     module, example, other = case(name)
     program = torch.export.export(module, example, dynamic_shapes=({0: BATCH, 1: LENGTH},) * 2)
@@ -57,7 +67,7 @@ def test_exported_programs_serve_other_sizes(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["MixedAttention", *FEW[:3]])
+@pytest.mark.parametrize("name", ["MixedAttention", *MODELS])
 def test_onnxruntime_computes_the_same(name, tmp_path):
     pytest.importorskip("onnxscript", reason="pip install onnx onnxscript onnxruntime")
     runtime = pytest.importorskip("onnxruntime", reason="pip install onnx onnxscript onnxruntime")
@@ -66,6 +76,6 @@ def test_onnxruntime_computes_the_same(name, tmp_path):
     program = torch.onnx.export(module, example, dynamo=True, dynamic_shapes=shapes, verbose=False)
     program.save(tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx")
-    names = [given.name for given in session.get_inputs()]
-    (found,) = session.run(None, dict(zip(names, (x.numpy() for x in other))))
+    given = {entry.name: x.numpy() for entry, x in zip(session.get_inputs(), other)}
+    (found,) = session.run(None, given)
     torch.testing.assert_close(torch.from_numpy(found), module(*other), rtol=1e-4, atol=1e-5)

@@ -26,18 +26,40 @@ from tests.fairseq.definition import (
     variant,
 )
 
-FUTURE, HIDDEN = future().double(), padding(n_keys=NQ)
+FUTURE = future().double()
+HIDDEN = padding(n_keys=NQ)
 BY_HEAD = torch.randn(B * H, NQ, NQ).double()
+X = torch.zeros(NQ, B, E)
+
+# The mixings that start as the identity.
+STARTING_PLAIN = [
+    name
+    for name, options in MIXINGS.items()
+    if options["head_mixing"] not in ("random", "average", "differential")
+]
+
+
+def arranged(inputs, masks, hidden, layout):
+    """Return the inputs [N, B, C] and the masks of a call in another layout.
+
+    Args:
+        layout: 'first' is [B, N, C], 'second' leaves [N, B, C], 'unbatched' is one sentence [N, C]
+    """
+    if layout == "first":
+        return [x.transpose(0, 1) for x in inputs], masks, hidden
+    if layout == "second":
+        return inputs, masks, hidden
+    if masks.get("attn_mask") is BY_HEAD:
+        masks = {**masks, "attn_mask": BY_HEAD[:H]}
+    if hidden is not None:
+        hidden = hidden[1]
+    return [x[:, 1] for x in inputs], masks, hidden
 
 
 # torch's, of a bool beside a float mask
 @pytest.mark.filterwarnings("ignore:Support for mismatched")
 @each_once(
-    mixing=[
-        n
-        for n, v in MIXINGS.items()
-        if v["head_mixing"] not in ("random", "average", "differential")
-    ],
+    mixing=STARTING_PLAIN,
     layout=["first", "second", "unbatched"],
     sizes=[{}, {"kdim": 12, "vdim": 9}, {"bias": False}],
     masks=[
@@ -50,51 +72,56 @@ BY_HEAD = torch.randn(B * H, NQ, NQ).double()
     need=[{"need_weights": False}, {}, {"average_attn_weights": False}],
 )
 def test_before_training_it_is_torchs_module(mixing, layout, sizes, masks, hidden, need):
-    torchs = nn.MultiheadAttention(E, H, batch_first=layout == "first", **sizes).double().eval()
-    ours = (
-        MixedAttention(E, H, batch_first=layout == "first", **MIXINGS[mixing], **sizes)
-        .double()
-        .eval()
-    )
+    sizes = {**sizes, "batch_first": layout == "first"}
+    torchs = nn.MultiheadAttention(E, H, **sizes).double().eval()
     for parameter in torchs.parameters():
         nn.init.normal_(parameter)
+    ours = MixedAttention(E, H, **MIXINGS[mixing], **sizes).double().eval()
     ours.load_state_dict(torchs.state_dict())
-    given = [
-        torch.randn(NQ, B, size).double()
-        for size in (E, sizes.get("kdim", E), sizes.get("vdim", E))
-    ]
-    if layout == "first":
-        given = [x.transpose(0, 1) for x in given]
-    elif layout == "unbatched":
-        given, hidden = [x[:, 1] for x in given], None if hidden is None else hidden[1]
-        masks = {**masks, "attn_mask": BY_HEAD[:H]} if masks.get("attn_mask") is BY_HEAD else masks
+
+    features = [E, sizes.get("kdim", E), sizes.get("vdim", E)]
+    given = [torch.randn(NQ, B, size).double() for size in features]
+    given, masks, hidden = arranged(given, masks, hidden, layout)
     arguments = {**masks, **need, "key_padding_mask": hidden}
     torch.testing.assert_close(ours(*given, **arguments), torchs(*given, **arguments))
 
 
+def pair_of_modules(normalizer, mixing, kind):
+    """Return fairseq's module of the plugin and ours with its weights, in double precision."""
+    theirs = build(kind, mixing, normalizer).double()
+    options = {"causal": kind != "cross", **variant(normalizer, mixing), **KINDS[kind]}
+    options.pop("encoder_decoder_attention", None)
+    ours = MixedAttention(E, H, dropout=0.5, dtype=torch.float64, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours.eval()
+
+
 @each_once(normalizer=NORMALIZERS, mixing=MIXINGS, kind=["self", "rotary", "t5", "gain", "cross"])
 def test_every_variant_is_fairseqs_module_and_decodes_from_a_cache(normalizer, mixing, kind):
-    theirs, cross, dtype, cache = (
-        build(kind, mixing, normalizer).double(),
-        kind == "cross",
-        torch.float64,
-        {},
-    )
-    options = {"causal": not cross, **variant(normalizer, mixing), **KINDS[kind]}
-    options.pop("encoder_decoder_attention", None)
-    ours = MixedAttention(E, H, dropout=0.5, dtype=dtype, **options).eval()
-    ours.load_state_dict(theirs.state_dict())
-    ours.load_state_dict({"q_proj.weight": theirs.q_proj.weight}, strict=False)  # leaves the mixing
-    x, key, masks = inputs(kind, dtype=dtype)
+    theirs, ours = pair_of_modules(normalizer, mixing, kind)
+    # A part of a state dict leaves the mixing as it is.
+    ours.load_state_dict({"q_proj.weight": theirs.q_proj.weight}, strict=False)
+
+    x, key, masks = inputs(kind, dtype=torch.float64)
     expected = theirs(x, key, key, need_head_weights=True, **masks)
     masks = {name: mask for name, mask in masks.items() if name == "key_padding_mask"}
     full, weights = ours(x, key, key, average_attn_weights=False, **masks)
     torch.testing.assert_close((full, weights.transpose(0, 1)), expected)
+
+    cache = {}
     for t in range(NQ):
-        new = x[t : t + 1] if not cross else key if t == 0 else None
-        step = ours(x[t : t + 1], new, new, need_weights=False, cache=cache, **masks)[0]
+        query = x[t : t + 1]
+        new = query
+        if kind == "cross":  # later steps find the source in the cache
+            new = key if t == 0 else None
+        step, _ = ours(query, new, new, need_weights=False, cache=cache, **masks)
         torch.testing.assert_close(step[0], full[t])
-    assert not torch.equal(*(ours.train()(x, key, key)[0] for _ in range(2)))
+
+
+def test_dropout_acts_in_training():
+    x = torch.randn(NQ, B, E)
+    ours = MixedAttention(E, H, dropout=0.5)
+    assert not torch.equal(ours(x, x, x)[0], ours(x, x, x)[0])
 
 
 @pytest.mark.slow
@@ -109,14 +136,15 @@ def test_torchs_own_samples_give_the_same(kind):
     (info,) = (info for info in module_db if info.module_cls is kind)
     samples = info.module_inputs_func(info, "cpu", torch.float64, False, training=False)
     assert len(samples) >= 8
-    for (args, options), (given, masks) in (
-        [(x.args, x.kwargs) for x in (sample.constructor_input, sample.forward_input)]
-        for sample in samples
-    ):
-        if not (options.get("add_bias_kv") or options.get("add_zero_attn")):
-            torchs = nn.ModuleList([kind(*args, **options)]).double().eval()
-            (ours,) = mix(copy.deepcopy(torchs), "position-wise")
-            torch.testing.assert_close(ours(*given, **masks), torchs[0](*given, **masks))
+    for sample in samples:
+        made = sample.constructor_input
+        if made.kwargs.get("add_bias_kv") or made.kwargs.get("add_zero_attn"):
+            continue  # which `mix` refuses
+        torchs = nn.ModuleList([kind(*made.args, **made.kwargs)]).double().eval()
+        (ours,) = mix(copy.deepcopy(torchs), "position-wise")
+        call = sample.forward_input
+        expected = torchs[0](*call.args, **call.kwargs)
+        torch.testing.assert_close(ours(*call.args, **call.kwargs), expected)
 
 
 def of_a_decoder(**asked):
@@ -145,7 +173,6 @@ REFUSED = {
         lambda: MixedAttention(E, H)(X, X, None, cache={"key": X})
     ),
 }
-X = torch.zeros(NQ, B, E)
 
 
 @pytest.mark.parametrize("message", REFUSED)
@@ -156,104 +183,147 @@ def test_what_cannot_work_is_refused_in_one_line(message):
 
 
 def test_nothing_is_refused_with_all_that_could_be_asked_for():
-    with pytest.raises(
-        ValueError, match=r"^nothing is asked for; must be at least one of"
-    ) as error:
+    with pytest.raises(ValueError) as error:
         mix(nn.ModuleList([nn.MultiheadAttention(E, H)]))
-    assert "head_mixing: none, position-independent, position-wise, low-rank" in str(error.value)
+    told = str(error.value)
+    assert told.startswith("nothing is asked for; must be at least one of normalizer: softmax,")
+    assert "; head_mixing: none, position-independent, position-wise, low-rank" in told
 
 
-def test_mix_keeps_weights_hooks_modes_and_what_is_frozen():
+def test_mix_keeps_weights_hooks_and_what_is_frozen():
     x = torch.randn(NQ, B, E)
     old = nn.MultiheadAttention(E, H).requires_grad_(False)
     old.register_forward_hook(lambda module, args, output: (output[0] + 1, None))
     old.register_load_state_dict_pre_hook(lambda *_: 1 / 0)
-    new = mix(nn.ModuleDict({"a": old, "b": old}), head_mixing="position-wise")
-    assert new["a"] is new["b"] and new["a"].training
-    new.load_state_dict(new.state_dict())
-    assert not mix(nn.ModuleDict({"a": nn.MultiheadAttention(E, H)}).eval(), "random")["a"].training
-    assert all(
-        ("head_mixing" in name) == parameter.requires_grad
-        for name, parameter in new.named_parameters()
-    )
-    torch.testing.assert_close(new["a"](x, x, x)[0], old(x, x, x)[0])
+    new = mix(nn.ModuleDict({"a": old}), head_mixing="position-wise")["a"]
+    new.load_state_dict(new.state_dict())  # without the old one's hook
+    for name, parameter in new.named_parameters():
+        assert parameter.requires_grad == name.startswith("head_mixing")
+    torch.testing.assert_close(new(x, x, x)[0], old(x, x, x)[0])
 
 
-def test_a_checkpoint_with_a_part_of_a_mixing_or_for_random_numbers_on_meta_is_refused():
+def test_mix_keeps_the_mode():
+    model = nn.ModuleDict({"a": nn.MultiheadAttention(E, H), "b": nn.MultiheadAttention(E, H)})
+    model["b"].eval()
+    mix(model, "random")
+    assert model["a"].training
+    assert not model["b"].training
+
+
+def test_a_module_that_is_there_twice_is_mixed_once():
+    old = nn.MultiheadAttention(E, H)
+    new = mix(nn.ModuleDict({"a": old, "b": old}), "position-wise")
+    assert new["a"] is new["b"]
+
+
+def test_a_checkpoint_with_a_part_of_a_mixing_is_refused():
     ours = MixedAttention(E, H, head_mixing="position-wise")
     state = ours.state_dict()
     del state["head_mixing.bias"]
     with pytest.raises(RuntimeError, match=r"Missing key.*head_mixing\.bias"):
         ours.load_state_dict(state)
+
+
+def test_a_checkpoint_that_lacks_random_numbers_of_a_module_on_meta_is_refused():
     on_meta = MixedAttention(E, H, device="meta", head_mixing="random")
     with pytest.raises(RuntimeError, match=r"Missing key.*head_mixing"):
         on_meta.load_state_dict(nn.MultiheadAttention(E, H).state_dict(), assign=True)
 
 
+# Three inputs [N, B, C], or [N, C] of one sentence, and masks that do not fit.
+SQUARE = torch.zeros(B + 1, B + 1, E)
+ONE = torch.zeros(B + 1, E)
+WRONG_SHAPES = {
+    "one key": ((SQUARE, ONE, SQUARE), {}),
+    "one value": ((SQUARE, SQUARE, ONE), {}),
+    "many values": ((ONE, ONE, SQUARE), {}),
+    "a fourth dimension": ((SQUARE[None], SQUARE, SQUARE), {}),
+    "fewer features": ((SQUARE[..., :3], SQUARE, SQUARE), {}),
+    "padding of one sentence": (
+        (SQUARE, SQUARE, SQUARE),
+        {"key_padding_mask": torch.zeros(B + 1).bool()},
+    ),
+    "a mask of one dimension": ((SQUARE, SQUARE, SQUARE), {"attn_mask": torch.zeros(B + 1)}),
+    "a mask of whole numbers": (
+        (SQUARE, SQUARE, SQUARE),
+        {"attn_mask": torch.zeros(B + 1, B + 1).int()},
+    ),
+    "a mask of three dimensions": (
+        (ONE, ONE, ONE),
+        {"attn_mask": torch.zeros(1, B + 1, B + 1)},
+    ),
+}
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_shapes_are_refused_in_the_words_of_torch(batch_first):
-    x, one = torch.randn(B + 1, B + 1, E), torch.randn(B + 1, E)
-    ours, torchs = (
-        kind(E, H, batch_first=batch_first) for kind in (MixedAttention, nn.MultiheadAttention)
-    )
-    for call, masks in (
-        ((x, one, x), {}),
-        ((x, x, one), {}),
-        ((one, one, x), {}),
-        ((x[None], x, x), {}),
-        ((x, x, x), {"key_padding_mask": torch.zeros(B + 1).bool()}),
-        ((x, x, x), {"attn_mask": torch.zeros(B + 1)}),
-        ((x, x, x), {"attn_mask": torch.zeros(B + 1, B + 1).int()}),
-        ((x[..., :3], x, x), {}),
-        ((one, one, one), {"attn_mask": torch.zeros(1, B + 1, B + 1)}),
-    ):
-        with pytest.raises(AssertionError) as theirs:
-            torchs(*call, **masks)
-        with pytest.raises(ValueError) as found:
-            ours(*call, **masks)
-        assert str(found.value) == str(theirs.value)
-    cache = {}
-    with pytest.raises(ValueError):
-        ours(x, x, x, attn_mask=torch.zeros(1, B + 1), cache=cache)
-    assert not cache
-    # as many sentences as heads: a mask for each sentence is none for each head
-    same = torch.randn(H, H, E)
-    for refused in (
+@pytest.mark.parametrize("what", WRONG_SHAPES)
+def test_shapes_are_refused_in_the_words_of_torch(what, batch_first):
+    given, masks = WRONG_SHAPES[what]
+    with pytest.raises(AssertionError) as theirs:
+        nn.MultiheadAttention(E, H, batch_first=batch_first)(*given, **masks)
+    with pytest.raises(ValueError) as found:
+        MixedAttention(E, H, batch_first=batch_first)(*given, **masks)
+    assert str(found.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        # As many sentences as heads: a mask for each sentence is none for each head.
         {"attn_mask": torch.zeros(H, H, H)},
         {"attn_mask": torch.zeros(1, H)},
         {"key_padding_mask": torch.zeros(1, H)},
         {"key_padding_mask": torch.zeros(H, 1)},
         {"key": torch.randn(H - 1, H - 1, E)},
-        {"value": one},
-    ):
-        for kind in (ours, torchs):
-            with pytest.raises((AssertionError, RuntimeError)):
-                kind(**{"query": same, "key": same, "value": same, **refused})
+        {"value": torch.randn(B + 1, E)},
+    ],
+    ids=[
+        "attn_mask by sentence",
+        "attn_mask of one query",
+        "padding of one sentence",
+        "padding of one key",
+        "fewer keys",
+        "one value",
+    ],
+)
+def test_a_shape_that_could_be_read_otherwise_is_refused_as_torch_refuses_it(changed):
+    x = torch.randn(H, H, E)
+    for module in (nn.MultiheadAttention(E, H), MixedAttention(E, H)):
+        with pytest.raises((AssertionError, RuntimeError)):
+            module(**{"query": x, "key": x, "value": x, **changed})
+
+
+def test_a_call_that_is_refused_leaves_the_cache_alone():
+    x = torch.randn(NQ, B, E)
+    cache = {}
+    with pytest.raises(ValueError):
+        MixedAttention(E, H)(x, x, x, attn_mask=torch.zeros(1, NQ), cache=cache)
+    assert not cache
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("variant", [{"attention_sink": "zero"}, {"score_mixing": "position-wise"}])
 def test_states_may_be_assigned_and_may_be_parts(variant):
-    state, x = (
-        nn.MultiheadAttention(E, H, dtype=torch.bfloat16).state_dict(),
-        torch.randn(NQ, B, E).bfloat16(),
-    )
+    torchs = nn.MultiheadAttention(E, H, dtype=torch.bfloat16).state_dict()
+    x = torch.randn(NQ, B, E).bfloat16()
     module = MixedAttention(
         E, H, device="meta", dtype=torch.bfloat16, head_mixing="position-wise", **variant
     )
-    module.load_state_dict(state, assign=True)
+    module.load_state_dict(torchs, assign=True)
     assert module(x, x, x)[0].isfinite().all()
+
     module.head_mixing.bias.fill_(2)
-    missing = module.load_state_dict(
-        {"out_proj.weight": state["out_proj.weight"]}, strict=False
-    ).missing_keys
-    assert "head_mixing.bias" in missing and (module.head_mixing.bias == 2).all()
+    part = {"out_proj.weight": torchs["out_proj.weight"]}
+    missing = module.load_state_dict(part, strict=False).missing_keys
+    assert "head_mixing.bias" in missing
+    assert (module.head_mixing.bias == 2).all()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("position", ["rotary", "t5"])
 def test_a_query_may_lie_before_all_keys(position):
-    module, x = MixedAttention(E, H, relative_position=position), torch.randn(NQ, B, E)
+    module = MixedAttention(E, H, relative_position=position)
+    x = torch.randn(NQ, B, E)
     for bias in module.relative_position.parameters():
         bias.normal_()
     expected, _ = module(x, x, x, attn_mask=torch.arange(NQ).expand(NQ, NQ) == 0)
@@ -261,12 +331,14 @@ def test_a_query_may_lie_before_all_keys(position):
 
 
 def test_gradients_of_each_sentence_are_those_of_the_batch():
-    model = mix(
-        nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, E, 0.0, batch_first=True), 1),
-        "position-wise",
-    )
-    parameters, x = dict(model.named_parameters()), torch.randn(B, 40, E)
-    loss = lambda values, x: torch.func.functional_call(model, values, (x[None],)).square().sum()  # noqa: E731
+    layer = nn.TransformerEncoderLayer(E, H, E, 0.0, batch_first=True)
+    model = mix(nn.TransformerEncoder(layer, 1), "position-wise")
+    parameters = dict(model.named_parameters())
+    x = torch.randn(B, 40, E)
+
+    def loss(values, sentence):
+        return torch.func.functional_call(model, values, (sentence[None],)).square().sum()
+
     each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
     model(x).square().sum().backward()
     for name, parameter in parameters.items():
@@ -289,8 +361,9 @@ def test_a_layer_of_torchs_encoder_may_be_replaced_by_hand(which, grad):
     """torch hands the second layer a nested tensor if the first one is torch's."""
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, E, batch_first=True), 2).eval()
     x = torch.randn(B, NQ, E)
-    # at the end, as torch's kernels ask for
-    hidden = torch.arange(NQ) >= torch.arange(NQ - B + 1, NQ + 1)[:, None]
+    # Padding at the end, as torch's kernels ask for; one sentence is whole.
+    lengths = torch.arange(NQ - B + 1, NQ + 1)
+    hidden = torch.arange(NQ) >= lengths[:, None]
     with torch.set_grad_enabled(grad):
         expected = encoder(x, src_key_padding_mask=hidden)[~hidden]
         for number in which:
@@ -310,17 +383,23 @@ def test_nested_cross_attention_is_refused():
         MixedAttention(E, H, batch_first=True)(nested, nested, nested)
 
 
-PARTS_WITH_TENSORS = [
+# Every value of an option that has tensors of its own, and what of them starts as random numbers.
+STARTS = [
     (option, value)
     for option, table in PARTS.items()
     for value, kind in table.items()
     if kind.parameters
-]  # fmt: skip
+]
+STARTS += [("relative_gain", 3), ("mixing_start", "random")]
+RANDOM = {
+    ("head_mixing", "low-rank"): {"hidden_weight", "left_weight"},
+    ("head_mixing", "random"): {"weight"},
+    ("feature_mixing", "output"): {"left"},
+    ("mixing_start", "random"): {"bias"},
+}
 
 
-@pytest.mark.parametrize(
-    "option, value", [*PARTS_WITH_TENSORS, ("relative_gain", 3), ("mixing_start", "random")]
-)
+@pytest.mark.parametrize("option, value", STARTS)
 def test_the_usual_loop_after_to_empty_gives_every_part_its_start(option, value):
     variant = {option: value}
     if option == "mixing_start":
@@ -338,50 +417,39 @@ def test_the_usual_loop_after_to_empty_gives_every_part_its_start(option, value)
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
     assert not any(tensor.isnan().any() for tensor in emptied.state_dict().values())
-    emptied.reset_parameters()  # the loop has drawn the projections as nn.Linear does
-    assert all((projection.bias == 0).all() for projection in (emptied.q_proj, emptied.out_proj))
 
-    name = "head_mixing" if option == "mixing_start" else option
-    part, started = getattr(fresh, name), getattr(emptied, name)
-    random = {"hidden_weight", "left_weight", "left"} if value in ("low-rank", "output") else set()
-    if value == "random":
-        random = {"weight", "bias"} & part.state_dict().keys()
-    for key, tensor in part.state_dict().items():
-        if key not in random:
-            assert torch.equal(started.state_dict()[key], tensor)
+    emptied.reset_parameters()  # the loop has drawn the projections as nn.Linear does
+    for projection in (emptied.q_proj, emptied.out_proj):
+        assert (projection.bias == 0).all()
+
+    part = "head_mixing" if option == "mixing_start" else option
+    started = getattr(emptied, part).state_dict()
+    for name, tensor in getattr(fresh, part).state_dict().items():
+        if name not in RANDOM.get((option, value), ()):
+            assert torch.equal(started[name], tensor)
 
 
 def test_weight_decay_spares_the_mixing():
-    model = mix(
-        nn.Transformer(E, H, 1, 1, E), "position-independent", attention_sink="learned"
-    ).requires_grad_(False)
+    model = mix(nn.Transformer(E, H, 1, 1, E), "position-independent", attention_sink="learned")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("mixing" in name or "out_proj" in name)
+
     decayed, vectors, mixing = parameter_groups(model, 0.5, mixing_lr=0.1)
-    assert (
-        all(parameter.shape == (E, E) for parameter in decayed["params"])
-        and len(decayed["params"]) == 3
-    )
-    assert len(vectors["params"]) == 3 and len(mixing["params"]) == 3
-    torch.optim.AdamW([decayed, vectors, mixing], lr=0.1).step()
-    assert [group["weight_decay"] for group in (decayed, vectors, mixing)] == [
-        0.5,
-        0.0,
-        0.0,
-    ] and mixing["lr"] == 0.1
+    assert [parameter.shape for parameter in decayed["params"]] == [(E, E)] * 3
+    assert len(vectors["params"]) == 3
+    assert len(mixing["params"]) == 3
+
+    groups = torch.optim.AdamW([decayed, vectors, mixing], lr=0.3).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.5, 0.0, 0.0]
+    assert [group["lr"] for group in groups] == [0.3, 0.3, 0.1]
 
 
 def test_a_mixing_starts_as_it_is_asked_to_and_a_state_without_it_is_still_the_identity():
     asked = {"head_mixing": "position-independent", "mixing_start": "uniform"}
-    uniform, torchs = torch.full((H, H), 1 / H), nn.MultiheadAttention(E, H)
-    made, (mixed,) = (
-        MixedAttention(E, H, **asked),
-        mix(nn.ModuleList([copy.deepcopy(torchs)]), **asked),
-    )
+    torchs = nn.MultiheadAttention(E, H)
+    made = MixedAttention(E, H, **asked)
+    (mixed,) = mix(nn.ModuleList([copy.deepcopy(torchs)]), **asked)
     for attention in (made, mixed):
-        assert torch.equal(attention.head_mixing.weight, uniform)
+        assert torch.equal(attention.head_mixing.weight, torch.full((H, H), 1 / H))
         attention.load_state_dict(torchs.state_dict())
         assert torch.equal(attention.head_mixing.weight, torch.eye(H))
-    refused = r"^mixing_start random: has no effect with head mixing low-rank; must be identity, or"
-    with pytest.raises(ValueError, match=refused):
-        MixedAttention(E, H, head_mixing="low-rank", mixing_start="random")

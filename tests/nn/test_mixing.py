@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from mixhead_plugin.nn import MixedAttention, load, mix, mixing_parameters, parameter_groups, unmix
 from tests.nn.calling import Attention, C, H, Model, inputs, move
 
-BOTH = "position-wise"
-
 
 class Mixed(nn.Module):
     """A model with attentions of both kinds."""
@@ -61,10 +59,24 @@ def test_random_mixings_differ_and_the_generator_stays():
 
 class Functional(nn.Module):
     def forward(self, x):
-        return F.multi_head_attention_forward(
-            x, x, x, C, H, torch.eye(C).repeat(3, 1).to(x), None, None, None, False, 0.0,
-            torch.eye(C).to(x), None, need_weights=False,
-        )[0]  # fmt: skip
+        one = torch.eye(C).to(x)
+        out, _ = F.multi_head_attention_forward(
+            x,
+            x,
+            x,
+            embed_dim_to_check=C,
+            num_heads=H,
+            in_proj_weight=one.repeat(3, 1),
+            in_proj_bias=None,
+            bias_k=None,
+            bias_v=None,
+            add_zero_attn=False,
+            dropout_p=0.0,
+            out_proj_weight=one,
+            out_proj_bias=None,
+            need_weights=False,
+        )
+        return out
 
 
 class Twice(Attention):
@@ -96,8 +108,8 @@ class Changing(nn.Module):
 
     def forward(self, x):
         for heads in (2, 4):
-            x = self.function(x.unflatten(2, (heads, -1)).transpose(1, 2)).transpose(1, 2)
-            x = x.flatten(2)
+            split = x.unflatten(2, (heads, -1)).transpose(1, 2)  # [B, heads, N, C / heads]
+            x = self.function(split).transpose(1, 2).flatten(2)
         return x
 
 
@@ -148,10 +160,7 @@ REFUSED = {
     ),
     "a call outside of the model": (
         Attention,
-        {
-            **ONE,
-            "example": lambda model: F.scaled_dot_product_attention(*HEADS),
-        },
+        {**ONE, "example": lambda model: F.scaled_dot_product_attention(*HEADS)},
         f"example: calls {SDPA} outside of the model; each call must be inside one of its modules",
     ),
     "two calls in one module": (
@@ -278,8 +287,9 @@ def test_a_model_of_transformers_is_told_of_its_own_door(monkeypatch):
 def test_a_subclass_of_torchs_that_calls_the_function_itself_is_mixed():
     class Own(nn.MultiheadAttention):
         def forward(self, x):
-            heads = F.linear(x, self.in_proj_weight).unflatten(2, (3, H, -1)).permute(2, 0, 3, 1, 4)
-            out = F.scaled_dot_product_attention(*heads)
+            projected = F.linear(x, self.in_proj_weight).unflatten(2, (3, H, -1))
+            query, key, value = projected.permute(2, 0, 3, 1, 4)  # [B, H, N, D] each
+            out = F.scaled_dot_product_attention(query, key, value)
             return self.out_proj(out.transpose(1, 2).flatten(2))
 
     model = nn.Sequential(Own(C, H)).double()
@@ -287,7 +297,8 @@ def test_a_subclass_of_torchs_that_calls_the_function_itself_is_mixed():
     mix(model, "position-wise", example=(inputs(3),))
     assert isinstance(model[0], Own)
     torch.testing.assert_close(model(inputs()), before)
-    assert not torch.allclose(move(model[0].head_mixing) and model(inputs()), before)
+    move(model[0].head_mixing)
+    assert not torch.allclose(model(inputs()), before)
 
 
 def test_attentions_that_the_example_missed_are_named():
@@ -313,9 +324,8 @@ def test_unmixing_gives_back_torchs_attention_and_the_class_of_the_others():
     torch.testing.assert_close(dict(model.state_dict()), dict(state))
     assert type(model.packed) is nn.MultiheadAttention
     assert type(model.calling) is Attention
-    assert [n for n, p in model.named_parameters() if not p.requires_grad] == [
-        "packed.in_proj_weight"
-    ]
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == (name != "packed.in_proj_weight")
 
 
 @pytest.mark.parametrize("sizes", [{"kdim": 5, "vdim": 6}, {"bias": False}], ids=["apart", "plain"])
@@ -326,37 +336,31 @@ def test_unmixing_gives_back_torchs_attention_of_other_sizes(sizes):
     torch.testing.assert_close(dict(model.state_dict()), dict(state))
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (
-            lambda: move(mix(Model().double(), BOTH, example=(inputs(3),))),
-            "layers.0: without head_mixing its outputs would change; must stay mixed",
-        ),
-        (
-            lambda: mix(Model().double(), normalizer="l2", example=(inputs(3),)),
-            "layers.0: without normalizer l2 its outputs would change; must stay mixed",
-        ),
-        (
-            lambda: mix(nn.ModuleList([nn.MultiheadAttention(C, H)]), BOTH, causal=True),
-            "0: without causal its outputs would change; must stay mixed",
-        ),
-        (
-            lambda: nn.ModuleList([MixedAttention(C, H, head_dim=5)]),
-            "0: without head_dim 5 its outputs would change; must stay mixed",
-        ),
-        (
-            lambda: MixedAttention(C, H),
-            "MixedAttention: must be inside of a model, where an nn.MultiheadAttention can take "
-            "its place",
-        ),
-        (Model, "Model: has no mixing, must be mixed"),
-    ],
-    ids=["moved", "normalizer", "causal", "head size", "alone", "plain"],
-)
-def test_unmixing_is_refused_where_outputs_would_change(made, message):
-    with pytest.raises(ValueError, match="must") as refused:
-        unmix(made())
+# The message, and the model that is refused with it.
+NOT_UNMIXED = {
+    "layers.0: without head_mixing its outputs would change; must stay mixed": (
+        lambda: move(mix(Model().double(), "position-wise", example=(inputs(3),)))
+    ),
+    "layers.0: without normalizer l2 its outputs would change; must stay mixed": (
+        lambda: mix(Model().double(), normalizer="l2", example=(inputs(3),))
+    ),
+    "0: without causal its outputs would change; must stay mixed": (
+        lambda: mix(nn.ModuleList([nn.MultiheadAttention(C, H)]), "position-wise", causal=True)
+    ),
+    "0: without head_dim 5 its outputs would change; must stay mixed": (
+        lambda: nn.ModuleList([MixedAttention(C, H, head_dim=5)])
+    ),
+    "MixedAttention: must be inside of a model, where an nn.MultiheadAttention can take its "
+    "place": lambda: MixedAttention(C, H),
+    "Model: has no mixing, must be mixed": Model,
+}
+
+
+@pytest.mark.parametrize("message", NOT_UNMIXED)
+def test_unmixing_is_refused_where_outputs_would_change(message):
+    model = NOT_UNMIXED[message]()
+    with pytest.raises(ValueError) as refused:
+        unmix(model)
     assert str(refused.value) == message
 
 
