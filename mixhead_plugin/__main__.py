@@ -1,6 +1,9 @@
-"""`mixhead [path | repairs | check | fold | convert]`, also `python -m mixhead_plugin`"""
+"""`mixhead [path | repairs | check | fold | convert | hydra-train]`,
+also `python -m mixhead_plugin`
+"""
 
 import argparse
+import runpy
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +14,7 @@ from mixhead_plugin.errors import end_in_one_line
 
 def main() -> int:
     """Print the folder for fairseq's --user-dir, the repairs, or a report on this machine; fold or
-    convert a model.
+    convert a model; start fairseq-hydra-train.
     """
     parser = argparse.ArgumentParser(prog="mixhead", allow_abbrev=False)
     end_in_one_line()
@@ -41,10 +44,15 @@ def main() -> int:
     convert = commands.add_parser("convert", help=text)
     convert.add_argument("IN", help="a checkpoint of their code, with Mixhead A or B")
     convert.add_argument("OUT", help="a new file, for fairseq's commands with --user-dir")
+    text = "fairseq-hydra-train, repaired before it reads its flags, as Python 3.14 needs it"
+    # Its flags are Hydra's, --help too.
+    commands.add_parser("hydra-train", help=text, add_help=False)
     parser.add_argument(
         "--version", action="version", version=f"mixhead {mixhead_plugin.__version__}"
     )
-    args = parser.parse_args()
+    args, rest = parser.parse_known_args()
+    if rest and args.command != "hydra-train":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback for `mixhead repairs | head`
     if args.command == "repairs":
         from mixhead_plugin.fairseq.repairs import table
@@ -65,6 +73,11 @@ def main() -> int:
         from mixhead_plugin.fairseq.published import convert as convert_model
 
         print(f"wrote {args.OUT}, --arch {convert_model(args.IN, args.OUT)}")
+    elif args.command == "hydra-train":
+        mixhead_plugin.register()
+        sys.argv = ["fairseq-hydra-train", *sys.argv[2:]]
+        # As `python -m`: the repairs look into `__main__` to see which command runs.
+        runpy.run_module("fairseq_cli.hydra_train", run_name="__main__", alter_sys=True)
     else:
         print(Path(__file__).resolve().parent)
     return 0

@@ -19,9 +19,10 @@ GROUPS = {
 }
 # The files of each group. If two replace the same function, the later one in this list runs first.
 _NAMES = {
-    "required": (
-        "safe_globals numpy_long truncated_bptt learning_rate before_training printed_alignments"
-    ),
+    "required": """
+        safe_globals numpy_long truncated_bptt learning_rate before_training printed_alignments
+        hydra_help
+    """,
     "data": """
         checkpoint_files checksums atomic_checkpoints save_dir one_training diverged_models
         binarized_data fasta_index dictionaries epoch_batches shared_epoch worker_epoch

@@ -152,6 +152,35 @@ def test_a_training_registers_and_repairs(command, text_data, tmp_path):
     assert (save / "checkpoint_last.pt").is_file() and (save / "dummy").read_text() == "the user's"
 
 
+# What argparse does since Python 3.14: it reads the help of a flag when the flag is added.
+READS_HELP_AT_ONCE = """
+from argparse import _ActionsContainer as Container
+
+def check(container, action):
+    if hasattr(container, "_get_formatter") and action.help:
+        try:
+            "%" not in action.help or container._get_formatter()._expand_help(action)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError("badly formed help string") from error
+
+def add(container, *names, _add=Container.add_argument, **settings):
+    action = _add(container, *names, **settings)
+    container._check_help(action)
+    return action
+
+Container._check_help = check
+Container.add_argument = add
+"""
+
+
+def test_hydra_starts_where_argparse_reads_help_at_once(tmp_path):
+    """Hydra prints the config that its words make."""
+    words = ["--cfg", "job", "task=language_modeling", f"task.data={tmp_path}"]
+    ended = OTHERS.run("mixhead", "hydra-train", *words, before=READS_HELP_AT_ONCE, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert f"data: {tmp_path}" in ended.stdout
+
+
 def test_an_older_python_is_refused_in_words():
     program = "import sys; sys.version_info = (3, 10, 13); import mixhead_plugin"
     result = subprocess.run(

@@ -35,6 +35,7 @@ PROOFS = {
         BEFORE_TRAINING,
         "test_printed_weights_that_are_no_probabilities_are_warned_of",
     ),
+    "hydra_help": (IMPORT, "test_hydra_starts_where_argparse_reads_help_at_once"),
     "checkpoint_files": (CHECKPOINTS, "test_the_check_refuses"),
     "checksums": (CHECKPOINTS, "test_a_changed_byte_is_refused_or_changes_nothing"),
     "atomic_checkpoints": (TRAINING, "test_a_passing_error_is_tried_again_from_the_beginning"),

@@ -23,6 +23,7 @@ REQUIRED = {
     "learning_rate",
     "before_training",
     "printed_alignments",
+    "hydra_help",
 }
 TRAPS = {
     "restore_file",
