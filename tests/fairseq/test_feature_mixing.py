@@ -17,126 +17,160 @@ from tests.covering import each_once
 from tests.fairseq.definition import E, H, definition, future
 from tests.helpers import shake
 
-ONES = [name for name, kind in FEATURE_MIXINGS.items() if kind.build]
+NAMES = [name for name, kind in FEATURE_MIXINGS.items() if kind.build]
 
 
 def build(name, **options):
     torch.manual_seed(2)
-    return shake(
-        MixheadAttention(E, H, self_attention=True, feature_mixing=name, **options)
-    ).double()
+    module = MixheadAttention(E, H, self_attention=True, feature_mixing=name, **options)
+    return shake(module).double()
 
 
 @each_once(
-    name=ONES, options=[{}, {"head_dim": 6}, {"bias": False}, {"q_noise": 1e-9, "qn_block_size": 4}]
+    name=NAMES,
+    options=[{}, {"head_dim": 6}, {"bias": False}, {"q_noise": 1e-9, "qn_block_size": 4}],
 )
 def test_many_tokens_mix_weights_and_torchs_kernel_computes_the_equations(name, options):
-    # more than E tokens
-    module, x = build(name, **options), torch.randn(9, 4, E, dtype=torch.float64)
+    module = build(name, **options)
+    x = torch.randn(9, 4, E, dtype=torch.float64)  # more tokens than E
+    masks = {"attn_mask": future(9, torch.float64), "need_weights": False}
     with mock.patch.object(fused, "fused_attention", side_effect=fused.fused_attention) as kernel:
-        out = module(x, x, x, attn_mask=future(9, torch.float64), need_weights=False)[0]
+        out, _ = module(x, x, x, **masks)
     assert kernel.call_count == 1
-    expected = definition(module, x, x, future(9).bool())[0]
+
+    expected, _ = definition(module, x, x, future(9).bool())
     torch.testing.assert_close(out, expected)
     parameters = list(module.parameters())
-    found, wanted = (
-        torch.autograd.grad(result.square().sum(), parameters) for result in (out, expected)
-    )
+    found = torch.autograd.grad(out.square().sum(), parameters)
+    wanted = torch.autograd.grad(expected.square().sum(), parameters)
     torch.testing.assert_close(found, wanted)
+
     # as of an adapter, without a weight of its own
     module.q_proj = torch.nn.Sequential(module.q_proj)
-    torch.testing.assert_close(
-        module(x, x, x, attn_mask=future(9, torch.float64), need_weights=False)[0], out
-    )
+    torch.testing.assert_close(module(x, x, x, **masks)[0], out)
 
 
-@pytest.mark.parametrize("name", ONES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_orthogonal_penalty_acts_on_every_matrix_of_features_and_on_m(name):
-    module, real = (
-        build(name, head_mixing="position-independent"),
-        torch.ones(2, 5, dtype=torch.bool),
-    )
     assert PENALTIES["orthogonal"].acts_on(build(name))
+
+    module = build(name, head_mixing="position-independent")
+    x = torch.randn(5, 2, E, dtype=torch.float64)
+    real = torch.ones(2, 5, dtype=torch.bool)
     with RegularizedPass(module, {"orthogonal": 1.0}, {"encoder": real}) as regularized:
-        module(*[torch.randn(5, 2, E, dtype=torch.float64)] * 3)
-    part, expected = module.feature_mixing, 0
-    features = (
-        [torch.eye(H) + part.left @ part.right.T]
-        if name == "output"
-        else [part.query, part.key, part.value]
-    )
-    for matrix in (module.head_mixing.weight, *features):
-        expected = expected + (matrix.T @ matrix - torch.eye(len(matrix))).square().sum()
+        module(x, x, x)
+
+    part = module.feature_mixing
+    if name == "output":
+        matrices = [torch.eye(H) + part.left @ part.right.T]
+    else:
+        matrices = [part.query, part.key, part.value]
+    expected = 0
+    for matrix in (module.head_mixing.weight, *matrices):
+        identity = torch.eye(len(matrix))
+        expected = expected + (matrix.T @ matrix - identity).square().sum()
     torch.testing.assert_close(regularized.values["orthogonal"], expected)
 
 
-def test_the_features_to_mix_are_those_of_the_option_and_only_they_have_a_matrix():
-    for name, features in (("heads", "k"), ("shared", "qv")):
-        names = {"q": "query", "k": "key", "v": "value"}
-        part = build(name, mixed_features=features).feature_mixing
-        assert {key for key, _ in part.named_parameters()} == {names[letter] for letter in features}
-    for refused in ({"feature_mixing": "output", "mixed_features": "q"}, {"mixed_features": "k"}):
-        with pytest.raises(ValueError, match=r"mixed_features .: .* must be qkv"):
-            MixheadAttention(E, H, **refused)
+@pytest.mark.parametrize(
+    "name, mixed_features, matrices",
+    [("heads", "k", {"key"}), ("shared", "qv", {"query", "value"})],
+)
+def test_only_the_features_to_mix_have_a_matrix(name, mixed_features, matrices):
+    part = build(name, mixed_features=mixed_features).feature_mixing
+    assert {name for name, _ in part.named_parameters()} == matrices
+
+
+# ---- projections that are no plain nn.Linear ---------------------------------------------------
 
 
 class Traced(torch.Tensor):
     """A tensor of a type of its own, as those of quantised weights are."""
 
 
-def patch(linear):
+def patched(linear):
     original = linear.forward
     linear.forward = lambda x: original(x) + 1
 
 
-def doubled(x):
-    return x if x is None else 2 * x
+def with_a_module_inside(linear):
+    linear.add_module("lora", torch.nn.Linear(1, 1))
 
 
-# What a call of the projection does beside its weight and bias; each is removed again where it is
-# not the module's own.
-NOT_PLAIN = {
-    "a patched forward": patch,
-    "a module inside": lambda linear: linear.add_module("lora", torch.nn.Linear(1, 1)),
-    "a hook before": lambda linear: linear.register_forward_pre_hook(lambda module, x: (2 * x[0],)),
-    "a hook behind": lambda linear: linear.register_forward_hook(lambda module, x, out: 2 * out),
-    "a hook of gradients": lambda linear: linear.register_full_backward_hook(
-        lambda *_: (2 * _[1][0],)
-    ),
-    "a hook of gradients before": lambda linear: linear.register_full_backward_pre_hook(
-        lambda *_: (2 * _[1][0],)
-    ),
-    "a weight of another type": lambda linear: setattr(
-        linear, "weight", torch.nn.Parameter(linear.weight.detach().as_subclass(Traced))
-    ),
-    "a parametrization": lambda linear: torch.nn.utils.parametrizations.weight_norm(linear),
-    "a hook of all modules": lambda _: register_module_forward_hook(
-        lambda module, x, out: 2 * out if type(module) is torch.nn.Linear else None
-    ),
-    "a hook of all modules' gradients": lambda _: register_module_full_backward_hook(
-        lambda module, d_in, d_out: (
-            tuple(map(doubled, d_in)) if type(module) is torch.nn.Linear else None
-        )
-    ),
-}
+def with_a_hook_before(linear):
+    linear.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
 
 
-@pytest.mark.parametrize("what", NOT_PLAIN)
-def test_a_projection_that_is_not_plain_is_called(what):
+def with_a_hook_behind(linear):
+    linear.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def with_a_hook_of_gradients(linear):
+    linear.register_full_backward_hook(lambda module, d_inputs, d_outputs: (2 * d_inputs[0],))
+
+
+def with_a_hook_before_gradients(linear):
+    linear.register_full_backward_pre_hook(lambda module, d_outputs: (2 * d_outputs[0],))
+
+
+def with_a_weight_of_another_type(linear):
+    linear.weight = torch.nn.Parameter(linear.weight.detach().as_subclass(Traced))
+
+
+def with_a_parametrization(linear):
+    torch.nn.utils.parametrizations.weight_norm(linear)
+
+
+def with_a_hook_of_all_modules(linear):
+    def twice(module, inputs, output):
+        return 2 * output if type(module) is torch.nn.Linear else None
+
+    return register_module_forward_hook(twice)
+
+
+def with_a_hook_of_all_modules_gradients(linear):
+    def twice(module, d_inputs, d_outputs):
+        if type(module) is not torch.nn.Linear:
+            return None
+        return tuple(None if d_input is None else 2 * d_input for d_input in d_inputs)
+
+    return register_module_full_backward_hook(twice)
+
+
+# What a call of the projection does beside its weight and bias. Hooks of all modules return a
+# handle, by which the test removes them again.
+NOT_PLAIN = [
+    patched,
+    with_a_module_inside,
+    with_a_hook_before,
+    with_a_hook_behind,
+    with_a_hook_of_gradients,
+    with_a_hook_before_gradients,
+    with_a_weight_of_another_type,
+    with_a_parametrization,
+    with_a_hook_of_all_modules,
+    with_a_hook_of_all_modules_gradients,
+]
+
+
+@pytest.mark.parametrize("change", NOT_PLAIN)
+def test_a_projection_that_is_not_plain_is_called(change):
     """For few tokens it always is; many tokens are computed alike then."""
     torch.manual_seed(4)
     mixing = FeatureMixing(AttentionSizes(2, 3, 2, 3, 5), of_heads=True)
     torch.nn.init.normal_(mixing.query)
-    linear, x = torch.nn.Linear(5, 6), torch.randn(30, 5, requires_grad=True)
+    linear = torch.nn.Linear(5, 6)
+    x = torch.randn(30, 5, requires_grad=True)
+
+    def outcome(parts):
+        out = torch.cat([mixing.project(linear, part, "query") for part in parts])
+        return out, torch.autograd.grad(out.square().sum(), x)
+
     assert is_plain(linear)
-    handle = NOT_PLAIN[what](linear)
+    handle = change(linear)
     try:
         assert not is_plain(linear)
-        outcomes = []
-        for parts in ([x], x.split(3)):
-            out = torch.cat([mixing.project(linear, part, "query") for part in parts])
-            outcomes.append((out, torch.autograd.grad(out.square().sum(), x)[0]))
-        torch.testing.assert_close(*outcomes)
+        torch.testing.assert_close(outcome([x]), outcome(x.split(3)))
     finally:
-        if "all modules" in what:
+        if handle is not None:
             handle.remove()

@@ -44,24 +44,24 @@ def tensors(
     """Return the tensors of a call by name, relative scores as two; a sink for a normalizer of
     SINKS.
     """
+    all_distances = max(0, n_queries + n_keys - 1)
     shapes = {"query": (batch, H, n_queries, D), "key": (batch, H, n_keys, D)}
     heads = H
     if mixing != "none":
         shapes["mixing"] = SHAPES[mixing](batch, n_queries)
         heads = shapes["mixing"][-1]
     if "past" in distances or distances == "all":
+        known = n_keys if "past" in distances else all_distances
         shapes["relative_query"] = (batch, H, n_queries, R)
-        shapes["relative_key"] = (
-            H,
-            n_keys if "past" in distances else max(0, n_queries + n_keys - 1),
-            R,
-        )
+        shapes["relative_key"] = (H, known, R)
     if "gain" in distances:
-        shapes["gain"] = (H, max(0, n_queries + n_keys - 1))
+        shapes["gain"] = (H, all_distances)
     if "scores" in distances:
-        shapes["score_mixing"] = SHAPES[distances.split("scores ")[1]](batch, n_queries)
+        _, scores = distances.split("scores ")
+        shapes["score_mixing"] = SHAPES[scores](batch, n_queries)
     if normalizer in SINKS:
         shapes["sink"] = (H,)
+
     found = {name: torch.randn(shape, dtype=dtype) for name, shape in shapes.items()}
     # the memory order of fairseq's projections
     found["query"] = torch.randn(n_queries, batch, H, D, dtype=dtype).permute(1, 2, 0, 3)
@@ -70,11 +70,12 @@ def tensors(
 
 
 def run(tensors, function=attention, **options):
-    arguments = {
-        name: tensor for name, tensor in tensors.items() if not name.startswith("relative")
-    }
+    """Call `function` with tensors of `tensors()`, and options of `attention`."""
+    arguments = dict(tensors)
     if "relative_query" in tensors:
-        arguments["relative"] = RelativeScores(tensors["relative_query"], tensors["relative_key"])
+        query = arguments.pop("relative_query")
+        key = arguments.pop("relative_key")
+        arguments["relative"] = RelativeScores(query, key)
     if options.get("normalizer") in SINKS:
         options["normalizer"] = options["normalizer"].removesuffix(", sink")
     return function(**arguments, **options)
@@ -86,11 +87,9 @@ def outcome(tensors, function=attention, **options):
     """
     tensors = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
     out = run(tensors, function, **options)
-    weight = (
-        torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device)
-        .view(out.shape)
-        .to(out.dtype)
-    )
+    # in float64, because steps between many places are too small for half precision
+    weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device)
+    weight = weight.view(out.shape).to(out.dtype)
     grads = torch.autograd.grad((out * weight).sum(), list(tensors.values()))
     return {"out": out.detach(), **dict(zip(tensors, grads))}
 
@@ -106,16 +105,16 @@ def assert_same(found, expected, **tolerance):
 @contextmanager
 def blocks(threads, scores, queries=2):
     """Cut calls into blocks of at most `scores` scores, and run them in `threads` threads."""
+    sizes = {
+        "BLOCK_SIZE": {"cpu": scores},
+        "MIN_QUERIES": queries,
+        "MANY_QUERIES": queries,
+        "LARGER": 1,
+    }
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with ExitStack() as stack:
-            sizes = {
-                "BLOCK_SIZE": {"cpu": scores},
-                "MIN_QUERIES": queries,
-                "MANY_QUERIES": queries,
-                "LARGER": 1,
-            }
             stack.enter_context(mock.patch.multiple(plan, **sizes))
             # products of either order, wide and narrow spans
             for module in (forward, backward, masks):
@@ -143,8 +142,19 @@ def hole():
     return mask
 
 
+def window():
+    """Return a mask in which a query sees some keys before it, and none behind it."""
+    too_far_back = future(NK, NQ).t().flip(0, 1)
+    return future() + too_far_back
+
+
+def third_keys_hidden():
+    return torch.randn(NK).masked_fill(torch.arange(NK) % 3 == 0, -INF)
+
+
+# Functions, because what they draw must not depend on the tests before.
 MASKS = {
-    "none": lambda: {},
+    "none": dict,
     "causal": lambda: {"causal": True},
     "padded at the end": lambda: {"key_padding_mask": padding((0, NK), (0, 3), (0, NK - 2))},
     "padded at the start, causal": lambda: {
@@ -155,11 +165,9 @@ MASKS = {
     "padded in the middle": lambda: {"key_padding_mask": hole()},
     "causal as a tensor": lambda: {"attn_mask": future()},
     "nothing visible": lambda: {"attn_mask": torch.full((NQ, NK), -INF)},
-    "a window": lambda: {"attn_mask": future() + future(NK, NQ).t().flip(0, 1)},
+    "a window": lambda: {"attn_mask": window()},
     "a number": lambda: {"attn_mask": torch.tensor(0.5)},
-    "bias by key": lambda: {
-        "attn_mask": torch.randn(NK).masked_fill(torch.arange(NK) % 3 == 0, -INF)
-    },
+    "bias by key": lambda: {"attn_mask": third_keys_hidden()},
     "bias by query": lambda: {"attn_mask": torch.randn(NQ, 1)},
     "bias by head": lambda: {"attn_mask": torch.randn(H, NQ, NK), "causal": True},
     "bias by sentence": lambda: {

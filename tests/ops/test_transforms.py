@@ -19,8 +19,16 @@ NO_TORCH_FUNC = (
 NO_FORWARD = "impl 'blockwise' has no forward-mode derivative; impl 'reference' has"
 
 
+# Each takes an attention, a function of the queries, and returns what is computed from it.
+
+
 def of_square(attend):
     return lambda query: attend(query).square().sum()
+
+
+def of_heads_and_positions(attend):
+    """Return the sum over sentences and queries, whose Jacobian is small."""
+    return lambda query: attend(query).sum((0, 2))
 
 
 def backward(attend):
@@ -52,6 +60,34 @@ def in_place(attend):
     return run
 
 
+def vmap(attend):
+    return lambda query: torch.vmap(attend)(torch.stack([query, query + 1]))
+
+
+def gradient(attend):
+    return torch.func.grad(of_square(attend))
+
+
+def gradients_by_sample(attend):
+    return vmap(gradient(attend))
+
+
+def jacrev(attend):
+    return torch.func.jacrev(of_heads_and_positions(attend))
+
+
+def jvp(attend):
+    return lambda query: torch.func.jvp(attend, (query,), (query.flip(2),))[1]
+
+
+def jacfwd(attend):
+    return torch.func.jacfwd(of_heads_and_positions(attend))
+
+
+def hessian(attend):
+    return torch.func.hessian(of_square(attend))
+
+
 def dual_numbers(attend):
     def run(query):
         with forward_ad.dual_level():
@@ -66,16 +102,13 @@ TRANSFORMATIONS = {
     "backward": (backward, EXACT),
     "in-place": (in_place, EXACT),
     "batched gradients": (batched_gradients, EXACT),
-    "vmap": (lambda f: lambda q: torch.vmap(f)(torch.stack([q, q + 1])), EXACT),
-    "func.grad": (lambda f: torch.func.grad(of_square(f)), NO_TORCH_FUNC),
-    "gradients by sample": (
-        lambda f: lambda q: torch.vmap(torch.func.grad(of_square(f)))(torch.stack([q, q + 1])),
-        NO_TORCH_FUNC,
-    ),
-    "jacrev": (lambda f: torch.func.jacrev(lambda q: f(q).sum((0, 2))), NO_TORCH_FUNC),
-    "jvp": (lambda f: lambda q: torch.func.jvp(f, (q,), (q.flip(2),))[1], NO_FORWARD),
-    "jacfwd": (lambda f: torch.func.jacfwd(lambda q: f(q).sum((0, 2))), NO_FORWARD),
-    "hessian": (lambda f: torch.func.hessian(of_square(f)), NO_TORCH_FUNC),
+    "vmap": (vmap, EXACT),
+    "func.grad": (gradient, NO_TORCH_FUNC),
+    "gradients by sample": (gradients_by_sample, NO_TORCH_FUNC),
+    "jacrev": (jacrev, NO_TORCH_FUNC),
+    "jvp": (jvp, NO_FORWARD),
+    "jacfwd": (jacfwd, NO_FORWARD),
+    "hessian": (hessian, NO_TORCH_FUNC),
     "dual numbers": (dual_numbers, NO_FORWARD),
 }
 IMPLS = {
@@ -94,10 +127,13 @@ WAYS = {
 
 def call(impl, mixes, dtype, function=attention, causal=True):
     torch.manual_seed(3)
-    key, value = torch.randn(2, 2, 2, NK, D, dtype=torch.float64).to(dtype)
-    mixing = torch.randn(2, 2, dtype=torch.float64).to(dtype) if mixes else None
-    options = {"impl": impl} if function is attention else {}
-    return lambda query: function(query, key, value, mixing=mixing, causal=causal, **options)
+    key, value = torch.randn(2, 2, 2, NK, D, dtype=torch.float64).to(dtype)  # [B, H, Nk, D] each
+    options = {"causal": causal}
+    if mixes:
+        options["mixing"] = torch.randn(2, 2, dtype=torch.float64).to(dtype)
+    if function is attention:  # a definition has one implementation
+        options["impl"] = impl
+    return lambda query: function(query, key, value, **options)
 
 
 def queries():
@@ -112,7 +148,8 @@ def test_a_transformation_is_right_or_refused_in_words_that_name_the_implementat
     torch._dynamo.reset()
     make, refusal = TRANSFORMATIONS[what]
     name, mixes = IMPLS[impl]
-    query, run = queries(), WAYS[way](make, call(name, mixes, torch.float32))
+    query = queries()
+    run = WAYS[way](make, call(name, mixes, torch.float32))
     if name == "blockwise" and refusal:
         with pytest.raises(NotImplementedError) as error:
             run(query)
@@ -126,8 +163,9 @@ def test_a_transformation_is_right_or_refused_in_words_that_name_the_implementat
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("what", ["vmap", "jvp"])
 def test_a_transformation_that_is_exported_likewise(what, impl):
+    make, _ = TRANSFORMATIONS[what]
     # In forward mode it loses the values of masks, whoever makes them.
-    run = TRANSFORMATIONS[what][0](call(*IMPLS[impl], torch.float32, causal=False))
+    run = make(call(*IMPLS[impl], torch.float32, causal=False))
     query = queries()
 
     class Exported(torch.nn.Module):
@@ -168,13 +206,10 @@ def test_tangents_that_come_after_compiling_are_refused_and_not_lost():
 @pytest.mark.parametrize("impl", ["auto, mixed", "auto, plain"])
 def test_a_second_derivative_that_is_missing_names_the_implementation(impl):
     query = queries().requires_grad_()
-    (d_query,) = torch.autograd.grad(
-        of_square(call(*IMPLS[impl], torch.float32))(query), query, create_graph=True
-    )
-    with pytest.raises(
-        NotImplementedError,
-        match=r"^impl '\w+' .*has no second derivative.*; impl 'reference' has$",
-    ):
+    loss = of_square(call(*IMPLS[impl], torch.float32))(query)
+    (d_query,) = torch.autograd.grad(loss, query, create_graph=True)
+    told = r"^impl '\w+' .*has no second derivative.*; impl 'reference' has$"
+    with pytest.raises(NotImplementedError, match=told):
         d_query.sum().backward()
 
 
