@@ -92,6 +92,8 @@ class MixheadAttention(Assembly, CachedAttention):
         self.num_heads = num_heads
         self.num_mixed_heads = sizes.mixed_heads
         self.head_dim = sizes.head_dim
+        self.value_head_dim = variant.value_size(sizes.head_dim)  # of a source head
+        self.value_dim = sizes.value_dim  # of a mixed head
         self.scaling = self.head_dim**-0.5
         self.self_attention = self_attention
         self.encoder_decoder_attention = encoder_decoder_attention
@@ -156,6 +158,7 @@ class MixheadAttention(Assembly, CachedAttention):
         found["attention_heads"] = self.num_heads
         found["head_dim"] = self.head_dim
         found["mixed_heads"] = self.num_mixed_heads
+        found["value_head_dim"] = self.value_head_dim
         found["relative_gain"] = self.variant.relative_gain
         return found
 
@@ -192,7 +195,7 @@ class MixheadAttention(Assembly, CachedAttention):
                 attention)
             attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; floats are added to the scores; in other types
                 non-zero hides
-            before_softmax: return the masked scores [B * H, Nq, Nk] and the values [B * H, Nk, D]
+            before_softmax: return the masked scores [B * H, Nq, Nk] and the values [B * H, Nk, Dv]
                 instead
             need_head_weights: also return the mixed weights of every head
 
@@ -274,7 +277,7 @@ class MixheadAttention(Assembly, CachedAttention):
         """
         if before_softmax:
             scores = masked_scores(inputs).flatten(0, 1)  # [B * H, Nq, Nk]
-            values = inputs.value.flatten(0, 1)  # [B * H, Nk, D]
+            values = inputs.value.flatten(0, 1)  # [B * H, Nk, Dv]
             return scores.to(values.dtype), values
 
         need_weights = need_weights or need_head_weights
@@ -283,9 +286,9 @@ class MixheadAttention(Assembly, CachedAttention):
             out, weights = self._attend_by_definition(inputs)
         else:
             out, weights = self._attend(inputs, need_weights)
-        # out [B, H', Nq, D], weights [B, H', Nq, Nk] or None
+        # out [B, H', Nq, Dv], weights [B, H', Nq, Nk] or None
 
-        out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H', D]
+        out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H', Dv]
         out = self.gated(out, x.transpose(0, 1))
         out = self.out_proj(out.transpose(0, 1).flatten(2))  # [Nq, B, embed_dim]
         if weights is None or not need_weights:
@@ -297,7 +300,7 @@ class MixheadAttention(Assembly, CachedAttention):
 
     @torch.jit.unused
     def _attend(self, inputs: AttentionInputs, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, H', Nq, D] and, where needed, the mixed weights [B, H', Nq, Nk]."""
+        """Return the output [B, H', Nq, Dv] and, where needed, the mixed weights [B, H', Nq, Nk]."""
         return self.attend(inputs, self.impl, need_weights)
 
     def _attend_by_definition(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ from torch import Tensor
 class CachedAttention(MultiheadAttention):
     """The part of an attention that caches keys and values; TorchScript compiles it too.
 
-    The cache is fairseq's, a dict of tensors: `prev_key` and `prev_value` [B, H, Nk, D], and
-    `prev_key_padding_mask` [B, Nk].
+    The cache is fairseq's, a dict of tensors: `prev_key` [B, H, Nk, D], `prev_value`
+    [B, H', Nk, Dv], and `prev_key_padding_mask` [B, Nk].
 
     In beam search fairseq hands over each sentence `beams` times, once for each hypothesis. All
     hypotheses of a sentence see the same source, so the cache of encoder-decoder attention keeps

@@ -53,7 +53,7 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
             continue
         wanted = _record_of(attention)
         if records[name]:
-            found = {**FAIRSEQ, **records[name]}
+            found = {**FAIRSEQ, **_completed(records[name])}
         elif written_by_plugin:
             found = {**FAIRSEQ, **_told_by_sizes(tensors, attention, "none")}
         else:
@@ -81,6 +81,15 @@ def _records(
     return records
 
 
+def _completed(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with the entries that those of older versions lack."""
+    completed = dict(record)
+    if "head_dim" in record:  # not so in a gated attention unit
+        # Values had the size of queries.
+        completed.setdefault("value_head_dim", record["head_dim"])
+    return completed
+
+
 def _tensors_of(name: str, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of the module `name`, by their names in it."""
     prefix = f"{name}."
@@ -100,6 +109,7 @@ def _record_of(attention: MultiheadAttention) -> dict[str, Any]:
         "relative_gain": 0,
         "embed_dim": attention.embed_dim,
         "head_dim": attention.head_dim,
+        "value_head_dim": attention.head_dim,
     }
     if isinstance(attention, MixheadAttention):
         record |= attention.signature()
@@ -196,11 +206,20 @@ def _told_by_sizes(
         return {"head_dim": f"{rows}/{heads}", **found}
     found["head_dim"] = rows // heads
 
+    # Only a matrix M [H, H'] can have another number of mixed heads than of source heads, but for
+    # a mixing in groups.
     kind = PARTS["head_mixing"].get(head_mixing)
-    value_dim = found["head_dim"] * (1 if kind is None else kind.group)
-    if value.shape[0] % value_dim == 0:
-        found["attention_heads"] = heads
-        found["mixed_heads"] = value.shape[0] // value_dim
+    group = 1 if kind is None else kind.group
+    mixed_heads = heads // group
+    for name in ("head_mixing.bias", "head_mixing.weight"):
+        if name in tensors and group == 1:
+            mixed_heads = tensors[name].shape[1]
+            break
+
+    found["attention_heads"] = heads
+    found["mixed_heads"] = mixed_heads
+    if value.shape[0] % (mixed_heads * group) == 0:
+        found["value_head_dim"] = value.shape[0] // (mixed_heads * group)
     return found
 
 

@@ -275,14 +275,18 @@ def _check_learning_rate(args: Any, options: AttentionOptions, variant: Variant)
 
 def _check_quantisation(args: Any, options: AttentionOptions, covered: Sites) -> None:
     """Refuse a block size of quantisation noise that does not divide the inputs of out_proj."""
-    if not getattr(args, "quant_noise_pq", 0) or options.head_dim is None:
+    if not getattr(args, "quant_noise_pq", 0):
         return
+    name = "head_dim" if options.value_head_dim is None else "value_head_dim"
+    size = getattr(options, name)
+    if size is None:
+        return  # as many inputs as the embedding has
     block = getattr(args, "quant_noise_pq_block_size", 8)
     for site, shape in covered.items():
         for _, mixed in numbers_of_heads(options, site, shape):
-            if mixed * options.head_dim % block != 0:
+            if mixed * size % block != 0:
                 raise OptionError(
-                    f"--head-dim {options.head_dim}: times {mixed} heads must be a multiple of "
+                    f"{option_name(name)} {size}: times {mixed} heads must be a multiple of "
                     f"--quant-noise-pq-block-size {block}"
                 )
 

@@ -112,11 +112,15 @@ def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, 
     for option in ("attention_normalizer", "relative_gain", "heads_per_layer", *without_tensors):
         if getattr(flags, option) != getattr(AttentionOptions, option):
             refuse(option)
-    if any(
-        key.endswith(".q_proj.weight") and len(weight) != weight.size(1)
-        for key, weight in state.items()
-    ):
-        refuse("head_dim")
+    for key, weight in state.items():
+        if not key.endswith(".q_proj.weight"):
+            continue
+        # In fairseq both are square.
+        if len(weight) != weight.size(1):
+            refuse("head_dim")
+        output = state[key.replace(".q_proj.", ".out_proj.")]
+        if len(output) != output.size(1):
+            refuse("value_head_dim")
     found: dict[str, dict[str, str]] = {}  # for each attention with parts, their values
     for option in PARTS:
         for name in (key.split(f".{option}.")[0] for key in state if f".{option}." in key):

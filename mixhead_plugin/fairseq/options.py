@@ -49,7 +49,11 @@ CHOICES = {
 }
 
 # What the help of a flag says instead of None.
-_DEFAULTS = {"head_dim": "embedding / heads", "heads_per_layer": "none"}
+_DEFAULTS = {
+    "head_dim": "embedding / heads",
+    "value_head_dim": "head-dim",
+    "heads_per_layer": "none",
+}
 
 
 def _flag(name: str, default: Any, text: str) -> Any:

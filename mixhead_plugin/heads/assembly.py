@@ -19,15 +19,15 @@ from mixhead_plugin.parts import Assembly, Axis, cut
 
 # The parameters of every attention of ours, and their dimensions that shrink with the heads.
 PARAMETERS: dict[str, tuple[Axis, ...]] = {
-    "q_proj.weight": (Axis(0, "source", whole_heads=True),),
-    "q_proj.bias": (Axis(0, "source", whole_heads=True),),
-    "k_proj.weight": (Axis(0, "source", whole_heads=True),),
-    "k_proj.bias": (Axis(0, "source", whole_heads=True),),
-    "v_proj.weight": (Axis(0, "mixed", whole_heads=True),),
-    "v_proj.bias": (Axis(0, "mixed", whole_heads=True),),
-    "bias_k": (Axis(2, "source", whole_heads=True),),
-    "bias_v": (Axis(2, "mixed", whole_heads=True),),
-    "out_proj.weight": (Axis(1, "mixed", whole_heads=True),),
+    "q_proj.weight": (Axis(0, "source", size="head_dim"),),
+    "q_proj.bias": (Axis(0, "source", size="head_dim"),),
+    "k_proj.weight": (Axis(0, "source", size="head_dim"),),
+    "k_proj.bias": (Axis(0, "source", size="head_dim"),),
+    "v_proj.weight": (Axis(0, "mixed", size="value_dim"),),
+    "v_proj.bias": (Axis(0, "mixed", size="value_dim"),),
+    "bias_k": (Axis(2, "source", size="head_dim"),),
+    "bias_v": (Axis(2, "mixed", size="value_dim"),),
+    "out_proj.weight": (Axis(1, "mixed", size="value_dim"),),
     "out_proj.bias": (),
     "relative_gain.weight": (Axis(0, "source"),),
 }
@@ -99,6 +99,7 @@ class AssemblyAttention:
             for entry, axes_of_entry in kind.parameters.items():
                 axes[f"{option}.{entry}"] = axes_of_entry
 
+        sizes = {"head_dim": self.module.head_dim, "value_dim": self.module.value_dim}
         smaller = {}
         for name, tensor in self.module.state_dict().items():
             if name not in axes:
@@ -107,6 +108,6 @@ class AssemblyAttention:
                     f"{self.name}: cannot be cut, its {name} belongs to {owner}; its heads can "
                     "only be masked"
                 )
-            kept_heads = cut(tensor, axes[name], kept._asdict(), self.module.head_dim)
+            kept_heads = cut(tensor, axes[name], kept._asdict(), sizes)
             smaller[name] = kept_heads.clone()
         return smaller

@@ -39,9 +39,9 @@ OLDER_ATTENTIONS = {
     ).split()
 }
 # What a model of transformers has already.
-OF_THE_MODEL = ("head_dim", "relative_position", "relative_gain")
+OF_THE_MODEL = ("head_dim", "value_head_dim", "relative_position", "relative_gain")
 # The fields of a variant that its config does not keep: `impl` belongs to the machine.
-NOT_SAVED = ("impl", "head_dim", "relative_gain")
+NOT_SAVED = ("impl", "head_dim", "value_head_dim", "relative_gain")
 # These entries of config.json make `from_pretrained` refuse a mixed model, and its message shows
 # the value. The second one does where `from_pretrained` is told to use another attention.
 REFUSED = dict.fromkeys(

@@ -107,10 +107,11 @@ def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     _keep(model.get_submodule(site.paths["output"]), _features(kept, rest.size), of_outputs=False)
 
     stay = {"source": rest.heads["queries"], "mixed": kept}
+    sizes = {"head_dim": rest.size, "value_dim": mixed.sizes.value_dim}
     for option, row in mixed.variant.parts().items():
         part = getattr(mixed, option)
         if part is not None:
-            _cut_part(part, row, stay, rest.size)
+            _cut_part(part, row, stay, sizes)
     mixed.sizes = mixed.sizes._replace(
         num_heads=len(stay["source"]), key_heads=len(rest.heads["keys"]), mixed_heads=len(kept)
     )
@@ -120,13 +121,15 @@ def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     vars(site.module).update(_numbers(site, rest))
 
 
-def _cut_part(part: nn.Module, row: PartKind, stay: dict[str, list[int]], size: int) -> None:
+def _cut_part(
+    part: nn.Module, row: PartKind, stay: dict[str, list[int]], sizes: dict[str, int]
+) -> None:
     """Keep what some heads need of the tensors of a part."""
     for name, parameter in list(part.named_parameters()):
-        smaller = parameters.cut(parameter.detach(), row.parameters[name], stay, size)
+        smaller = parameters.cut(parameter.detach(), row.parameters[name], stay, sizes)
         setattr(part, name, nn.Parameter(smaller, parameter.requires_grad))
     for name, buffer in list(part.named_buffers()):
-        setattr(part, name, parameters.cut(buffer.detach(), row.parameters[name], stay, size))
+        setattr(part, name, parameters.cut(buffer.detach(), row.parameters[name], stay, sizes))
 
 
 def _features(heads: Sequence[int], size: int) -> list[int]:

@@ -85,6 +85,8 @@ class MixedAttention(Assembly):
         self.num_heads = num_heads
         self.num_mixed_heads = sizes.mixed_heads
         self.head_dim = sizes.head_dim
+        self.value_head_dim = variant.value_size(sizes.head_dim)  # of a source head
+        self.value_dim = sizes.value_dim  # of a mixed head
         self.dropout = dropout
         self.batch_first = batch_first
         self.kdim, self.vdim = (embed_dim if dim is None else dim for dim in (kdim, vdim))

@@ -16,7 +16,7 @@ from mixhead_plugin.parts import PARTS, Assembly, Variant, refuse_nothing
 from mixhead_plugin.parts.head_mixing import own_numbers
 
 # Keywords for an attention that projects its input itself, as `MixedAttention` does.
-OF_PROJECTIONS = ("head_dim", "relative_position", "relative_gain", "causal")
+OF_PROJECTIONS = ("head_dim", "value_head_dim", "relative_position", "relative_gain", "causal")
 # Keywords that do not fit an attention to other keys than its own.
 OF_SELF_ATTENTION = ("causal", "relative_gain", "relative_position")
 

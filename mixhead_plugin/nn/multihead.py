@@ -33,6 +33,12 @@ def mixed_of(old: nn.MultiheadAttention, keywords: dict[str, Any]) -> MixedAtten
         dtype=old.out_proj.weight.dtype,
         **keywords,
     )
+    for name, size in (("head_dim", new.head_dim), ("value_head_dim", new.value_head_dim)):
+        if size != old.head_dim:
+            raise ValueError(
+                f"{name} {size}: must be {old.head_dim} or left out, nn.MultiheadAttention has its "
+                "own"
+            )
     given = old.state_dict(keep_vars=True)
     # Its own tensors come first: a sink has no start that a checkpoint without it could mean.
     new.load_state_dict({**new.state_dict(), **given})
@@ -109,5 +115,7 @@ def lost_without(mixed: MixedAttention) -> str:
         return "causal"
     if mixed.num_heads * mixed.head_dim != mixed.embed_dim:
         return f"head_dim {mixed.head_dim}"
+    if mixed.value_head_dim != mixed.head_dim:
+        return f"value_head_dim {mixed.value_head_dim}"
     parts = {option: getattr(mixed, option) for option in PARTS}
     return effective({**parts, "relative_gain": mixed.relative_gain})

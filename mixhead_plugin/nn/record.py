@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mixhead_plugin.parts import Variant
+from mixhead_plugin.parts import OPTIONS, Variant
 
 NAME = "mixhead"  # of the entry in the metadata of a module
 
@@ -47,9 +47,18 @@ def variant_of(entry: Mapping[str, Any], impl: str) -> Variant:
 
 def difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     """Return what a saved module had that this one has not, in a few words; empty if nothing."""
-    flat = [{**entry, **entry["variant"]} for entry in (saved, own)]
+    flat = [_flat(saved), _flat(own)]
     for name in sorted({*flat[0], *flat[1]} - {"variant"}):
         values = [entry.get(name, "unknown") for entry in flat]
         if values[0] != values[1]:
             return f"was saved with {name} {values[0]}, this module has {values[1]}"
     return ""
+
+
+def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers and the fields of an entry, those that older files lack included."""
+    found = {name: option.default for name, option in OPTIONS.items() if name not in _FREE}
+    found |= {**entry, **entry["variant"]}
+    if found["value_head_dim"] is None:
+        found["value_head_dim"] = found["head_dim"]
+    return found

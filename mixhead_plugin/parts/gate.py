@@ -53,8 +53,8 @@ ATTENTION_GATES = {
         "the same, one gate a number",
         "Qiu et al. 2025; theirs has no factor 2",
         {
-            "weight": (Axis(1, "mixed", whole_heads=True),),
-            "bias": (Axis(0, "mixed", whole_heads=True),),
+            "weight": (Axis(1, "mixed", size="value_dim"),),
+            "bias": (Axis(0, "mixed", size="value_dim"),),
         },
     ),
 }

@@ -36,17 +36,20 @@ class UnknownValue(PartError):
 
 
 class Axis(NamedTuple):
-    """Name a dimension of a parameter that has one entry, or `head_dim` entries, for each head."""
+    """Name a dimension of a parameter that has one entry, or several, for each head."""
 
     dim: int
     stage: str  # of the heads: "source", before mixing, or "mixed"
-    whole_heads: bool = False  # whether each head has head_dim entries
+    # How many entries each head has: the name of a size, "head_dim" or "value_dim"; empty for one.
+    size: str = ""
 
 
 class AttentionSizes(NamedTuple):
     """The sizes that a part of an attention is built for; `Variant.sizes` derives them.
 
     There are `num_heads` source heads, whose weights P mix to those of `mixed_heads` mixed heads.
+    `value_dim` is the size of a mixed head's values: that of a source head's, times `group` of the
+    mixing.
 
         queries [B, num_heads, Nq, head_dim]     values [B, mixed_heads, Nk, value_dim]
         keys    [B, num_heads, Nk, head_dim]     x      [B, Nq, embed_dim], the query input

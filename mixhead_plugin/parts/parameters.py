@@ -87,7 +87,10 @@ def effective(parts: Mapping[str, nn.Module | None]) -> str:
 
 
 def cut(
-    tensor: Tensor, axes: Iterable[Axis], kept: Mapping[str, Sequence[int]], head_dim: int
+    tensor: Tensor,
+    axes: Iterable[Axis],
+    kept: Mapping[str, Sequence[int]],
+    sizes: Mapping[str, int],
 ) -> Tensor:
     """Return a tensor with only some heads, in the dimensions that go by heads.
 
@@ -95,13 +98,13 @@ def cut(
         tensor: a parameter or a buffer
         axes: its dimensions that go by heads
         kept: the heads that stay, by stage: "source" and "mixed"
-        head_dim: how many entries a whole head has
+        sizes: how many entries a whole head has, by the `size` of an axis: "head_dim", "value_dim"
     """
-    for dim, stage, whole_heads in axes:
+    for dim, stage, size in axes:
         entries = torch.tensor(kept[stage], dtype=torch.long, device=tensor.device)
-        if whole_heads:
+        if size:
             # Head 2 of size 4 has the entries 8, 9, 10 and 11.
-            inside = torch.arange(head_dim, device=tensor.device)
-            entries = (entries[:, None] * head_dim + inside).flatten()
+            inside = torch.arange(sizes[size], device=tensor.device)
+            entries = (entries[:, None] * sizes[size] + inside).flatten()
         tensor = tensor.index_select(dim, entries)
     return tensor

@@ -85,6 +85,12 @@ class Variant:
         "size of one head, independent of embedding and number of heads",
         least=1,
     )
+    value_head_dim: int | None = _field(
+        None,
+        "size of the values of one source head; a mixed head has as much, with --head-mixing "
+        "differential twice it",
+        least=1,
+    )
     impl: str = _field(
         "auto",
         "which code computes the attention",
@@ -156,6 +162,10 @@ class Variant:
         """Return the row of each table in PARTS that is asked for, by the name of its field."""
         return {name: table[getattr(self, name)] for name, table in PARTS.items()}
 
+    def value_size(self, head_dim: int) -> int:
+        """Return the size of the values of a source head, where its queries have `head_dim`."""
+        return head_dim if self.value_head_dim is None else self.value_head_dim
+
     def sizes(
         self,
         num_heads: int,
@@ -205,7 +215,7 @@ class Variant:
             num_heads=num_heads,
             head_dim=head_dim,
             mixed_heads=mixed_heads,
-            value_dim=head_dim * mixing.group,
+            value_dim=self.value_size(head_dim) * mixing.group,
             embed_dim=embed_dim,
             causal=causal,
             key_heads=key_heads,

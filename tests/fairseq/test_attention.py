@@ -96,11 +96,12 @@ def test_before_softmax_returns_what_fairseqs_module_returns():
 # ---- the equations -----------------------------------------------------------------------------
 
 
-@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=DEFINED, head_dim=[None, 6])
-def test_outputs_weights_and_gradients_are_those_of_the_equations(
-    normalizer, mixing, kind, head_dim
-):
-    module = build(kind, mixing, normalizer, head_dim=head_dim).double()
+SIZES = [{}, {"head_dim": 6}, {"value_head_dim": 3}, {"head_dim": 2, "value_head_dim": 5}]
+
+
+@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=DEFINED, sizes=SIZES)
+def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mixing, kind, sizes):
+    module = build(kind, mixing, normalizer, **sizes).double()
     query, key, masks = inputs(kind, dtype=torch.float64)
     expected, weights = definition(module, query, key, hidden(kind))
     torch.testing.assert_close(

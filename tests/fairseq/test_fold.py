@@ -120,6 +120,7 @@ def test_outputs_are_equal_and_the_file_has_no_trace_of_the_plugin(arch, flags, 
         ),
         ("transformer_lm", {"attention_sink": "zero"}, "--attention-sink zero cannot"),
         ("transformer_lm", {"feature_mixing": "heads", "head_dim": 5}, "--head-dim 5 cannot"),
+        ("transformer_lm", {"value_head_dim": 5}, "--value-head-dim 5 cannot"),
         ("synthesizer_lm", {"synthesizer": "random"}, "--arch mixhead_synthesizer_lm cannot"),
     ],
 )

@@ -31,8 +31,8 @@ def test_the_table_says_what_a_part_has(option):
         )
         assert set(module.state_dict()) == set(kind.parameters), value
         for parameter, axes in kind.parameters.items():
-            for dim, side, whole_heads in axes:
-                size = {"source": H, "mixed": mixed}[side] * (D if whole_heads else 1)
+            for dim, side, size_of_head in axes:
+                size = {"source": H, "mixed": mixed}[side] * (D if size_of_head else 1)
                 assert module.state_dict()[parameter].shape[dim] == size, value
 
 

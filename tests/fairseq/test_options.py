@@ -34,6 +34,8 @@ WHOLE_NUMBERS = [
     (TRANSLATION, {"head_dim": 2.5}, "--head-dim 2.5: must be a whole number of at least 1"),
     (TRANSLATION, {"head_dim": "8"}, "--head-dim 8: must be a whole number of at least 1"),
     (TRANSLATION, {"head_dim": True}, "--head-dim True: must be a whole number of at least 1"),
+    (LM, {"value_head_dim": 0}, "--value-head-dim 0: must be a whole number of at least 1"),
+    (LM, {"value_head_dim": 2.5}, "--value-head-dim 2.5: must be a whole number of at least 1"),
     (LM, {"relative_gain": -1}, "--relative-gain -1: must be a whole number of at least 0"),
     (LM, {"relative_gain": 2.5}, "--relative-gain 2.5: must be a whole number of at least 0"),
     (LM, {"relative_gain": True}, "--relative-gain True: must be a whole number of at least 0"),
@@ -89,6 +91,11 @@ HEADS_AND_SIZES = [
         TRANSLATION,
         {"head_dim": 5, "quant_noise_pq": 0.1},
         "--head-dim 5: times 4 heads must be a multiple of --quant-noise-pq-block-size 8",
+    ),
+    (
+        TRANSLATION,
+        {"value_head_dim": 5, "quant_noise_pq": 0.1},
+        "--value-head-dim 5: times 4 heads must be a multiple of --quant-noise-pq-block-size 8",
     ),
     (
         LM,
@@ -467,6 +474,7 @@ WORKS = [
         {"cross_self_attention": True, "relative_position": "t5", "attention_scope": "encoder"},
     ),
     (LM, {"head_dim": 5, "quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}),
+    (LM, {"head_dim": 5, "value_head_dim": 4, "quant_noise_pq": 0.1}),
     (LM, {"decoder_attention_heads": 5, "head_dim": 3}),
     (LM, {"mixing_lr_scale": 2.0, "fp16": True, "fp16_no_flatten_grads": True}),
     (ROBERTA, {"mha_heads_to_keep": 2, "head_mixing": "none"}),
@@ -504,6 +512,11 @@ NO_KERNEL = [
         TRANSLATION,
         {"relative_gain": 4},
         "has no kernel for gain; must be auto, blockwise or reference",
+    ),
+    (
+        TRANSLATION,
+        {"value_head_dim": 257},
+        "has no kernel for head size 257, only up to 256; must be auto, blockwise or reference",
     ),
     (
         TRANSLATION,

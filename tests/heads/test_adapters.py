@@ -194,9 +194,16 @@ UNCUT = ("low-rank", "differential", "features heads", "features output")
 CUT = [name for name in definition.MIXINGS if name not in UNCUT and "scores" not in name]
 
 
-@each_once(normalizer=definition.NORMALIZERS, mixing=CUT, kind=definition.KINDS, bias=[True, False])
-def test_every_part_is_cut_as_it_is_ablated(normalizer, mixing, kind, bias):
-    module = definition.build(kind, mixing, normalizer, head_dim=6, bias=bias).double()
+@each_once(
+    normalizer=definition.NORMALIZERS,
+    mixing=CUT,
+    kind=definition.KINDS,
+    bias=[True, False],
+    values=[6, 3],
+)
+def test_every_part_is_cut_as_it_is_ablated(normalizer, mixing, kind, bias, values):
+    sizes = {"head_dim": 6, "value_head_dim": values}
+    module = definition.build(kind, mixing, normalizer, bias=bias, **sizes).double()
     attention = AssemblyAttention("one", module)
     cut = {"mixed": [2]}
     if "source" in attention.heads:

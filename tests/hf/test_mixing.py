@@ -181,6 +181,7 @@ REFUSED = {
     ),
     f"relative_gain: {T5_HAS_ITS_OWN}": lambda: hf.mix(build("T5Model")[0], relative_gain=2),
     f"head_dim: {T5_HAS_ITS_OWN}": lambda: hf.mix(build("T5Model")[0], head_dim=4),
+    f"value_head_dim: {T5_HAS_ITS_OWN}": lambda: hf.mix(build("T5Model")[0], value_head_dim=4),
     "Gemma2Attention: softcap cannot be used with mixed heads": lambda: hf.mix(
         build("Gemma2ForCausalLM")[0], "position-wise"
     ),

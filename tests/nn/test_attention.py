@@ -86,19 +86,27 @@ def test_before_training_it_is_torchs_module(mixing, layout, sizes, masks, hidde
     torch.testing.assert_close(ours(*given, **arguments), torchs(*given, **arguments))
 
 
-def pair_of_modules(normalizer, mixing, kind):
+def pair_of_modules(normalizer, mixing, kind, values=None):
     """Return fairseq's module of the plugin and ours with its weights, in double precision."""
-    theirs = build(kind, mixing, normalizer).double()
+    theirs = build(kind, mixing, normalizer, value_head_dim=values).double()
     options = {"causal": kind != "cross", **variant(normalizer, mixing), **KINDS[kind]}
+    options["value_head_dim"] = values
     options.pop("encoder_decoder_attention", None)
     ours = MixedAttention(E, H, dropout=0.5, dtype=torch.float64, **options)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours.eval()
 
 
-@each_once(normalizer=NORMALIZERS, mixing=MIXINGS, kind=["self", "rotary", "t5", "gain", "cross"])
-def test_every_variant_is_fairseqs_module_and_decodes_from_a_cache(normalizer, mixing, kind):
-    theirs, ours = pair_of_modules(normalizer, mixing, kind)
+@each_once(
+    normalizer=NORMALIZERS,
+    mixing=MIXINGS,
+    kind=["self", "rotary", "t5", "gain", "cross"],
+    values=[None, 7],
+)
+def test_every_variant_is_fairseqs_module_and_decodes_from_a_cache(
+    normalizer, mixing, kind, values
+):
+    theirs, ours = pair_of_modules(normalizer, mixing, kind, values)
     # A part of a state dict leaves the mixing as it is.
     ours.load_state_dict({"q_proj.weight": theirs.q_proj.weight}, strict=False)
 
@@ -158,6 +166,9 @@ REFUSED = {
     "embed_dim 0: must be at least 1": lambda: MixedAttention(0, H),
     "dropout 1.5: must be a probability, from 0 to 1": lambda: MixedAttention(E, H, dropout=1.5),
     "head_dim 0: must be a whole number of at least 1": lambda: MixedAttention(E, H, head_dim=0),
+    "value_head_dim 0: must be a whole number of at least 1": lambda: MixedAttention(
+        E, H, value_head_dim=0
+    ),
     "relative_gain -1: must be a whole number of at least 0": lambda: MixedAttention(
         E, H, relative_gain=-1
     ),

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mixhead_plugin.nn import MixedAttention, load, mix, mixing_parameters, parameter_groups, unmix
+from mixhead_plugin.nn import (
+    MixedAttention,
+    load,
+    mix,
+    mixing_parameters,
+    parameter_groups,
+    record,
+    unmix,
+)
 from tests.nn.calling import Attention, C, H, Model, inputs, move
 
 
@@ -205,6 +213,16 @@ REFUSED = {
         {**ONE, "relative_position": "rotary"},
         f"relative_position: must be left out, a module that calls {SDPA} has its own",
     ),
+    "values of another size": (
+        Attention,
+        {**ONE, "value_head_dim": 8},
+        f"value_head_dim: must be left out, a module that calls {SDPA} has its own",
+    ),
+    "packed values of another size": (
+        lambda: nn.ModuleList([nn.MultiheadAttention(C, H)]),
+        {"value_head_dim": 8},
+        f"value_head_dim 8: must be {C // H} or left out, nn.MultiheadAttention has its own",
+    ),
     "causal": (
         Attention,
         {**ONE, "causal": True},
@@ -350,6 +368,9 @@ NOT_UNMIXED = {
     "0: without head_dim 5 its outputs would change; must stay mixed": (
         lambda: nn.ModuleList([MixedAttention(C, H, head_dim=5)])
     ),
+    "0: without value_head_dim 5 its outputs would change; must stay mixed": (
+        lambda: nn.ModuleList([MixedAttention(C, H, value_head_dim=5)])
+    ),
     "MixedAttention: must be inside of a model, where an nn.MultiheadAttention can take its "
     "place": lambda: MixedAttention(C, H),
     "Model: has no mixing, must be mixed": Model,
@@ -425,6 +446,18 @@ def test_a_state_dict_of_another_variant_is_refused():
     for name in ("packed", "calling"):
         told = f"{name} was saved with normalizer l2, this module has sigsoftmax."
         assert told in str(refused.value)
+
+
+def test_a_file_that_is_older_than_a_field_has_its_default():
+    model = nn.ModuleList([MixedAttention(C, H, head_dim=5, value_head_dim=7)])
+    older = model.state_dict()
+    entry = older._metadata["0"]["mixhead"]
+    assert entry["variant"].pop("value_head_dim") == 7
+    with pytest.raises(RuntimeError, match="0 was saved with value_head_dim 5, this module has 7"):
+        model.load_state_dict(older)
+
+    entry["variant"].pop("mixed_features")
+    assert record.difference(entry, MixedAttention(C, H, head_dim=5).entry()) == ""
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ REFUSED = {
     "impl 'cuda': must be one of auto, reference, blockwise, triton": {"impl": "cuda"},
     "head_dim 0: must be a whole number of at least 1": {"head_dim": 0},
     "head_dim True: must be a whole number of at least 1": {"head_dim": True},
+    "value_head_dim 0: must be a whole number of at least 1": {"value_head_dim": 0},
     "relative_gain 2.5: must be a whole number of at least 0": {"relative_gain": 2.5},
     "relative_gain None: must be a whole number of at least 0": {"relative_gain": None},
     "attention_sink zero: needs one of the normalizers softmax, sigsoftmax, l2, entmax15, "
@@ -68,6 +69,8 @@ def test_sizes_are_derived_from_what_is_asked_for():
     assert (usual.head_dim, usual.mixed_heads, usual.value_dim) == (4, 4, 4)
     pairs = Variant(head_mixing="differential", head_dim=5).sizes(4, 16)
     assert (pairs.head_dim, pairs.mixed_heads, pairs.value_dim) == (5, 2, 10)
+    values = Variant(head_mixing="differential", value_head_dim=7).sizes(4, 16)
+    assert (values.head_dim, values.mixed_heads, values.value_dim) == (4, 2, 14)
     pruned = Variant(head_mixing="position-wise").sizes(4, 16, mixed_heads=3)
     assert (pruned.num_heads, pruned.mixed_heads, pruned.value_dim) == (4, 3, 4)
 

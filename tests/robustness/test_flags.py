@@ -31,6 +31,7 @@ VALUES = {
     "mixed_features": (*CHOICES["mixed_features"], "vk"),
     "mixing_start": (*CHOICES["mixing_start"], "ones"),
     "head_dim": (2, 4, 5, 32, 0),
+    "value_head_dim": (2, 5, 32, 0),
     "attention_scope": (*SCOPES, "encoder-self"),
     "attention_impl": ("auto", *IMPLEMENTATIONS, "cuda"),
     "value_init_scale": (0.1, 1.0, 10.0, 0.0),
@@ -127,6 +128,9 @@ def is_the_default(model, family, name, value):
     """Return True if this value is the model's documented default."""
     if name == "head_dim":
         return family != "fixhead" and value == (5 if model == "transformer_xl" else 4)
+    if name == "value_head_dim":
+        sizes = {"transformer_xl": 5}
+        return value == (6 if family == "fixhead" else sizes.get(model, 4))
     if name == "attention_scope":  # the value covers all attentions of the model
         return set(SITES.get(model, ("decoder-self",))) <= set(SCOPES[value])
     return value == FAMILIES[family].get(name, getattr(AttentionOptions(), name))

@@ -122,6 +122,8 @@ def training_flags(cut: Loaded, file: str, user_dir: str | None = None) -> str:
         "heads-per-layer": model.heads_per_layer,
     }
     flags |= {"head-dim": str(model.head_dim), "finetune-from-model": file, "save-dir": save_dir}
+    if getattr(model, "value_head_dim", None) is not None:
+        flags["value-head-dim"] = str(model.value_head_dim)
     words = [f"--{flag} {shlex.quote(value)}" for flag, value in flags.items()]
     folder = '"$(python -m mixhead_plugin)"' if user_dir is None else shlex.quote(user_dir)
     return " ".join([f"--user-dir {folder}", *words])

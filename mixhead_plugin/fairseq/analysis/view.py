@@ -86,6 +86,8 @@ def facts(loaded: Loaded) -> str:
         module = attention.module
         mixing = module.variant.head_mixing
         size = f"{module.num_heads} heads of size {module.head_dim}"
+        if module.value_head_dim != module.head_dim:
+            size += f" with values of {module.value_head_dim}"
         found.add(f"head mixing {mixing}, {module.normalizer}, {size}")
     return f"{loaded.cfg.model._name}: {'; '.join(sorted(found))}"
 

@@ -18,7 +18,7 @@ from mixhead_plugin.parts import PARTS
 # Every entry of every table once. The tests of the modules have all pairs.
 # A scope alone changes nothing and is refused, so all have a normalizer.
 POSITIONS = [{"relative_position": name} for name in PARTS["relative_position"]]
-POSITIONS += [{"relative_gain": 3}, {"head_dim": 5}]
+POSITIONS += [{"relative_gain": 3}, {"head_dim": 5, "value_head_dim": 3}]
 SCOPED = [{"attention_normalizer": "l2", "attention_scope": name} for name in SCOPES]
 ENTRIES = [
     *({"attention_normalizer": name} for name in NORMALIZERS),

@@ -88,6 +88,7 @@ MEANINGLESS: dict[str, tuple[tuple[Any, ...], str]] = {
     "score_mixing": (("none",), ONE_HEAD),
     "feature_mixing": (("none",), ONE_HEAD),
     "head_dim": ((None,), ONE_HEAD),
+    "value_head_dim": ((None,), "values have the size that --gau-expansion asks for"),
     "heads_per_layer": ((None,), ONE_HEAD),
     "{side}_attention_heads": ((None,), ONE_HEAD),
     "scale_heads": ((False,), ONE_HEAD),
