@@ -300,7 +300,9 @@ class MixheadAttention(Assembly, CachedAttention):
 
     @torch.jit.unused
     def _attend(self, inputs: AttentionInputs, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, H', Nq, Dv] and, where needed, the mixed weights [B, H', Nq, Nk]."""
+        """Return the output [B, H', Nq, Dv] and, where needed, the mixed weights
+        [B, H', Nq, Nk].
+        """
         return self.attend(inputs, self.impl, need_weights)
 
     def _attend_by_definition(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
