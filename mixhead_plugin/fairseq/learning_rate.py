@@ -2,7 +2,7 @@
 
 Hooks of the optimizer multiply the change of a marked parameter after each step. That equals a
 scaled learning rate for every optimizer whose step is proportional to it, such as Adam and SGD.
-fairseq's trainer calls `scale_steps`, see `fairseq/repairs/learning_rate.py`.
+fairseq's trainer calls `scale_steps`, see `fairseq/hooks.py`.
 """
 
 from typing import Any
@@ -14,8 +14,11 @@ _FACTOR = "mixing_lr_scale"
 
 
 def scale_learning_rate(module: nn.Module, factor: float) -> None:
-    """Mark all parameters of `module`: `scale_steps` will multiply their learning rate
-    by `factor`.
+    """Mark all parameters of `module`, so that `scale_steps` multiplies their learning rate.
+
+    Args:
+        module: a part of a model
+        factor: on the learning rate; 1 marks nothing
     """
     if factor == 1:
         return
@@ -27,18 +30,24 @@ def scale_learning_rate(module: nn.Module, factor: float) -> None:
 
 def scale_steps(optimizer: torch.optim.Optimizer) -> None:
     """Let every step of `optimizer` move the marked parameters by their factor."""
-    before: list[tuple[nn.Parameter, Tensor]] = []
+    factors: dict[nn.Parameter, float] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            marks = getattr(parameter, "optim_overrides", None) or {}
+            if _FACTOR in marks:
+                factors[parameter] = marks[_FACTOR]
+    before: dict[nn.Parameter, Tensor] = {}  # the values before a step
 
     def save(*call: Any) -> None:
-        before[:] = [(parameter, parameter.detach().clone()) for parameter in marked]
+        for parameter in factors:
+            before[parameter] = parameter.detach().clone()
 
     def scale_change(*call: Any) -> None:
         with torch.no_grad():
-            for parameter, old in before:
-                parameter.copy_(old + parameter.optim_overrides[_FACTOR] * (parameter - old))
+            for parameter, factor in factors.items():
+                old = before.pop(parameter)
+                parameter.copy_(old + factor * (parameter - old))
 
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    marked = [p for p in parameters if _FACTOR in (getattr(p, "optim_overrides", None) or {})]
-    if marked:
+    if factors:
         optimizer.register_step_pre_hook(save)
         optimizer.register_step_post_hook(scale_change)

@@ -127,7 +127,7 @@ def repairs() -> str:
             if repair.group == group:
                 fault, remedy = (" ".join(text.split()) for text in (repair.fault, repair.remedy))
                 rows.append([f"`{name}`", fault, remedy])
-        sections += [f"## {group}: {meaning}", table(head, rows)]
+        sections += [f"### {group}: {meaning}", table(head, rows)]
     return "\n\n".join(sections)
 
 

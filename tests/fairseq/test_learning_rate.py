@@ -10,8 +10,8 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
+from mixhead_plugin.fairseq import hooks
 from mixhead_plugin.fairseq.learning_rate import scale_learning_rate, scale_steps
-from mixhead_plugin.fairseq.repairs import learning_rate
 from tests.helpers import build, tokens
 
 OPTIMIZERS = {
@@ -96,7 +96,7 @@ def test_fairseqs_trainer_scales_the_steps_of_its_optimizer():
         trainer.optimizer = SimpleNamespace(optimizer=torchs)
 
     assert hasattr(Trainer._build_optimizer, "__wrapped__")
-    learning_rate._build_optimizer(build, trainer)
+    hooks.scale_learning_rate(build, trainer)
     before = mixing.weight.item()
     mixing.weight.grad = torch.ones(1, 1)
     torchs.step()

@@ -60,8 +60,7 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
             )
 
     def check_training(self, cfg: Any, criterion: Any) -> None:
-        """Refuse, before a training, a criterion that needs other weights;
-        repairs/before_training.py calls this.
+        """Refuse a criterion that needs other weights, before a training; see `fairseq/hooks.py`.
 
         A model that is loaded to be used is not checked: older checkpoints may have what is refused
         here.
@@ -75,9 +74,7 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
             )
 
     def warn_of_alignment(self, shown: str) -> None:
-        """Warn that --print-alignment shows no probabilities; repairs/printed_alignments.py calls
-        this.
-        """
+        """Warn that --print-alignment shows no probabilities; see `fairseq/hooks.py`."""
         if problem := self.weights_problem():
             logger.warning(f"--print-alignment {shown}: {problem}; they are no probabilities")
 

@@ -1,5 +1,6 @@
-"""Repair faults of fairseq, one in each file. The environment variable MIXHEAD_REPAIRS chooses
-among them.
+"""Repair faults of fairseq, one in each file.
+
+The environment variable MIXHEAD_REPAIRS chooses among them, by the names of the files.
 """
 
 import os
@@ -10,7 +11,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.replace import install
+from mixhead_plugin.fairseq.replace import install_all
 
 GROUPS = {
     "required": "fairseq, or a model of the plugin, does not run without them",
@@ -19,22 +20,23 @@ GROUPS = {
 }
 # The files of each group. If two replace the same function, the later one in this list runs first.
 _NAMES = {
-    "required": """
-        safe_globals numpy_long truncated_bptt learning_rate before_training printed_alignments
-        hydra_help
-    """,
+    "required": "safe_globals numpy_long truncated_bptt hydra_help",
     "data": """
         checkpoint_files checksums atomic_checkpoints save_dir one_training diverged_models
         binarized_data fasta_index dictionaries epoch_batches shared_epoch worker_epoch
         end_of_epoch next_training signals validation_threads nan_detector orphaned_workers
     """,
-    "trap": (
-        "restore_file wrong_names unknown_fields overrides dropped_scales no_worker "
-        "torchrun_workers longer_inputs"
-    ),
+    "trap": """
+        restore_file wrong_names unknown_fields overrides dropped_scales no_worker
+        torchrun_workers longer_inputs
+    """,
 }
 # A file may define other VERSIONS.
 VERSIONS = "fairseq 0.12.2 and its main branch (fairseq-fixed 0.12.3.1, ve-fairseq 0.12.3)"
+
+# What stands in `fairseq/hooks.py` now was in the group `required`. A script may still choose it:
+# these words are accepted, and mean the group.
+_NOW_HOOKS = ("learning_rate", "before_training", "printed_alignments")
 
 
 class Repair(NamedTuple):
@@ -48,28 +50,27 @@ class Repair(NamedTuple):
     issue: str  # in fairseq's repository, or ""
 
     def apply(self) -> None:
-        """Install the functions that the file marks by `replaces`, and call its `apply` if it has
-        one.
+        """Install the functions that the file marks by `replaces`; call its `apply` if it has one.
+
+        A repair has an `apply` if it replaces no function of fairseq.
         """
-        for value in list(vars(self.module).values()):
-            if hasattr(value, "replaces"):
-                install(value)
-        getattr(self.module, "apply", lambda: None)()
+        install_all(self.module)
+        if hasattr(self.module, "apply"):
+            self.module.apply()
 
 
 def _repair(group: str, name: str) -> Repair:
-    """Return the repair in a file, whose docstring has two paragraphs:
-    the remedy, and the fault.
-    """
+    """Return the repair in a file; its docstring has two paragraphs, the remedy and the fault."""
     module = import_module(f"{__name__}.{name}")
+    assert module.__doc__ is not None
     remedy, fault = module.__doc__.strip().split("\n\n")
     return Repair(
-        group,
-        module,
-        remedy,
-        fault,
-        getattr(module, "VERSIONS", VERSIONS),
-        getattr(module, "ISSUE", ""),
+        group=group,
+        module=module,
+        remedy=remedy,
+        fault=fault,
+        versions=getattr(module, "VERSIONS", VERSIONS),
+        issue=getattr(module, "ISSUE", ""),
     )
 
 
@@ -77,71 +78,98 @@ REPAIRS = {name: _repair(group, name) for group, names in _NAMES.items() for nam
 _applied: set[str] = set()
 
 
-def apply(groups: Iterable[str] = tuple(GROUPS)) -> None:
-    """Apply the repairs of `groups` that MIXHEAD_REPAIRS chooses, each once in a process."""
+def apply() -> None:
+    """Apply the repairs that MIXHEAD_REPAIRS chooses, each once in a process."""
     for name in chosen():
-        if name not in _applied and REPAIRS[name].group in groups:
+        if name not in _applied:
             _applied.add(name)
             REPAIRS[name].apply()
 
 
 def chosen(words: str = "") -> list[str]:
-    """Return the repairs that `words`, else MIXHEAD_REPAIRS, name: `all`, or groups and names
-    separated by commas.
+    """Return the names of the repairs that `words`, else MIXHEAD_REPAIRS, choose.
 
-    A minus leaves one out: `-save_dir` and `all,-save_dir` are all but this one. The group
-    `required` is always chosen: without it fairseq cannot load the plugin's own checkpoints.
+    The group `required` is always chosen: without it fairseq cannot load the plugin's own
+    checkpoints.
+
+    Args:
+        words: `all`, or groups and names separated by commas. A minus leaves one out: `-save_dir`
+            and `all,-save_dir` are all but this one.
+
+    Raises:
+        OptionError: an unknown word, or one that leaves out what is required
     """
-    given = [
-        word.strip() for word in (words or os.environ.get("MIXHEAD_REPAIRS") or "all").split(",")
-    ]
-    known = ["all", *GROUPS, *REPAIRS]
-    for word in given:
-        if word.removeprefix("-") not in known:
-            raise OptionError(
-                f"MIXHEAD_REPAIRS {word!r}: must be one or several of {', '.join(known)}; "
-                "a minus in front leaves one out"
-            )
-        if word.startswith("-") and _group(word.removeprefix("-")) == "required":
+    given = words or os.environ.get("MIXHEAD_REPAIRS") or "all"
+    wanted: set[str] = set()
+    left_out: set[str] = set()
+    for word in given.split(","):
+        word = word.strip()
+        name = word.removeprefix("-")
+        _refuse_unknown(word, name)
+        if not word.startswith("-"):
+            wanted.add(name)
+        elif _is_required(name):
             raise OptionError(f"MIXHEAD_REPAIRS {word!r}: the group required cannot be left out")
-    left_out = {word.removeprefix("-") for word in given if word.startswith("-")}
-    wanted = {word for word in given if not word.startswith("-")} or {"all"}
+        else:
+            left_out.add(name)
+    if not wanted:  # only words with a minus
+        wanted = {"all"}
 
-    def covers(words: set[str], name: str) -> bool:
-        return not words.isdisjoint({"all", REPAIRS[name].group, name})
+    found = []
+    for name, repair in REPAIRS.items():
+        covering = {"all", repair.group, name}  # the words that choose it or leave it out
+        is_chosen = wanted & covering and not left_out & covering
+        if is_chosen or repair.group == "required":
+            found.append(name)
+    return found
 
-    return [
-        name
-        for name, repair in REPAIRS.items()
-        if repair.group == "required" or (covers(wanted, name) and not covers(left_out, name))
-    ]
+
+def _refuse_unknown(word: str, name: str) -> None:
+    """Refuse a word of MIXHEAD_REPAIRS, which is `name` with or without a minus."""
+    known = ["all", *GROUPS, *REPAIRS]
+    if name not in known and name not in _NOW_HOOKS:
+        raise OptionError(
+            f"MIXHEAD_REPAIRS {word!r}: must be one or several of {', '.join(known)}; "
+            "a minus in front leaves one out"
+        )
 
 
-def _group(word: str) -> str:
-    """Return the group that a word of MIXHEAD_REPAIRS belongs to: of a repair its own, else the
-    word.
-    """
-    return REPAIRS[word].group if word in REPAIRS else word
+def _is_required(name: str) -> bool:
+    """Return True if a word of MIXHEAD_REPAIRS names what is always chosen."""
+    if name in REPAIRS:
+        return REPAIRS[name].group == "required"
+    return name == "required" or name in _NOW_HOOKS
 
 
 def table() -> str:
-    """Return the table of all repairs as text; MIXHEAD_REPAIRS marks those that it leaves out."""
+    """Return the table of all repairs as text; it marks those that MIXHEAD_REPAIRS leaves out."""
     on = chosen()
     lines = [
         "MIXHEAD_REPAIRS chooses: all (the default), or groups and names separated by commas.",
+        "A minus leaves one out: MIXHEAD_REPAIRS=-save_dir is all but this one.",
         "",
     ]
-    lines[1:1] = ["A minus leaves one out: MIXHEAD_REPAIRS=-save_dir is all but this one."]
     for group, meaning in GROUPS.items():
         lines += [f"{group}: {meaning}", ""]
         for name, repair in REPAIRS.items():
             if repair.group == group:
-                rows = {"fault": repair.fault, "repair": repair.remedy, "issue": repair.issue}
-                rows["seen in"] = repair.versions
                 lines.append(f"  {name}" if name in on else f"  {name} (off)")
-                for title, text in rows.items():
-                    lines += textwrap.wrap(
-                        text, 100, initial_indent=f"    {title:8}", subsequent_indent=" " * 12
-                    )
+                lines += _rows(repair)
                 lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def _rows(repair: Repair) -> Iterable[str]:
+    """Return the lines of a repair, each part with its title and in a column of its own."""
+    parts = {
+        "fault": repair.fault,
+        "repair": repair.remedy,
+        "issue": repair.issue,
+        "seen in": repair.versions,
+    }
+    lines = []
+    for title, text in parts.items():
+        lines += textwrap.wrap(
+            text, 100, initial_indent=f"    {title:8}", subsequent_indent=" " * 12
+        )
+    return lines

@@ -19,7 +19,7 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 logger = logging.getLogger(__name__)
 

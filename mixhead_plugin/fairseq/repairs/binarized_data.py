@@ -10,7 +10,7 @@ import numpy as np
 from fairseq.data import indexed_dataset
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 # of mmap, the format that fairseq-preprocess writes by default
 MAGIC, HEAD = b"MMIDIDX\x00\x00", "<QBQ"

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mixhead_plugin.errors import CheckpointError, OptionError
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 # The flags that fairseq passes to Python's eval() when it builds a task, model, criterion or
 # optimizer.

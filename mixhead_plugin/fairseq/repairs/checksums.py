@@ -12,7 +12,7 @@ from typing import Any
 from fairseq import checkpoint_utils
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(checkpoint_utils, "load_checkpoint_to_cpu")

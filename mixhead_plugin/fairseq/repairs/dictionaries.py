@@ -12,7 +12,7 @@ from typing import Any
 from fairseq.data import Dictionary, MaskTokensDataset
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(Dictionary, "add_from_file")

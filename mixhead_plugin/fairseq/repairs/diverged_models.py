@@ -12,7 +12,7 @@ from fairseq import checkpoint_utils
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.repairs.checkpoint_files import is_bad
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.trainer import Trainer
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 SCALES = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 

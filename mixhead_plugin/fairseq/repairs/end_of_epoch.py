@@ -13,7 +13,7 @@ from fairseq.logging import metrics
 from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 from fairseq.trainer import Trainer
 
-from mixhead_plugin.fairseq.repairs.replace import replaces, train_command
+from mixhead_plugin.fairseq.replace import replaces, train_command
 
 _FAIRSEQ = "https://github.com/facebookresearch/fairseq"
 ISSUE = f"{_FAIRSEQ}/issues/3531 (--patience), {_FAIRSEQ}/pull/4071 (reduce_lr_on_plateau)"

@@ -7,7 +7,7 @@ epoch's number. A training that resumes in a later epoch sees some sentences twi
 
 from fairseq.trainer import Trainer
 
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(Trainer, "get_train_iterator")

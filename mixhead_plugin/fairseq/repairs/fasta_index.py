@@ -6,7 +6,7 @@ fairseq hands the path to a shell. So a folder named `$(command)` runs that comm
 import numpy as np
 from fairseq.data.fasta_dataset import FastaDataset, fasta_file_path
 
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(FastaDataset, "_build_index")

@@ -12,7 +12,7 @@ from argparse import ArgumentParser
 import hydra.main  # noqa: F401 (its attribute `main` of `hydra` is a function)
 from hydra._internal import utils
 
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 VERSIONS = "hydra-core 1.3.2 to 1.3.8, with Python >= 3.14"
 ISSUE = "https://github.com/facebookresearch/hydra/issues/3121"

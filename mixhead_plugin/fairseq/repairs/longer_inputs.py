@@ -9,7 +9,7 @@ import numpy as np
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.replace import is_command, replaces
+from mixhead_plugin.fairseq.replace import is_command, replaces
 
 
 @replaces(LanguageModelingTask, "eval_lm_dataloader")

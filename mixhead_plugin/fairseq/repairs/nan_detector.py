@@ -6,7 +6,7 @@ The search ends with StopIteration, and nobody learns that gradients were NaN.
 
 from fairseq.nan_detector import NanDetector
 
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(NanDetector, "add_hooks")

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairseq import checkpoint_utils
 
-from mixhead_plugin.fairseq.repairs.replace import replaces, train_command
+from mixhead_plugin.fairseq.replace import replaces, train_command
 
 
 @replaces(checkpoint_utils, "load_checkpoint")  # only a training calls this, at its beginning

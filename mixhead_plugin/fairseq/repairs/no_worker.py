@@ -11,7 +11,7 @@ import torch
 from fairseq.distributed import utils
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # torchrun sets all of them
 

@@ -19,7 +19,7 @@ from fairseq.distributed import utils
 from fairseq.trainer import Trainer
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 logger = logging.getLogger(__name__)
 

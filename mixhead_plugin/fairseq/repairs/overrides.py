@@ -25,8 +25,8 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import DictConfig, OmegaConf
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.repairs.replace import replaces
 from mixhead_plugin.fairseq.repairs.unknown_fields import is_checked, known_fields
+from mixhead_plugin.fairseq.replace import replaces
 
 logger = logging.getLogger(__name__)
 

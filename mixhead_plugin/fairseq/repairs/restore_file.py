@@ -10,7 +10,7 @@ import os
 from fairseq import checkpoint_utils
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.repairs.replace import is_command, replaces
+from mixhead_plugin.fairseq.replace import is_command, replaces
 
 
 @replaces(checkpoint_utils, "load_checkpoint")

@@ -10,7 +10,7 @@ import tempfile
 from fairseq import checkpoint_utils
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(checkpoint_utils, "verify_checkpoint_directory")

@@ -14,7 +14,7 @@ from typing import Any
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.trainer import Trainer
 
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from fairseq.trainer import Trainer
 from torch.multiprocessing.spawn import ProcessExitedException
 
 from mixhead_plugin.fairseq.repairs.end_of_epoch import reason_to_end
-from mixhead_plugin.fairseq.repairs.replace import install, is_command, replaces, train_command
+from mixhead_plugin.fairseq.replace import install, is_command, replaces, train_command
 
 logger = logging.getLogger(__name__)
 

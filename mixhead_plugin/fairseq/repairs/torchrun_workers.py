@@ -10,7 +10,7 @@ from fairseq.distributed import utils
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.repairs.no_worker import TORCHRUN
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(utils, "call_main")

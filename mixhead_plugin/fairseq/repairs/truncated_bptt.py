@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 try:
     from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMTask

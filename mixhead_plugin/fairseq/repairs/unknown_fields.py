@@ -18,7 +18,7 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError, unknown_field
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 # Names, and what a model reads that has no task beside it.
 BESIDE_FLAGS = {"_name", "arch", "tokens_per_sample", "tpu"}

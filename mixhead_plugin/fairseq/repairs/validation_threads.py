@@ -6,7 +6,7 @@ open files behind, until no more files can be opened.
 
 from fairseq.trainer import Trainer
 
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(Trainer, "get_valid_iterator")

@@ -6,7 +6,7 @@ masked_lm masks the same words in every epoch, and a resumed training masks othe
 
 from fairseq.data.iterators import EpochBatchIterator
 
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(EpochBatchIterator, "next_epoch_itr")

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mixhead_plugin.errors import OptionError, option_name, unknown_field
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(options, "add_model_args")

@@ -1,4 +1,4 @@
-"""Every repair repairs something: without it, a test fails."""
+"""Every repair, and every hook of fairseq, does something: without it, a test fails."""
 
 import os
 import shutil
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from mixhead_plugin.fairseq import hooks
 from mixhead_plugin.fairseq.repairs import REPAIRS
 from tests.commands import ROOT
 
@@ -29,12 +30,6 @@ PROOFS = {
     "safe_globals": (CHECKPOINTS, "test_a_good_checkpoint_and_one_with_arithmetic_load"),
     "numpy_long": (IMPORT, "test_importing"),
     "truncated_bptt": (TRANSFORMER_XL, "test_batches_say_which_window_of_their_text_they_are"),
-    "learning_rate": (LEARNING_RATE, "test_fairseqs_trainer_scales_the_steps_of_its_optimizer"),
-    "before_training": (BEFORE_TRAINING, "test_guided_alignment_gets_a_distribution_or_is_refused"),
-    "printed_alignments": (
-        BEFORE_TRAINING,
-        "test_printed_weights_that_are_no_probabilities_are_warned_of",
-    ),
     "hydra_help": (IMPORT, "test_hydra_starts_where_argparse_reads_help_at_once"),
     "checkpoint_files": (CHECKPOINTS, "test_the_check_refuses"),
     "checksums": (CHECKPOINTS, "test_a_changed_byte_is_refused_or_changes_nothing"),
@@ -70,6 +65,19 @@ PROOFS = {
     "longer_inputs": (SYNTHESIZER, "test_evaluation_refuses_what_it_would_leave_out"),
 }
 
+# The same for the functions of `fairseq/hooks.py`.
+HOOKS = {
+    "scale_learning_rate": (
+        LEARNING_RATE,
+        "test_fairseqs_trainer_scales_the_steps_of_its_optimizer",
+    ),
+    "check_training": (BEFORE_TRAINING, "test_guided_alignment_gets_a_distribution_or_is_refused"),
+    "warn_of_alignment": (
+        BEFORE_TRAINING,
+        "test_printed_weights_that_are_no_probabilities_are_warned_of",
+    ),
+}
+
 # Appended to the file of a repair, so that it does nothing.
 NOTHING = """
 
@@ -93,17 +101,33 @@ def test_a_repair_is_not_empty(name):
     assert "apply" in found or any(hasattr(value, "replaces") for value in found.values())
 
 
+def test_every_hook_has_a_test_that_needs_it():
+    assert list(HOOKS) == [
+        name for name, value in vars(hooks).items() if hasattr(value, "replaces")
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPAIRS)
 def test_the_test_of_a_repair_fails_without_it(name, tmp_path):
-    copy = tmp_path / "checkout"
+    fails_with(f"repairs/{name}.py", NOTHING, "::".join(PROOFS[name]), tmp_path / "checkout")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOOKS)
+def test_the_test_of_a_hook_fails_without_it(name, tmp_path):
+    unmarked = f"\n\ndel {name}.replaces\n"
+    fails_with("hooks.py", unmarked, "::".join(HOOKS[name]), tmp_path / "checkout")
+
+
+def fails_with(file, text, node, copy):
+    """Check that a test fails in a copy of the checkout with `text` at the end of a file."""
     for folder in ("mixhead_plugin", "tests", "examples", "scripts"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
-    with (copy / "mixhead_plugin" / "fairseq" / "repairs" / f"{name}.py").open("a") as file:
-        file.write(NOTHING)
+    with (copy / "mixhead_plugin" / "fairseq" / file).open("a") as opened:
+        opened.write(text)
 
-    node = "::".join(PROOFS[name])
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "0", "-x", "-m", "not slow", node],
         cwd=copy,

@@ -16,15 +16,7 @@ from mixhead_plugin.fairseq import repairs
 from mixhead_plugin.fairseq.repairs import GROUPS, REPAIRS, chosen
 from tests.commands import PLUGIN, SIZES, TRAINING, WHOLE_SETS, refusal, run
 
-REQUIRED = {
-    "safe_globals",
-    "numpy_long",
-    "truncated_bptt",
-    "learning_rate",
-    "before_training",
-    "printed_alignments",
-    "hydra_help",
-}
+REQUIRED = {"safe_globals", "numpy_long", "truncated_bptt", "hydra_help"}
 TRAPS = {
     "restore_file",
     "wrong_names",
@@ -53,6 +45,9 @@ def test_groups():
         ("-save_dir", set(REPAIRS) - {"save_dir"}),
         ("all, -save_dir, -trap", set(REPAIRS) - {"save_dir"} - TRAPS),
         ("trap, -restore_file", REQUIRED | TRAPS - {"restore_file"}),
+        # names of repairs that are hooks now
+        ("learning_rate", REQUIRED),
+        ("before_training,printed_alignments,save_dir", REQUIRED | {"save_dir"}),
     ],
 )
 def test_choosing(words, expected):
@@ -60,7 +55,16 @@ def test_choosing(words, expected):
 
 
 @pytest.mark.parametrize(
-    "words", ["al", "required,savedir", "required,,trap", "-savedir", "-required", "-safe_globals"]
+    "words",
+    [
+        "al",
+        "required,savedir",
+        "required,,trap",
+        "-savedir",
+        "-required",
+        "-safe_globals",
+        "-learning_rate",
+    ],
 )
 def test_an_unknown_name_is_refused(words):
     with pytest.raises(OptionError, match=r"^MIXHEAD_REPAIRS "):

@@ -1,0 +1,62 @@
+"""Let fairseq tell the plugin's models what their flags need to know.
+
+These functions repair no fault: without them, flags of the plugin would have no effect. So they
+are always installed, and MIXHEAD_REPAIRS does not choose among them.
+"""
+
+import functools
+import sys
+from typing import Any
+
+from fairseq.sequence_generator import SequenceGeneratorWithAlignment
+from fairseq.trainer import Trainer
+
+from mixhead_plugin.fairseq.learning_rate import scale_steps
+from mixhead_plugin.fairseq.replace import install_all, replaces
+
+
+@functools.cache  # once in a process
+def install() -> None:
+    """Install the functions of this module in fairseq."""
+    install_all(sys.modules[__name__])
+
+
+@replaces(Trainer, "_build_optimizer")
+def scale_learning_rate(original, trainer: Trainer) -> None:
+    """Multiply the steps of the parameters that --mixing-lr-scale marks.
+
+    fairseq has one learning rate for all parameters.
+    """
+    original(trainer)
+    scale_steps(trainer.optimizer.optimizer)
+
+
+@replaces(Trainer, "__init__")
+def check_training(
+    original, trainer: Trainer, cfg: Any, task: Any, model: Any, criterion: Any, *args, **kwargs
+) -> None:
+    """Let a model of the plugin refuse its criterion before it is trained.
+
+    fairseq builds a model in the same way to train it and to load it. It does not tell the model
+    which of them it is, nor which criterion will read its outputs.
+    """
+    # FSDP has the attributes of the model that it wraps
+    check = getattr(model, "check_training", None)
+    if check is not None:
+        check(cfg, criterion)
+    original(trainer, cfg, task, model, criterion, *args, **kwargs)
+
+
+@replaces(SequenceGeneratorWithAlignment, "__init__")
+def warn_of_alignment(original, generator: Any, models: list[Any], *args, **kwargs) -> None:
+    """Tell a model of the plugin that its attention weights will be shown as an alignment.
+
+    fairseq takes the attention weights of any model for probabilities: --print-alignment prints
+    them, and the hub returns them. It does not ask the model.
+    """
+    shown = kwargs.get("print_alignment", "hard")
+    for model in models:
+        warn = getattr(model, "warn_of_alignment", None)
+        if warn is not None:
+            warn(shown)
+    original(generator, models, *args, **kwargs)
