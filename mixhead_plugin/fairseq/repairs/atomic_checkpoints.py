@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 # Errors of a network file system that may soon pass, unlike a full disk.
 PASSING = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
-ATTEMPTS, PAUSE = 3, 2.5  # fairseq's number of attempts, and its seconds between them
+# As fairseq: how often it tries, and the seconds between two attempts.
+ATTEMPTS = 3
+PAUSE = 2.5
 
 
 @replaces(checkpoint_utils, "torch_persistent_save")
@@ -38,8 +40,9 @@ def _save(original, state: Any, filename: str, async_write: bool = False) -> Non
 
 @replaces(PathManager, "copy")
 def _copy(original, source: str, target: str, overwrite: bool = False) -> Any:
-    if any(map(PathManager.path_requires_pathmanager, (source, target))):
-        return original(source, target, overwrite)
+    for path in (source, target):
+        if PathManager.path_requires_pathmanager(path):  # not a file of this machine
+            return original(source, target, overwrite)
 
     def copy(file: IO[bytes]) -> None:
         with open(source, "rb") as whole:
@@ -48,31 +51,32 @@ def _copy(original, source: str, target: str, overwrite: bool = False) -> Any:
     try:
         write_whole(target, copy)
     except OptionError:
+        # The disk is full after `source` was written: keep it under the name that the next
+        # training looks for. A link needs no room, and never replaces a file.
         last = os.path.join(os.path.dirname(target), "checkpoint_last.pt")
-        with suppress(OSError):  # a link needs no room; it never replaces a file
+        with suppress(OSError):
             os.link(source, last)
         raise
     return target
 
 
 def write_whole(path: str, write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file under a temporary name, and rename it when it is on the disk."""
-    path = os.path.realpath(path)  # of a link, replace the file, as fairseq does
+    """Write a file under a temporary name, and rename it when it is on the disk.
+
+    Args:
+        path: of the file; a link is followed, and the file behind it is replaced
+        write: writes the content; it is called again if an error may have passed
+
+    Raises:
+        OptionError: the system does not let us write; there is no temporary file then
+    """
+    path = os.path.realpath(path)
     part = f"{path}.tmp"  # a killed process leaves this file; the next one overwrites it
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with open(part, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-            # the folder holds the new name; some file systems cannot sync folders
-            with suppress(OSError):
-                folder = os.open(os.path.dirname(path), os.O_RDONLY)
-                os.fsync(folder)
-                os.close(folder)
-            break
-        except BaseException as error:
+            _write_and_rename(part, path, write)
+            return
+        except BaseException as error:  # a kill by Ctrl-C, too, must not leave a part
             with suppress(OSError):
                 os.remove(part)
             cause = _system_error(error)
@@ -86,8 +90,22 @@ def write_whole(path: str, write: Callable[[IO[bytes]], None]) -> None:
             time.sleep(PAUSE)
 
 
+def _write_and_rename(part: str, path: str, write: Callable[[IO[bytes]], None]) -> None:
+    with open(part, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+    # The folder holds the new name; some file systems cannot sync folders.
+    with suppress(OSError):
+        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+
 def _system_error(error: BaseException | None) -> OSError | None:
-    """Return the OSError behind `error`; torch.save hides it behind an error of its own."""
+    """Return the OSError behind `error`, or None; torch.save raises an error of its own for it."""
     while isinstance(error, Exception) and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error if isinstance(error, OSError) else None

@@ -36,9 +36,10 @@ EVALUATED = frozenset(
         override_encoder_layers
     """.split()
 )
-# ${name} only refers to another value. For ${name:...}, even ${${other}:...}, omegaconf calls a
-# function.
+# A reference such as ${model.dropout} only names another value. For ${name:...}, even
+# ${${other}:...}, omegaconf calls a function: what is left after all references are taken away.
 _REFERENCE = re.compile(r"\$\{\s*[\w.\[\]]+\s*\}")
+# What a list of numbers consists of, in Python's syntax: no names, no calls.
 _ARITHMETIC = (
     ast.Constant,
     ast.List,
@@ -61,17 +62,20 @@ def _load(
     except (OptionError, MemoryError):
         raise
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        raise OptionError(
+        message = (
             f"{path}: holds other than tensors and plain values, or is not a checkpoint that "
-            "fairseq-train wrote; "
-            f"not loaded, as weights_only forbids it{f' ({found[1]})' if found else ''}"
-        ) from error
+            "fairseq-train wrote; not loaded, as weights_only forbids it"
+        )
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        if found:  # torch's refusal of a class
+            message += f" ({found[1]})"
+        raise OptionError(message) from error
     except Exception as error:  # damaged files fail in many ways
-        # EINVAL: torch seeks in a cut file
+        # The system's own errors, such as a missing file, speak for themselves. EINVAL is none:
+        # torch seeks beyond the end of a file that was cut.
         by_system = getattr(error, "errno", None) not in (None, errno.EINVAL)
-        # of the overrides
-        if by_system or (arg_overrides and isinstance(error, (OmegaConfBaseException, TypeError))):
+        by_overrides = arg_overrides and isinstance(error, (OmegaConfBaseException, TypeError))
+        if by_system or by_overrides:
             raise
         raise OptionError(
             f"{path}: is damaged, or not a checkpoint that fairseq-train wrote"
@@ -89,7 +93,8 @@ def _load_into_trainer(original, trainer, filename: str, *args, **kwargs):
         refused = error.__context__
         if isinstance(refused, CheckpointError):
             raise OptionError(f"{filename}: {refused}") from error
-        if problem := mismatch(str(refused)):
+        problem = mismatch(str(refused))
+        if problem:
             raise OptionError(f"{filename}: {problem}") from error
         if re.search(r"please reset the optimizer|parameter group", str(error)):
             # fairseq asks to reset the optimizer where the loss is another one, too.
@@ -100,21 +105,23 @@ def _load_into_trainer(original, trainer, filename: str, *args, **kwargs):
 
 @replaces(checkpoint_utils, "load_model_ensemble_and_task")
 def _load_models(original, filenames: list[str], *args, **kwargs):
+    files = ":".join(filenames)  # as in --path
     try:
         return original(filenames, *args, **kwargs)
     except CheckpointError as error:
-        raise OptionError(f"{':'.join(filenames)}: {error}") from error
+        raise OptionError(f"{files}: {error}") from error
     except RuntimeError as error:
-        if problem := mismatch(str(error)):
-            raise OptionError(f"{':'.join(filenames)}: {problem}") from error
+        problem = mismatch(str(error))
+        if problem:
+            raise OptionError(f"{files}: {problem}") from error
         if str(error).startswith("Neither args nor cfg"):
             raise OptionError(
-                f"{':'.join(filenames)}: has no config; must be a checkpoint that fairseq-train "
-                "wrote, not its "
+                f"{files}: has no config; must be a checkpoint that fairseq-train wrote, not its "
                 "tensors alone"
             ) from error
         raise
     except OSError as error:
+        # fairseq raises it without the name of a file, so `errors.py` would not know it
         found = re.fullmatch(r"Model file not found: (.*)", str(error))
         if found is None:
             raise
@@ -132,16 +139,18 @@ _BY_SYMBOL = ("embed_tokens.weight", "output_projection.weight", "lm_head.weight
 
 
 def mismatch(text: str) -> str:
-    """Return in a few words which tensors do not fit the model, from torch's list; empty if `text`
-    is none.
+    """Return in a few words which tensors of a checkpoint do not fit the model.
+
+    Args:
+        text: of an error; if it is not torch's list of differences, an empty string is returned
     """
     for name, shape, own_shape in _OTHER_SIZE.findall(text):
-        sizes, own_sizes = shape.split(", "), own_shape.split(", ")
-        if name.endswith(_BY_SYMBOL) and sizes[1:] == own_sizes[1:]:
+        symbols, *columns = shape.split(", ")
+        own_symbols, *own_columns = own_shape.split(", ")
+        if name.endswith(_BY_SYMBOL) and columns == own_columns:
             return (
-                f"its dictionary is another one: the dictionary has {own_sizes[0]} symbols, the "
-                "checkpoint's "
-                f"{sizes[0]} ({name}); must be the data folder that it was trained with"
+                f"its dictionary is another one: the dictionary has {own_symbols} symbols, the "
+                f"checkpoint's {symbols} ({name}); must be the data folder that it was trained with"
             )
     difference = re.search(r"(size mismatch for|Missing key|Unexpected key).*", text)
     if difference is None:
@@ -151,27 +160,42 @@ def mismatch(text: str) -> str:
 
 
 def check_state(path: str, state: Any) -> None:
-    """Refuse a checkpoint without tensors or config, with code in its config, or with weights that
-    are not finite.
+    """Refuse a checkpoint that fairseq would load, but cannot use or must not run.
+
+    Args:
+        path: of the file, for the message
+        state: its content
+
+    Raises:
+        OptionError: no tensors, no config, code in its config, or weights that are not finite
     """
     foreign = f"{path}: not a checkpoint that fairseq-train wrote"
     model = state.get("model") if isinstance(state, dict) else None
-    if not isinstance(model, dict) or not any(
-        isinstance(value, torch.Tensor) for value in model.values()
-    ):
+    if not _has_tensors(model):
         raise OptionError(f"{foreign}: no tensors of a model")
     cfg = state.get("cfg")
     if not isinstance(cfg, (dict, DictConfig, type(None))):
         raise OptionError(f"{foreign}: no config of a model")
-    for part in ("cfg", "args"):
+    for part in ("cfg", "args"):  # the second is that of an old checkpoint
         for name, value in _values("config", state.get(part)):
-            if name in EVALUATED and isinstance(value, (str, bytes)) and not is_arithmetic(value):
-                raise OptionError(f"{path}: its {name} is no list of numbers; not loaded")
-            if isinstance(value, str) and "${" in _REFERENCE.sub("", value):
-                raise OptionError(f"{path}: its {name} refers to a function; not loaded")
+            _refuse_code(path, name, value)
     if cfg is not None and not isinstance(cfg.get("model"), (dict, DictConfig, Namespace)):
         raise OptionError(f"{foreign}: no config of a model")
     check_finite(path, model)
+
+
+def _has_tensors(model: Any) -> bool:
+    if not isinstance(model, dict):
+        return False
+    return any(isinstance(value, torch.Tensor) for value in model.values())
+
+
+def _refuse_code(path: str, name: str, value: Any) -> None:
+    """Refuse a value of a config that fairseq's eval() or omegaconf would run."""
+    if name in EVALUATED and isinstance(value, (str, bytes)) and not is_arithmetic(value):
+        raise OptionError(f"{path}: its {name} is no list of numbers; not loaded")
+    if isinstance(value, str) and "${" in _REFERENCE.sub("", value):
+        raise OptionError(f"{path}: its {name} refers to a function; not loaded")
 
 
 def check_finite(path: str, model: dict[str, Any]) -> None:
@@ -180,48 +204,50 @@ def check_finite(path: str, model: dict[str, Any]) -> None:
     if bad:
         raise OptionError(
             f"{path}: has NaN or infinite values in {len(bad)} of {len(model)} tensors, the first "
-            f"is {bad[0]}; "
-            "must be finite, take an earlier checkpoint"
+            f"is {bad[0]}; must be finite, take an earlier checkpoint"
         )
 
 
 def is_bad(name: str, value: Any) -> bool:
     """Return True if an entry of a model's state is a tensor with NaN or infinite numbers."""
-    # fairseq reads the type of the first alone; its DynamicConv never sets the second without a
-    # bias.
-    if not isinstance(value, torch.Tensor) or name.endswith(("_float_tensor", "conv_bias")):
+    if not isinstance(value, torch.Tensor):
+        return False
+    # Nobody reads their numbers: fairseq takes only the dtype of _float_tensor, and its DynamicConv
+    # never sets the conv_bias of a layer without a bias.
+    if name.endswith(("_float_tensor", "conv_bias")):
         return False
     if not value.is_floating_point() and not value.is_complex():
         return False
-    # A finite sum has finite terms, and is read 20 times faster; a sum may also overflow.
+    # A finite sum has finite terms, and is read 20 times faster. A sum that is not finite may have
+    # overflown, so only then look at each term.
     return not bool(value.sum().isfinite()) and not bool(value.isfinite().all())
 
 
 def is_arithmetic(text: str | bytes) -> bool:
-    """Return True if `text` is a Python expression of numbers and strings alone, such as '[(1, 64)]
-    * 2'.
-    """
+    """Return True if a Python expression has only numbers and strings: "[(1, 64)] * 2"."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
-    # 9 ** 9 ** 9 never ends
-    return all(
-        isinstance(node, _ARITHMETIC) and not isinstance(node, ast.Pow) for node in ast.walk(tree)
-    )
+    for node in ast.walk(tree):
+        if not isinstance(node, _ARITHMETIC):
+            return False
+        if isinstance(node, ast.Pow):  # 9 ** 9 ** 9 never ends
+            return False
+    return True
 
 
 def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of a config at any depth; the items of a list have the list's
-    name.
-    """
+    """Yield the names and values of a config at any depth; a list's items have the list's name."""
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=False)
-    value = vars(value) if isinstance(value, Namespace) else value
-    if isinstance(value, (dict, list, tuple)):
-        for key, item in (
-            value.items() if isinstance(value, dict) else ((name, item) for item in value)
-        ):
+    if isinstance(value, Namespace):
+        value = vars(value)
+    if isinstance(value, dict):
+        for key, item in value.items():
             yield from _values(key, item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _values(name, item)
     else:
         yield name, value

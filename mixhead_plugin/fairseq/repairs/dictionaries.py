@@ -1,5 +1,4 @@
-"""Refuse a dictionary without symbols, or with a line that is none, in one line that names the
-file.
+"""Refuse a dictionary without symbols or with a wrong line, in one line that names the file.
 
 fairseq trains and decodes with an empty dictionary, as a failed copy may leave it. About a line
 without a count, or a symbol that occurs twice, it does not say in which file. It takes counts below
@@ -17,7 +16,7 @@ from mixhead_plugin.fairseq.replace import replaces
 
 @replaces(Dictionary, "add_from_file")
 def _add_from_file(original, dictionary: Dictionary, file: Any) -> None:
-    # for a path, fairseq calls this again with a file
+    # fairseq calls this with a path, and for that again with the open file
     if not isinstance(file, str) or not os.path.isfile(file):
         original(dictionary, file)
         return
@@ -32,14 +31,13 @@ def _add_from_file(original, dictionary: Dictionary, file: Any) -> None:
 
 
 def _problem(error: Exception, number: int) -> str:
-    """Return what fairseq says about line `number` of a dictionary, or about its encoding, in a few
-    words.
-    """
-    text = " ".join(str(error).split())
+    """Return in a few words what fairseq says about line `number` of a dictionary."""
+    text = " ".join(str(error).split())  # fairseq's messages have several lines
     if text.startswith("Incorrect encoding"):
         return "is not in UTF-8; must be the file that fairseq-preprocess wrote"
     if isinstance(error, ValueError):
-        line = text.partition("[flags]': ")[2].strip('" ')  # behind what fairseq expects
+        # "Incorrect dictionary format, expected '<token> <cnt> [flags]': " and the line
+        line = text.partition("[flags]': ")[2].strip('" ')
         return f"line {number} is {line!r}; must be '<symbol> <count>'"
     if text.startswith("Duplicate word"):
         symbol = text.partition(": ")[2].partition(". Duplicate")[0]
@@ -57,7 +55,6 @@ def _draw_by_count(
     if kwargs.get("freq_weighted_replacement") and min(vocab.count) < 0:
         raise OptionError(
             "--freq-weighted-replacement: draws tokens by their counts, but the dictionary has a "
-            "count below 0; "
-            "must be left out"
+            "count below 0; must be left out"
         )
     original(masked, dataset, vocab, *args, **kwargs)

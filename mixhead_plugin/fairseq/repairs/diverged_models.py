@@ -1,5 +1,4 @@
-"""Refuse to save a model with NaN parameters, and ignore a NaN validation loss (not with
---ddp-backend fully_sharded).
+"""Refuse to save NaN parameters; ignore a NaN loss (but not with --ddp-backend fully_sharded).
 
 fairseq looks for NaN only in gradients. If an update makes the parameters NaN, it overwrites a good
 checkpoint with them. After a NaN validation loss, it counts any next loss as the best.
@@ -23,15 +22,13 @@ def _save(original, cfg, trainer, epochs, loss: float | None):
     # wait for ever.
     if cfg.no_save or trainer.is_fsdp:
         return original(cfg, trainer, epochs, loss)
-    bad = next(
-        (name for name, value in trainer.model.state_dict().items() if is_bad(name, value)), None
-    )
-    if bad is not None:
-        raise OptionError(
-            f"the model has NaN or infinite parameters after update {trainer.get_num_updates()}, "
-            f"the first is {bad}, "
-            "and is not saved; a smaller --lr or --clip-norm may help"
-        )
+    for name, value in trainer.model.state_dict().items():
+        if is_bad(name, value):
+            updates = trainer.get_num_updates()
+            raise OptionError(
+                f"the model has NaN or infinite parameters after update {updates}, the first is "
+                f"{name}, and is not saved; a smaller --lr or --clip-norm may help"
+            )
     if loss is not None and math.isnan(loss):
         logger.warning(
             f"--best-checkpoint-metric {cfg.best_checkpoint_metric}: is NaN, not counted as the "

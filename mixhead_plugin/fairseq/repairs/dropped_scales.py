@@ -15,14 +15,15 @@ from mixhead_plugin.fairseq.replace import replaces
 SCALES = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 
 
-@replaces(Trainer, "__init__")  # not where a model is built: trained ones go on loading
+# Not where a model is built: those that were trained with the flags go on loading.
+@replaces(Trainer, "__init__")
 def _init(original, trainer: Trainer, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any):
-    if isinstance(getattr(model, "module", model), TransformerLanguageModel):
+    inner = getattr(model, "module", model)  # behind FSDP
+    if isinstance(inner, TransformerLanguageModel):
         for option in SCALES:
             if getattr(cfg.model, option, False):
                 raise OptionError(
                     f"{option_name(option)}: must be left out, fairseq's transformer_lm drops it "
-                    "without a word, and "
-                    "the plugin's computes with it"
+                    "without a word, and the plugin's computes with it"
                 )
     original(trainer, cfg, task, model, *args, **kwargs)

@@ -21,33 +21,32 @@ ISSUE = f"{_FAIRSEQ}/issues/3531 (--patience), {_FAIRSEQ}/pull/4071 (reduce_lr_o
 logger = logging.getLogger(__name__)
 
 
+# Our entry in a checkpoint: what --patience has counted.
+EARLY_STOP = "early_stop"
+
+
 @replaces(Trainer, "save_checkpoint")
 def _save(original, trainer, filename: str, extra_state: dict):
-    counted = {k: v for k, v in vars(_should_stop_early()).items() if k in ("best", "num_runs")}
-    return original(
-        trainer, filename, {**extra_state, "early_stop": counted} if counted else extra_state
-    )
+    counted = {}
+    for name, value in vars(_should_stop_early()).items():
+        if name in ("best", "num_runs"):
+            counted[name] = value
+    if counted:
+        extra_state = {**extra_state, EARLY_STOP: counted}
+    return original(trainer, filename, extra_state)
 
 
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
     state, epochs = original(cfg, trainer, **kwargs)
-    if (
-        not isinstance(trainer, Trainer)
-        or state is None
-        or trainer.get_num_updates() == 0
-        or cfg.reset_dataloader
-    ):
-        return state, epochs  # of a program with a trainer of its own, or of a new training
-    epoch_ended = state["train_iterator"]["iterations_in_epoch"] == 0
-    epoch = state["train_iterator"]["epoch"] - 1  # the one that ended
-    if epoch_ended and epoch > 0 and not cfg.reset_lr_scheduler:
-        trainer.lr_step(epoch)  # reduce_lr_on_plateau counts on from this number
-        trainer.lr_step(epoch, state.get("val_loss"))
-    if epoch_ended and "train_inner" in state.get("metrics", {}) and not cfg.reset_meters:
-        metrics.load_state_dict({"train_inner": state["metrics"]["train_inner"]})
+    if not isinstance(trainer, Trainer):  # a program with a trainer of its own
+        return state, epochs
+    if state is None or trainer.get_num_updates() == 0 or cfg.reset_dataloader:  # a new training
+        return state, epochs
+
+    _end_epoch(cfg, trainer, state)
     if not cfg.reset_meters:
-        vars(_should_stop_early()).update(state.get("early_stop", {}))
+        vars(_should_stop_early()).update(state.get(EARLY_STOP, {}))
     reason = reason_to_end(cfg, trainer)
     if reason is not None:
         logger.info(f"nothing to train: {reason}")
@@ -56,8 +55,27 @@ def _load(original, cfg, trainer, **kwargs):
     return state, epochs
 
 
+def _end_epoch(cfg, trainer: Trainer, state: dict) -> None:
+    """Do what fairseq-train did after it had saved a checkpoint at the end of an epoch.
+
+    Args:
+        cfg: the flags for checkpoints
+        trainer: has loaded the checkpoint
+        state: of the checkpoint, its `extra_state`
+    """
+    if state["train_iterator"]["iterations_in_epoch"] != 0:  # saved within an epoch
+        return
+    epoch = state["train_iterator"]["epoch"] - 1  # fairseq stores the number of the next one
+    if epoch > 0 and not cfg.reset_lr_scheduler:
+        trainer.lr_step(epoch)  # reduce_lr_on_plateau counts on from this number
+        trainer.lr_step(epoch, state.get("val_loss"))
+    inner = state.get("metrics", {}).get("train_inner")  # the means since the last --log-interval
+    if inner is not None and not cfg.reset_meters:
+        metrics.load_state_dict({"train_inner": inner})
+
+
 def reason_to_end(cfg, trainer: Trainer) -> str | None:
-    """Return why a training has ended, or None; `cfg` are its flags for checkpoints."""
+    """Return why a training has ended, or None; `cfg` holds its flags for checkpoints."""
     limits = trainer.cfg.optimization
     if 0 < limits.max_update <= trainer.get_num_updates():
         return f"--max-update {limits.max_update} is reached"
@@ -69,8 +87,9 @@ def reason_to_end(cfg, trainer: Trainer) -> str | None:
 
 
 def _should_stop_early():
-    """Return the function of fairseq-train
-    that counts bad epochs for --patience in its attributes.
+    """Return fairseq-train's function that counts the bad epochs of --patience in its attributes.
+
+    In a program without fairseq-train, an object without attributes takes its place.
     """
     return getattr(train_command(), "should_stop_early", SimpleNamespace())
 

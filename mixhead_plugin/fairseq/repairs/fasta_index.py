@@ -12,7 +12,9 @@ from mixhead_plugin.fairseq.replace import replaces
 @replaces(FastaDataset, "_build_index")
 def _build_index(original, self, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the byte at which each record begins, and the length of its sequence."""
-    begins, lengths, at = [], [], 0
+    begins: list[int] = []
+    lengths: list[int] = []
+    at = 0  # the byte at which a line begins
     with open(fasta_file_path(path), "rb") as file:
         for line in file:
             if line.startswith(b">"):

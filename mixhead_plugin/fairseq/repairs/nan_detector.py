@@ -13,4 +13,4 @@ from mixhead_plugin.fairseq.replace import replaces
 def _add_hooks(original, detector: NanDetector, *args) -> None:
     original(detector, *args)
     if detector.backward:
-        detector.bhooks.pop().remove()
+        detector.bhooks.pop().remove()  # fairseq has just added it for this module

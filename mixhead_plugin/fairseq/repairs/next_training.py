@@ -12,7 +12,8 @@ from fairseq import checkpoint_utils
 from mixhead_plugin.fairseq.replace import replaces, train_command
 
 
-@replaces(checkpoint_utils, "load_checkpoint")  # only a training calls this, at its beginning
+# Only a training calls this, at its beginning.
+@replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
     _forget(checkpoint_utils.save_checkpoint)
     _forget(getattr(train_command(), "should_stop_early", None))
@@ -20,9 +21,7 @@ def _load(original, cfg, trainer, **kwargs):
 
 
 def _forget(function: Any) -> None:
-    """Remove what fairseq keeps of earlier validations in the attributes of one
-    of its functions.
-    """
+    """Remove what fairseq keeps of earlier validations in attributes of one of its functions."""
     for name in ("best", "num_runs"):
         if hasattr(function, name):
             delattr(function, name)

@@ -1,5 +1,4 @@
-"""Lock --save-dir as long as a training runs, and refuse a second one in one line that names the
-first.
+"""Lock --save-dir while a training runs; refuse a second one in a line that names the first.
 
 Two trainings in one --save-dir, such as a requeued one and the orphan of the first, overwrite each
 other's checkpoints: the better model is lost.
@@ -24,34 +23,36 @@ from mixhead_plugin.fairseq.replace import replaces
 logger = logging.getLogger(__name__)
 
 NAME = ".mixhead.lock"  # this file stays: removing it could let two trainings in
-# Seconds: the workers of a killed training may take some to end, and NFS frees the locks of a dead
-# machine late.
+# Seconds to wait for a lock. The workers of a killed training need some to end, and after SLURM has
+# restarted a job, NFS frees the locks of the dead machine late.
 WAIT = 120.0 if os.environ.get("SLURM_RESTART_COUNT") else 10.0
-# by path; the system drops a lock when its process ends, however it ends
+# The open files, by path. The system drops a lock when its process ends, however it ends.
 _held: dict[str, IO[str]] = {}
 
 
-# only a training calls this, before it reads and writes checkpoints
+# Only a training calls this, before it reads and writes checkpoints.
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
-    if (
-        isinstance(trainer, Trainer)
-        and not cfg.no_save
-        and utils.is_master(trainer.cfg.distributed_training)
-    ):
+    saves = isinstance(trainer, Trainer) and not cfg.no_save
+    if saves and utils.is_master(trainer.cfg.distributed_training):  # the worker that writes
         lock(cfg.save_dir)
     return original(cfg, trainer, **kwargs)
 
 
 def lock(folder: str) -> None:
-    """Lock a folder for this process, or refuse it if another process keeps it locked for WAIT
-    seconds.
+    """Lock a folder until this process ends.
+
+    Where files cannot be locked, a warning says so.
+
+    Raises:
+        OptionError: another process keeps the folder locked for WAIT seconds
     """
-    path, deadline = os.path.join(os.path.realpath(folder), NAME), time.monotonic() + WAIT
+    path = os.path.join(os.path.realpath(folder), NAME)
+    deadline = time.monotonic() + WAIT
     if path in _held:
         return
     try:
-        file = open(path, "a+", errors="replace")  # noqa: SIM115 (as long as the process)
+        file = open(path, "a+", errors="replace")  # noqa: SIM115 (open as long as the process)
         with suppress(OSError):
             os.chmod(path, 0o666)  # others who may write into the folder may train in it later
         while not _is_free(file):
@@ -62,7 +63,7 @@ def lock(folder: str) -> None:
                 )
             time.sleep(0.2)
         _held[path] = file
-        file.truncate(0)
+        file.truncate(0)  # the name of an earlier process
         print(f"process {os.getpid()} on {socket.gethostname()}", end="", file=file, flush=True)
     except OSError as error:  # a file of another user, or a file system without locks
         logger.warning(

@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -55,9 +55,8 @@ DICTS = {
 @replaces(options, "parse_args_and_arch")
 def _parse(original, *args: Any, **kwargs: Any) -> Any:
     parsed = original(*args, **kwargs)
-    flags = (
-        parsed[0] if isinstance(parsed, tuple) else parsed
-    )  # with parse_known, unknown words come second
+    # With parse_known, the words that are no flags come second.
+    flags = parsed[0] if isinstance(parsed, tuple) else parsed
     for option, (read, example) in DICTS.items():
         text = getattr(flags, option, None)
         if text is not None and not is_dict(text, read):
@@ -73,9 +72,8 @@ def is_dict(text: str, read: Callable[[str], Any]) -> bool:
         return False
 
 
-@replaces(
-    checkpoint_utils, "load_checkpoint_to_cpu"
-)  # commands, the hub and programs all come by here
+# Commands, the hub and programs all come by here.
+@replaces(checkpoint_utils, "load_checkpoint_to_cpu")
 def _load(
     original, path: str, arg_overrides: dict | None = None, load_on_all_ranks: bool = False
 ) -> dict:
@@ -89,7 +87,8 @@ def _overwrite(original, cfg: DictConfig, overrides: dict[str, Any]) -> None:
     # Only a warning: an ensemble, or a language model beside the translation model, gets the
     # overrides of all.
     for name, value in overrides.items():
-        if reason := why_unread(OmegaConf.to_container(cfg), name, value):
+        reason = why_unread(OmegaConf.to_container(cfg), name, value)
+        if reason:
             logger.warning(f"{_flag(name)} changes nothing, because {reason}")
 
 
@@ -97,16 +96,18 @@ def _overwrite(original, cfg: DictConfig, overrides: dict[str, Any]) -> None:
 def _load_optimizer(
     original, optimizer: FairseqOptimizer, state: dict, optimizer_overrides: dict | None = None
 ):
-    known = {name for group in optimizer.param_groups for name in group}
+    known: set[str] = set()
+    for group in optimizer.param_groups:
+        known |= set(group)
     for name in optimizer_overrides or {}:
         if name not in known:
-            raise OptionError(f"--optimizer-overrides {name!r}: unknown; {_remedy(name, known)}")
+            remedy = _remedy(name, known, otherwise=f"must be one of {', '.join(sorted(known))}")
+            raise OptionError(f"--optimizer-overrides {name!r}: unknown; {remedy}")
     return original(optimizer, state, optimizer_overrides)
 
 
-@replaces(
-    FairseqTask, "build_generator"
-)  # for --eval-bleu-args, and for the keywords of the hub's `translate`
+# For --eval-bleu-args, and for the keywords of the hub's `translate`.
+@replaces(FairseqTask, "build_generator")
 def _build_generator(
     original, task: FairseqTask, models: Any, args: Any, *others: Any, **kwargs: Any
 ) -> Any:
@@ -117,39 +118,37 @@ def _build_generator(
         if name not in known and name not in known_names():
             written = getattr(getattr(task, "cfg", None), "eval_bleu_args", None) or ""
             flag = "--eval-bleu-args" if f'"{name}"' in written else "generation:"
-            raise OptionError(f"{flag} {name!r}: unknown; {_remedy(name, known)}")
+            remedy = _remedy(name, known, otherwise=f"must be one of {', '.join(sorted(known))}")
+            raise OptionError(f"{flag} {name!r}: unknown; {remedy}")
     return original(task, models, args, *others, **kwargs)
 
 
-def _remedy(name: Any, known: Iterable[str]) -> str:
+def _remedy(name: Any, known: Collection[str], otherwise: str) -> str:
+    """Return what to write instead of an unknown name: names that are near, or `otherwise`."""
     near = difflib.get_close_matches(str(name), known, 2)
-    return (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else f"must be one of {', '.join(sorted(known))}"
-    )
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def refuse_unknown(overrides: dict[str, Any], part: str = "") -> None:
-    """Refuse an override that no part of fairseq, and nothing of a --user-dir, reads."""
-    known = known_names() if overrides else set()
+    """Refuse an override that no part of fairseq, and nothing of a --user-dir, reads.
+
+    Args:
+        overrides: values by name; those of one part may be a dict, as in {'task': {'data': 'x'}}
+        part: where they stand, such as "task.", for the message
+    """
+    if not overrides:
+        return
+    known = known_names()
     for name, value in overrides.items():
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 2)
-            remedy = (
-                f"did you mean {' or '.join(near)}?"
-                if near
-                else "must be a flag of the model or the task"
-            )
+            remedy = _remedy(name, known, otherwise="must be a flag of the model or the task")
             raise OptionError(f"{_flag(part + str(name))} unknown; {remedy}")
         if name in PARTS and isinstance(value, dict):
             refuse_unknown(value, f"{name}.")
 
 
 def known_names() -> set[str]:
-    """Return the names of all that fairseq and each --user-dir can read from the config of a
-    checkpoint.
-    """
+    """Return all names that fairseq and each --user-dir can read from a checkpoint's config."""
     names = set(PARTS | UNDECLARED)
     for each in fields(FairseqConfig):
         if is_dataclass(each.type):
@@ -175,20 +174,25 @@ def declared(kind: Any) -> Iterator[str]:
 
 
 def why_unread(cfg: dict[str, Any], name: str, value: Any) -> str:
-    """Return why an override has no effect in the config of a checkpoint, which has it by now;
-    empty if it has one.
+    """Return why an override has no effect; empty if it has one.
+
+    Args:
+        cfg: the config of a checkpoint, after fairseq has applied the override
+        name: of a field, or of a part of the config
+        value: what the user wants
     """
-    part = {"arch": "model"}.get(name, name)
+    part = "model" if name == "arch" else name
     if part not in PARTS:
         return "" if _has_field(cfg, name) else "no part of the checkpoint reads this field"
+
+    content = cfg.get(part)
     if isinstance(value, dict):  # the fields of one part, as in {'task': {'data': 'x'}}
-        return (
-            f"the {part} of this checkpoint takes fields without its name"
-            if _is_flags(cfg.get(part))
-            else ""
-        )
-    own = cfg.get(part)
-    own = own.get("_name") if isinstance(own, dict) else getattr(own, "_name", own)
+        if _is_flags(content):
+            return f"the {part} of this checkpoint takes fields without its name"
+        return ""
+    own = getattr(content, "_name", content)  # of flags, else a name alone
+    if isinstance(content, dict):
+        own = content.get("_name")
     return "" if own == value else f"the checkpoint keeps its {part} {own}"
 
 
@@ -207,17 +211,15 @@ def _has_field(cfg: dict[str, Any], name: str) -> bool:
 
 
 def _is_flags(part: Any) -> bool:
-    """Return whether a part of a config is a Namespace: all flags of its training, where it has no
-    dataclass.
-    """
+    """Return whether a part of a config has no dataclass: then it is all flags of the training."""
     return isinstance(part, Namespace)
 
 
 def _flag(name: str) -> str:
-    """Return an override as the user has written it: a flag of its own, one of a dict, or of a
-    program's keywords.
-    """
+    """Return an override as the user has written it."""
     flags = {word.partition("=")[0] for word in sys.argv}
     if option_name(name) in flags:  # fairseq-validate takes all its flags for overrides
         return f"{option_name(name)}:"
-    return f"{'--model-overrides' if '--model-overrides' in flags else 'arg_overrides'} {name!r}:"
+    if "--model-overrides" in flags:
+        return f"--model-overrides {name!r}:"
+    return f"arg_overrides {name!r}:"  # the keyword, in a program

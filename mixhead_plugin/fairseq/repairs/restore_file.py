@@ -1,5 +1,4 @@
-"""Refuse to train if the file of --restore-file, --finetune-from-model or --continue-once does not
-exist.
+"""Refuse a missing --restore-file, --finetune-from-model or --continue-once.
 
 fairseq trains from random weights if the file of --restore-file or --continue-once does not exist,
 or if --finetune-from-model is a folder.
@@ -30,10 +29,19 @@ def _load(original, cfg, trainer, **kwargs):
 
 
 def _refuse_if_missing(option: str, path: str | None, last: str, suffix: str) -> None:
+    """Refuse a file that a flag names, unless it exists.
+
+    Args:
+        option: the flag, with underscores
+        path: its value; None, the default and addresses are not checked
+        last: the path of this training's own checkpoint_last.pt
+        suffix: of the checkpoints of one shard, or ""
+    """
     if path is None or path == "checkpoint_last.pt" or "://" in path or not is_command():
         return
-    # a job that restarts itself has none at its first start
+    # A job that restarts itself names the last checkpoint, which its first start does not have.
     if os.path.abspath(path) == os.path.abspath(last):
         return
-    if not any(map(os.path.isfile, (path, path.replace(".pt", f"{suffix}.pt")))):
+    of_this_shard = path.replace(".pt", f"{suffix}.pt")  # as fairseq names it
+    if not os.path.isfile(path) and not os.path.isfile(of_this_shard):
         raise OptionError(f"{option_name(option)} {path}: no such file; must be a checkpoint")

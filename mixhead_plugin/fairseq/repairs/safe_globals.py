@@ -1,5 +1,4 @@
-"""Allow the plain classes of fairseq's checkpoints in torch's safe loader; anything else is still
-refused.
+"""Allow the plain classes of fairseq's checkpoints in torch's safe loader, and nothing else.
 
 Since version 2.6, torch loads only tensors and plain containers. Checkpoints of translation, of
 RoBERTa, of --eval-bleu and of fairseq 0.9 hold other classes: fairseq cannot load them.
@@ -20,14 +19,33 @@ from omegaconf.nodes import AnyNode
 ISSUE = "https://github.com/facebookresearch/fairseq/issues/5610"
 VERSIONS = "fairseq 0.12.2 and its main branch, with torch >= 2.6"
 
+# NumPy 2 has renamed np.core.
 _ARRAYS = (np._core if hasattr(np, "_core") else np.core).multiarray
-CLASSES = [Namespace, defaultdict, Any, dict, list, int, float]
-CLASSES += [DictConfig, ListConfig, ContainerMetadata, Metadata, AnyNode]
-# the BLEU of --eval-bleu is NumPy's number
-CLASSES += [_ARRAYS.scalar, _ARRAYS._reconstruct, np.ndarray, np.dtype]
-CLASSES += [type(np.dtype(np.float64)), type(np.dtype(np.int64))]
-# takes a tensor's place while the first worker sends a checkpoint to the others
-CLASSES += [_TensorPlaceholder]
+
+CLASSES: list[Any] = [
+    # the flags of a training, and what they hold
+    Namespace,
+    defaultdict,
+    Any,
+    dict,
+    list,
+    int,
+    float,
+    DictConfig,
+    ListConfig,
+    ContainerMetadata,
+    Metadata,
+    AnyNode,
+    # the BLEU of --eval-bleu, which is NumPy's number
+    _ARRAYS.scalar,
+    _ARRAYS._reconstruct,
+    np.ndarray,
+    np.dtype,
+    type(np.dtype(np.float64)),
+    type(np.dtype(np.int64)),
+    # takes a tensor's place while the first worker sends a checkpoint to the others
+    _TensorPlaceholder,
+]
 # fairseq 0.9 and older pickled its meters, plain numbers, under the module's former name. Newer
 # ones ignore them.
 FORMER = [

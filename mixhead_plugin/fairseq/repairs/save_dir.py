@@ -18,7 +18,7 @@ def _verify(original, save_dir: str) -> None:
     try:
         os.makedirs(save_dir, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=save_dir) as file:
-            file.write(b"A full disk has room for empty files.")
+            file.write(b"A full disk has room for empty files.")  # so this one must not be empty
     except OSError as error:
         raise OptionError(
             f"--save-dir {save_dir}: cannot be written to: {error.strerror}"

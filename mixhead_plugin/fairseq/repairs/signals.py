@@ -1,9 +1,15 @@
-"""Save a checkpoint at the next update after SIGTERM or SIGUSR1, and end with status 75 ('try
-again').
+"""Save a checkpoint at the next update after SIGTERM or SIGUSR1, and end with status 75.
 
 fairseq ends at once when a cluster preempts it or its time is over. The updates since the last
-checkpoint are lost, and its status is that of a fault.
+checkpoint are lost, and its status is that of a fault, not 75 ('try again').
 """
+
+# Who gets a signal, and what it does:
+#
+#   the process of fairseq-train   starts a worker for each GPU: `_pass_on` sends SIGUSR1 to all
+#   a training process             `_handle` only counts the signal; after an update all processes
+#                                  know of it, save and end (`_validate_and_save`)
+#   a data worker                  is a copy of a training process, but must not count
 
 import logging
 import multiprocessing
@@ -26,33 +32,32 @@ from mixhead_plugin.fairseq.replace import install, is_command, replaces, train_
 logger = logging.getLogger(__name__)
 
 TRY_AGAIN = os.EX_TEMPFAIL
-_got: list[int] = []
+_got: list[int] = []  # the signals so far
 
 
 @replaces(utils, "call_main")
 def _call_main(original, cfg, main, **kwargs) -> None:
     parallel = cfg.distributed_training
-    if (
-        cfg.common_eval.path is None
-        and parallel.distributed_world_size > 1
-        and not parallel.distributed_no_spawn
-    ):
+    trains = cfg.common_eval.path is None
+    if trains and parallel.distributed_world_size > 1 and not parallel.distributed_no_spawn:
         _handle(_pass_on)
     try:
         original(cfg, main, **kwargs)
     except ProcessExitedException as error:  # of a worker that fairseq has started
-        # USR1 ends a worker that does not train yet
+        # SIGUSR1 ends a worker that does not train yet
         if error.exit_code not in (TRY_AGAIN, -signal.SIGUSR1):
             raise
         sys.exit(TRY_AGAIN)
 
 
 def _pass_on(number: int) -> None:
-    """Send a signal to the workers, and ignore the next ones. As long as there are no workers, end
-    this process.
+    """Send a signal to the workers, and ignore the next ones.
+
+    As long as there are no workers, the signal ends this process as usual.
     """
     workers = multiprocessing.active_children()
     for worker in workers:
+        assert worker.pid is not None  # it has started
         os.kill(worker.pid, signal.SIGUSR1)
     # srun sends SIGTERM to all tasks as soon as one has ended
     for each in (signal.SIGTERM, signal.SIGUSR1):
@@ -62,6 +67,7 @@ def _pass_on(number: int) -> None:
 
 
 def _handle(handler: Callable[[int], None]) -> None:
+    """Call `handler` for the signals of a cluster that this process gets."""
     ours = os.getpid()
 
     def handle(number: int, frame: Any) -> None:
@@ -70,11 +76,12 @@ def _handle(handler: Callable[[int], None]) -> None:
             # checkpoint is saved.
             signal.signal(signal.SIGCHLD, lambda number, frame: None)
             handler(number)
-        elif number == signal.SIGTERM:  # to a data worker, from torch
+        elif number == signal.SIGTERM:
+            # In a data worker, which has inherited this handler: torch ends it so.
             os._exit(128 + number)
 
     signal.signal(signal.SIGUSR1, handle)
-    # torch sends SIGTERM to workers that fairseq has started
+    # Not in workers that fairseq has started, because torch ends those by SIGTERM.
     if multiprocessing.parent_process() is None:
         signal.signal(signal.SIGTERM, handle)
 
@@ -82,19 +89,12 @@ def _handle(handler: Callable[[int], None]) -> None:
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
     loaded = original(cfg, trainer, **kwargs)
-    saves = (
-        isinstance(trainer, Trainer)
-        and is_command()
-        and not cfg.no_save
-        and not cfg.no_last_checkpoints
-    )
     command = train_command()
+    is_training = isinstance(trainer, Trainer) and is_command()
+    saves = not cfg.no_save and not cfg.no_last_checkpoints
     # Python gives signals to the main thread alone.
-    if (
-        saves
-        and hasattr(command, "validate_and_save")
-        and threading.current_thread() is threading.main_thread()
-    ):
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if is_training and saves and in_main_thread and hasattr(command, "validate_and_save"):
         install(replaces(command, "validate_and_save")(_validate_and_save))
         _handle(_got.append)
     return loaded
@@ -102,11 +102,10 @@ def _load(original, cfg, trainer, **kwargs):
 
 @replaces(Trainer, "_aggregate_logging_outputs")
 def _aggregate(original, trainer, outputs, *stats, **kwargs):
-    """Tell the other workers of a signal with the numbers that fairseq sums after each update
-    anyway.
-    """
-    outputs, (*stats, trainer._signals) = original(trainer, outputs, *stats, len(_got), **kwargs)
-    return outputs, stats
+    """Tell the other workers of a signal by the numbers that fairseq sums after each update."""
+    outputs, sums = original(trainer, outputs, *stats, len(_got), **kwargs)
+    *sums, trainer._signals = sums
+    return outputs, sums
 
 
 @replaces(checkpoint_utils, "save_checkpoint")
@@ -116,17 +115,23 @@ def _save(original, cfg, trainer, *args):
 
 
 def _validate_and_save(original, cfg, trainer, task, epochs, subsets, end_of_epoch):
-    alone, updates = trainer.data_parallel_world_size == 1, trainer.get_num_updates()
-    # all workers stop after the same update
+    """Do what fairseq does after an update; after a signal, save and end this process."""
+    updates = trainer.get_num_updates()
+    alone = trainer.data_parallel_world_size == 1
+    # Several workers stop after the update whose sums told all of them.
     stops = len(_got) if alone else getattr(trainer, "_signals", 0)
-    intervals = cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates
-    regular = end_of_epoch or any(number > 0 and updates % number == 0 for number in intervals)
-    losses, result = [None], None
-    if not stops or regular or reason_to_end(cfg.checkpoint, trainer) is not None:
-        losses, _ = result = original(cfg, trainer, task, epochs, subsets, end_of_epoch)
     if not stops:
-        return result
-    if getattr(trainer, "_saved_at", None) != updates:  # `original` may only validate
+        return original(cfg, trainer, task, epochs, subsets, end_of_epoch)
+
+    # Where fairseq would validate or save now anyway, it still does.
+    regular = end_of_epoch or reason_to_end(cfg.checkpoint, trainer) is not None
+    for interval in (cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates):
+        if interval > 0 and updates % interval == 0:
+            regular = True
+    losses = [None]
+    if regular:
+        losses, _ = original(cfg, trainer, task, epochs, subsets, end_of_epoch)
+    if getattr(trainer, "_saved_at", None) != updates:  # it may only have validated
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, losses[0])
     logger.info(
         f"ended by a signal after update {updates}, with a checkpoint: the same command goes on"

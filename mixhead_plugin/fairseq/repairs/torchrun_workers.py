@@ -18,16 +18,14 @@ def _call_main(original, cfg, main, **kwargs) -> None:
     workers = cfg.distributed_training
     is_alone = workers.distributed_world_size == 1 and workers.distributed_init_method is None
     is_training = cfg.common_eval.path is None  # several processes may evaluate one model
-    # of srun
-    variable = (
-        "WORLD_SIZE" if all(name in os.environ for name in TORCHRUN) else "SLURM_STEP_NUM_TASKS"
-    )
+    variable = "SLURM_STEP_NUM_TASKS"  # of srun
+    if all(name in os.environ for name in TORCHRUN):
+        variable = "WORLD_SIZE"
     number = os.environ.get(variable, "1")
     if is_alone and is_training and number != "1":
         raise OptionError(
             f"--distributed-world-size 1: {variable} says that {number} workers were started, each "
-            "of which would "
-            f"train alone into --save-dir {cfg.checkpoint.save_dir}; must be {number}, or "
-            f"{variable} must be unset"
+            f"of which would train alone into --save-dir {cfg.checkpoint.save_dir}; must be "
+            f"{number}, or {variable} must be unset"
         )
     original(cfg, main, **kwargs)

@@ -1,5 +1,4 @@
-"""Tell a Transformer-XL of the plugin which window it gets; set up the task; refuse a text that
-fills no batch.
+"""Tell a Transformer-XL which window it gets; set up the task; refuse a text without a batch.
 
 With --task truncated_bptt_lm fairseq does not tell a model which window of a text it gets.
 fairseq-validate cannot set up the task. If a text has fewer windows than --batch-size,
@@ -24,29 +23,29 @@ logger = logging.getLogger(__name__)
 
 def _setup_task(original, cls, cfg: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
     if from_checkpoint:  # only fairseq-validate says so
-        # the checkpoint has those of its training
-        cfg.data_parallel_rank = cfg.data_parallel_size = None
+        # The checkpoint has those of its training; for None the task takes those of this process.
+        cfg.data_parallel_rank = None
+        cfg.data_parallel_size = None
     return original(cls, cfg, **kwargs)
 
 
 def _collate(original, task: Any, items: list[tuple[int, list[torch.Tensor]]]) -> dict[str, Any]:
     sample = original(task, items)
     if getattr(task, "numbers_windows", False):  # set by a model with a memory
-        ((number, rows),) = items
+        ((number, rows),) = items  # a batch of this task is one window of each text
+        sample["net_input"]["window"] = int(number)
         # fairseq-interactive asks for the lengths.
-        sample["net_input"].update(
-            window=int(number), src_lengths=torch.tensor([len(row) for row in rows])
-        )
+        sample["net_input"]["src_lengths"] = torch.tensor([len(row) for row in rows])
     return sample
 
 
 def _eval_lm_dataloader(original, task: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-    windows, rows = len(dataset.data), task.cfg.batch_size
+    windows = len(dataset.data)
+    rows = task.cfg.batch_size
     if len(dataset) == 0:
         raise OptionError(
             f"--batch-size {rows}: must be at most {windows}, the number of windows of "
-            "--tokens-per-sample "
-            f"{task.cfg.tokens_per_sample} in the text"
+            f"--tokens-per-sample {task.cfg.tokens_per_sample} in the text"
         )
     if windows % rows:
         logger.warning(

@@ -1,5 +1,4 @@
-"""Refuse to train with a field of `model` in a YAML file that nothing reads, for Transformers and
-RoBERTa.
+"""Refuse to train a Transformer or RoBERTa with a field of `model` in YAML that nothing reads.
 
 fairseq checks the fields where the name is that of a model with a dataclass. For other models, and
 for architectures such as transformer_lm_gpt, it takes a misspelt field, or the plugin's field of a
@@ -24,7 +23,8 @@ from mixhead_plugin.fairseq.replace import replaces
 BESIDE_FLAGS = {"_name", "arch", "tokens_per_sample", "tpu"}
 
 
-@replaces(Trainer, "__init__")  # not where a model is built: older checkpoints may have such fields
+# Not where a model is built: older checkpoints may have such fields, and go on loading.
+@replaces(Trainer, "__init__")
 def _init(
     original, trainer: Trainer, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any
 ) -> None:
@@ -39,25 +39,34 @@ def _init(
 
 
 def is_checked(kind: type) -> bool:
-    """Return whether all fields that a model reads are known: other models of fairseq read more
-    than they declare.
+    """Return whether all fields that a model reads are known.
+
+    Other models of fairseq read more than they declare.
     """
-    return hasattr(kind, "presets") or kind in (
-        TransformerModel,
-        TransformerLanguageModel,
-        RobertaModel,
-    )
+    if hasattr(kind, "presets"):  # the plugin's
+        return True
+    return kind in (TransformerModel, TransformerLanguageModel, RobertaModel)
 
 
 def known_fields(kind: Any, name: str) -> set[str]:
-    """Return the fields of an architecture: its flags, what it presets, and those of the config
-    that it is built by.
+    """Return the fields of an architecture.
+
+    They are its flags, what it presets, and the fields of the config that it is built by.
+
+    Args:
+        kind: the class of the model
+        name: of the architecture
     """
-    preset = Namespace()
-    # The plugin's function also checks the flags, which are not there.
+    known = set(BESIDE_FLAGS)
+    known |= {each.name for each in fields(TransformerConfig)}
+
+    # Not the function that the plugin has registered: it also checks the flags, which are not here.
     presets = getattr(kind, "presets", ARCH_CONFIG_REGISTRY)
-    presets.get(name, lambda args: None)(preset)
-    known = vars(preset).keys() | BESIDE_FLAGS | {each.name for each in fields(TransformerConfig)}
+    values = Namespace()
+    if name in presets:
+        presets[name](values)
+    known |= set(vars(values))
+
     config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(name, name))
     if config is not None:
         return known | {each.name for each in fields(config)}

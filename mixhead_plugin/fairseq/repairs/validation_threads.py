@@ -13,5 +13,5 @@ from mixhead_plugin.fairseq.replace import replaces
 def _get_valid_iterator(original, trainer: Trainer, *args, **kwargs):
     epochs = original(trainer, *args, **kwargs)
     if trainer.cfg.dataset.max_valid_steps is not None:
-        epochs.buffer_size = 0
+        epochs.buffer_size = 0  # then fairseq's BufferedIterator, a thread, is not made
     return epochs

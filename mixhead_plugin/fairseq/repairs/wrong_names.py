@@ -1,5 +1,4 @@
-"""Answer an unknown name of an architecture, task, criterion, ... or field in one line, with names
-that are near.
+"""Answer an unknown architecture, task, criterion, ... or field in one line, with near names.
 
 fairseq answers an unknown --arch with all names that it knows, in 23,000 characters, and so it does
 in a YAML file and for a checkpoint of another --user-dir. A field of a YAML file that its part does
@@ -26,12 +25,18 @@ from mixhead_plugin.fairseq.replace import replaces
 @replaces(options, "add_model_args")
 def _add_model_args(original, parser):
     group = original(parser)
-    arch = next(action for action in group._group_actions if action.dest == "arch")
-    arch.choices = _Known(ARCH_MODEL_REGISTRY)  # a --user-dir that is imported later adds to it
+    for action in group._group_actions:
+        if action.dest == "arch":
+            action.choices = _Known(ARCH_MODEL_REGISTRY)
     return group
 
 
 class _Known(KeysView):
+    """The choices of --arch, which answer an unknown name in our words when argparse looks it up.
+
+    A view, because a --user-dir that is imported later adds names.
+    """
+
     def __contains__(self, name: object) -> bool:
         if name not in self._mapping:
             near = " or ".join(difflib.get_close_matches(str(name), self)) or "mixhead_transformer"
@@ -61,8 +66,10 @@ def _refuse_unknown(option: str, name: Any) -> None:
 
 
 def _name(cfg: Any, option: str) -> Any:
-    """Return the name in a part of the config: `_name` in YAML, the flag's value in the flags of a
-    command.
+    """Return the name in a part of the config.
+
+    It is `_name` in YAML, and the value of the flag `option` in the flags of a command. fairseq's
+    registries also take the name alone.
     """
     if isinstance(cfg, str):
         return cfg
@@ -99,7 +106,7 @@ def _build_lr_scheduler(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
     return original(cfg, *args, **kwargs)
 
 
-# of checkpoints that have flags instead of a config
+# For checkpoints that have flags instead of a config.
 @replaces(checkpoint_utils, "convert_namespace_to_omegaconf")
 def _convert(original, flags: Any) -> Any:
     for option in REGISTERED:
@@ -107,7 +114,8 @@ def _convert(original, flags: Any) -> Any:
     return original(flags)
 
 
-@replaces(dataclass_utils, "merge_with_parent")  # a training calls it for each part of its config
+# A training calls it for each part of its config.
+@replaces(dataclass_utils, "merge_with_parent")
 def _merge(original, known: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return original(known, cfg, *args, **kwargs)
