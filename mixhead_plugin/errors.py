@@ -1,6 +1,4 @@
-"""The exceptions of the plugin, the names of flags in their messages, and the one line that a
-command ends with.
-"""
+"""The exceptions of the plugin, and the one line with which they end a command."""
 
 import difflib
 import os
@@ -12,8 +10,9 @@ from types import TracebackType
 
 
 class OptionError(ValueError):
-    """A flag, a combination of flags, or a file named by a flag, that cannot be used. The message
-    is one line.
+    """A flag, a combination of flags, or a file named by a flag, that cannot be used.
+
+    The message is one line. It names the flag, its value and what would be valid.
     """
 
 
@@ -27,8 +26,12 @@ def option_name(option: str) -> str:
 
 
 def unknown_field(part: str, name: str, known: Iterable[str]) -> str:
-    """Return the refusal of a field of a YAML file that its part of the config, such as `model`,
-    does not have.
+    """Return the message about a field of a YAML file that nothing reads.
+
+    Args:
+        part: of the config, such as `model`
+        name: of the field
+        known: the fields that this part has
     """
     near = difflib.get_close_matches(name, known, 2)
     remedy = f"did you mean {' or '.join(near)}?" if near else "must be left out"
@@ -36,8 +39,9 @@ def unknown_field(part: str, name: str, known: Iterable[str]) -> str:
 
 
 def end_in_one_line() -> None:
-    """Let an OptionError, or a missing file, end this process with one line; MIXHEAD_TRACEBACK=1
-    shows where.
+    """Let an OptionError, or a missing file, end this process with one line.
+
+    With MIXHEAD_TRACEBACK=1 in the environment, Python's traceback stays.
     """
     if os.environ.get("MIXHEAD_TRACEBACK") != "1":
         sys.excepthook = _print_one_line
@@ -49,16 +53,25 @@ def end_in_one_line() -> None:
 def _print_one_line(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    if issubclass(kind, BrokenPipeError):
-        output = select.poll()
-        output.register(1, 0)
-        if output.poll(0):  # nobody reads it any more, as in `fairseq-generate | head`
-            os._exit(141)  # silently, as SIGPIPE ends other programs
+    """End like an excepthook of Python: show an error that nothing has caught."""
+    if issubclass(kind, BrokenPipeError) and _nobody_reads():
+        os._exit(141)  # silently, as SIGPIPE ends other programs
     lines = str(error).strip().splitlines() or [""]
-    # torch raises the errors of its workers again, with their traceback before the message.
-    found = re.match(rf"(?:{__name__}[.]\w+|FileNotFoundError): (.*)", lines[-1])
-    if found is None and not issubclass(kind, (OptionError, FileNotFoundError)):
-        sys.__excepthook__(kind, error, trace)
+    # torch raises the errors of its workers again, as other exceptions whose message ends with the
+    # traceback of the worker.
+    of_worker = re.match(rf"(?:{__name__}[.]\w+|FileNotFoundError): (.*)", lines[-1])
+    if of_worker is not None:
+        message = of_worker[1]
+    elif issubclass(kind, (OptionError, FileNotFoundError)):
+        message = lines[0]
     else:
-        message = lines[0] if found is None else found[1]
-        print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
+
+
+def _nobody_reads() -> bool:
+    """Return True if the reader of our output has ended, as in `fairseq-generate | head`."""
+    output = select.poll()
+    output.register(1, 0)  # the standard output
+    return bool(output.poll(0))

@@ -1,3 +1,1 @@
-"""The door for fairseq: what `--user-dir mixhead_plugin` registers, and the commands that look at
-its models.
-"""
+"""The door for fairseq: what --user-dir registers, and the commands that study its models."""

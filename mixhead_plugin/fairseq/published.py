@@ -1,5 +1,4 @@
-"""Convert a checkpoint of the Mixhead authors' code into one of the plugin: `mixhead convert IN
-OUT`.
+"""Convert a checkpoint of the Mixhead authors' code into one of the plugin: `mixhead convert`.
 
 Their attention, github.com/zhongzhang1/mixhead, keeps fairseq's projections and adds these tensors:
 
@@ -38,10 +37,16 @@ class Converted(NamedTuple):
 
 
 def convert(file: str, out: str) -> str:
-    """Write the model in `file` to `out` as a checkpoint of the plugin, without the state of an
-    optimizer.
+    """Write a model of the authors' code as a checkpoint of the plugin.
 
-    Neither data nor dictionaries are read. Return the architecture, `mixhead_<theirs>`.
+    Neither data nor dictionaries are read, and the state of the optimizer is left out.
+
+    Args:
+        file: a checkpoint of their code
+        out: a new file
+
+    Returns:
+        the architecture, `mixhead_<theirs>`
 
     Raises:
         OptionError: no `file`, an `out` that exists, no mixing of the authors' code, one that the
@@ -72,20 +77,20 @@ def convert(file: str, out: str) -> str:
     for name in ("arch", "_name"):
         if flags.get(name) == theirs:
             flags[name] = arch
-    flags |= {
-        "head_mixing": found.head_mixing,
-        "attention_scope": found.attention_scope,
-        "head_dim": found.head_dim,
-    }
-    state["cfg"], state["args"] = cfg, None  # `cfg` has what the `args` of old checkpoints have
+    flags["head_mixing"] = found.head_mixing
+    flags["attention_scope"] = found.attention_scope
+    flags["head_dim"] = found.head_dim
+    state["cfg"] = cfg
+    state["args"] = None  # of old checkpoints; `cfg` has them all
     state.pop("last_optimizer_state", None)  # its parameters have another order
     checkpoint_utils.torch_persistent_save(state, out)
     return arch
 
 
 def _refuse_other_mixings(file: str, flags: Mapping[str, Any]) -> None:
-    """Refuse a mixing that the plugin does not compute, where the config has the arguments of the
-    authors' code.
+    """Refuse a mixing that the plugin does not compute.
+
+    Their arguments are in the config only if the training got them as flags.
     """
     kind = flags.get("mix_type", -1)
     if kind not in (-1, *PUBLISHED_TYPES):
@@ -99,8 +104,14 @@ def _refuse_other_mixings(file: str, flags: Mapping[str, Any]) -> None:
 
 
 def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
-    """Return the tensors of a model of the authors' code with the plugin's names, and the flags
-    that they need.
+    """Return the tensors of the authors' code with the plugin's names, and the flags they need.
+
+    Args:
+        file: the checkpoint, for messages
+        tensors: of the model, by name
+
+    Raises:
+        OptionError: no mixing, one that the plugin does not have, or several kinds of them
     """
     ending = ".stochastic_w"
     mixed = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
@@ -121,11 +132,10 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
                 f"{file}: has {name}{ending}, but no {name}.q_proj.weight; must be a whole model"
             )
         if weight.dim() != 2 or weight.size(1) == 0 or query.dim() != 2:
-            shapes = (
-                f"{name}{ending} is {list(weight.shape)}, {name}.q_proj.weight is "
-                f"{list(query.shape)}"
+            raise OptionError(
+                f"{file}: {name}{ending} is {list(weight.shape)}, {name}.q_proj.weight is "
+                f"{list(query.shape)}; both must be matrices with numbers"
             )
-            raise OptionError(f"{file}: {shapes}; both must be matrices with numbers")
         heads = weight.size(1)
         inner_dim, embed_dim = query.shape
         head_dim = inner_dim // heads
@@ -137,10 +147,9 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
             renamed[f"{name}.head_mixing.query_weight"] = weight
             renamed[f"{name}.head_mixing.bias"] = bias
         else:
-            shape = list(weight.shape)
+            found = "without a bias" if bias is None else "with a bias"
             raise OptionError(
-                f"{file}: {name}{ending} is {shape} {'without' if bias is None else 'with'} a "
-                "bias; "
+                f"{file}: {name}{ending} is {list(weight.shape)} {found}; "
                 f"must be [{heads}, {heads}] without one (A), or [{head_dim}, {heads}] with one (B)"
             )
         head_dims.add(None if inner_dim == embed_dim else head_dim)
@@ -163,11 +172,11 @@ def _site(attention: str) -> str:
 
 def _scope(file: str, tensors: Mapping[str, Tensor], mixed: list[str]) -> str:
     """Return the --attention-scope that covers the mixed attentions, and no other."""
-    every = [
-        name.removesuffix(".q_proj.weight") for name in tensors if name.endswith(".q_proj.weight")
-    ]
-    for scope, covered in SCOPES.items():
-        if {name for name in every if _site(name) in covered} == set(mixed):
+    ending = ".q_proj.weight"
+    every = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
+    for scope, sites in SCOPES.items():
+        covered = {name for name in every if _site(name) in sites}
+        if covered == set(mixed):
             return scope
     raise OptionError(
         f"{file}: mixes {len(mixed)} of {len(every)} attentions, which no --attention-scope covers"

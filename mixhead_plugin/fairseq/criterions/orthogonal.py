@@ -28,6 +28,7 @@ CRITERIA = (
 
 
 def _flag(name: str) -> Any:
+    """Return the field of the flag for a penalty."""
     penalty = PENALTIES[name]
     text = f"weight of the {penalty.formula} ({penalty.source}), summed over the attentions"
     text += f"; only in training; 0 is off (default: {penalty.weight})"
@@ -36,17 +37,15 @@ def _flag(name: str) -> Any:
 
 @dataclass
 class PenaltyOptions(FairseqDataclass):
-    """Add the flags of every orthogonal_* criterion to fairseq's own: `<name>_weight` for each of
-    PENALTIES.
-    """
+    """The flags that every orthogonal_* criterion has beside fairseq's own."""
 
+    # <name>_weight for each of PENALTIES
     orthogonal_weight: float = _flag("orthogonal")
     rank_weight: float = _flag("rank")
 
 
 class RegularizedCriterion(upstream.FairseqCriterion):
-    """Add penalties to a criterion of fairseq whose loss is a sum over the batch; a mixin before
-    it.
+    """A mixin before a criterion of fairseq, whose loss is a sum over the batch; adds penalties.
 
     Penalties are computed in float32, and only in training. fairseq's criterion alone gives the
     validation loss, and the `loss` and perplexity in all logs.
@@ -56,13 +55,17 @@ class RegularizedCriterion(upstream.FairseqCriterion):
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> "RegularizedCriterion":
-        weights = {name: getattr(cfg, f"{name}_weight") for name in PENALTIES}
-        for name, weight in weights.items():
+        weights = {}
+        for name in PENALTIES:
+            weight = getattr(cfg, f"{name}_weight")
             if not 0 <= weight <= torch.finfo(torch.float32).max:
                 raise OptionError(
                     f"--{name}-weight {weight}: must be a finite number, 0 (off) or more"
                 )
-        weights = {name: weight for name, weight in weights.items() if weight > 0}
+            if weight > 0:
+                weights[name] = weight
+        # The config of a training has the model's flags beside the criterion's. A program may
+        # build a criterion from its own flags alone.
         if OmegaConf.is_config(cfg) and cfg._get_parent() is not None:
             _check_model(cfg._get_parent().get("model"), weights)
         criterion = super().build_criterion(cfg, task)
@@ -72,8 +75,14 @@ class RegularizedCriterion(upstream.FairseqCriterion):
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Any, dict]:
-        """Return what fairseq's criterion returns; in training, and with `reduce`, the loss
-        includes the penalties.
+        """Return what fairseq's criterion returns: the loss, the sample size and what is logged.
+
+        In training, and with `reduce`, the loss includes the penalties.
+
+        Args:
+            model: any model
+            sample: a batch of fairseq
+            reduce: as in fairseq; without it the loss is no scalar
         """
         if not (self.training and reduce and self.penalty_weights):
             return super().forward(model, sample, reduce)
@@ -96,6 +105,7 @@ class RegularizedCriterion(upstream.FairseqCriterion):
         pad = self.task.source_dictionary.pad()
         return {
             "encoder": source.ne(pad),
+            # `padding_idx` is that of the target's dictionary
             "decoder": target.ne(pad if target is source else self.padding_idx),
         }
 
@@ -111,8 +121,13 @@ class RegularizedCriterion(upstream.FairseqCriterion):
 
 
 def _check_model(model: Any, weights: Mapping[str, float]) -> None:
-    """Refuse model flags that give a penalty nothing to act on; a refusal in `forward` leaves a
-    crash.pt.
+    """Refuse flags of a model that give a penalty nothing to act on.
+
+    `forward` refuses it, too. But there fairseq leaves a file crash.pt behind.
+
+    Args:
+        model: the part `model` of a config
+        weights: of the penalties, without those of weight 0
     """
     registered = model_class(model)
     if registered is None:  # a model that neither fairseq nor the plugin knows
@@ -132,20 +147,28 @@ def _check_model(model: Any, weights: Mapping[str, float]) -> None:
 
 
 def _refuse(name: str, weight: float) -> NoReturn:
-    trained = " or ".join(kind for kind, entry in PARTS["head_mixing"].items() if entry.orthogonal)
-    remedy = "use an architecture of this plugin with two heads or more"
-    if PENALTIES[name].on_mixing:
-        remedy = f"use an architecture mixhead_*, --head-mixing {trained}, or --feature-mixing"
-    default = f" (the default is {weight})" if weight == PENALTIES[name].weight else ""
+    """Refuse the weight of a penalty that has nothing to act on."""
+    penalty = PENALTIES[name]
+    if penalty.on_mixing:
+        trained = [kind for kind, entry in PARTS["head_mixing"].items() if entry.orthogonal]
+        kinds = " or ".join(trained)
+        remedy = f"use an architecture mixhead_*, --head-mixing {kinds}, or --feature-mixing"
+    else:
+        remedy = "use an architecture of this plugin with two heads or more"
+    default = f" (the default is {weight})" if weight == penalty.weight else ""
     raise OptionError(
         f"--{name}-weight {weight}: nothing to act on in this model; {remedy}, or 0{default}"
     )
 
 
+def _register(name: str) -> None:
+    """Register `orthogonal_<name>`: fairseq's criterion and its flags, with the penalties."""
+    flags = (PenaltyOptions, upstream.CRITERION_DATACLASS_REGISTRY[name])
+    options = make_dataclass(f"{name}_options", (), bases=flags)
+    parts = (RegularizedCriterion, upstream.CRITERION_REGISTRY[name])
+    criterion = type(f"orthogonal_{name}", parts, {})
+    upstream.register_criterion(f"orthogonal_{name}", dataclass=options)(criterion)
+
+
 for _name in CRITERIA:
-    _bases = PenaltyOptions, upstream.CRITERION_DATACLASS_REGISTRY[_name]
-    _options = make_dataclass(f"{_name}_options", (), bases=_bases)
-    _criterion = type(
-        f"orthogonal_{_name}", (RegularizedCriterion, upstream.CRITERION_REGISTRY[_name]), {}
-    )
-    upstream.register_criterion(f"orthogonal_{_name}", dataclass=_options)(_criterion)
+    _register(_name)

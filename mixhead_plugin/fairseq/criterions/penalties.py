@@ -1,10 +1,15 @@
 """Auxiliary losses of the attentions, as a part of the loss that a criterion computes.
 
-They work as those of mixture-of-experts models (Megatron-LM's MoEAuxLossAutoScaler, DeepSeek's
-AddAuxiliaryLoss). Each attention computes its penalty in its own forward pass and attaches it to
-its output. The backward pass then differentiates it too. The criterion only adds its value. It
-cannot differentiate the sum of all penalties: activation checkpointing runs a layer without
-gradients and again in the backward pass, and only then has a penalty a graph.
+Each attention computes its penalty in its own forward pass and attaches it to its output. The
+backward pass of the output then differentiates the penalty, too; the criterion only adds its value.
+
+    attention:   out, penalty  ->  _AddAuxiliaryLoss  ->  out          the same numbers
+    backward:    d_out         ->  d_out, and d_penalty = d_loss * sample_size * weight
+
+The criterion cannot differentiate the sum of all penalties, as one would expect: activation
+checkpointing runs a layer without gradients, and runs it again in the backward pass. Only then has
+its penalty a graph. Mixture-of-experts models do the same (Megatron-LM's MoEAuxLossAutoScaler,
+DeepSeek's AddAuxiliaryLoss).
 """
 
 from collections.abc import Callable
@@ -40,9 +45,16 @@ class Penalty(NamedTuple):
 
 def _mixing_penalty(attention: MixheadAttention, inputs: AttentionInputs, real: Tensor) -> Tensor:
     """Return the sum of the penalties on M and on the matrices that mix features."""
-    matrices = [inputs.mixing] if attention.variant.parts()["head_mixing"].orthogonal else []
-    matrices += attention.feature_mixing.matrices() if attention.feature_mixing is not None else []
+    matrices = []
+    if attention.variant.parts()["head_mixing"].orthogonal:
+        matrices.append(inputs.mixing)
+    if attention.feature_mixing is not None:
+        matrices += attention.feature_mixing.matrices()
     return torch.stack([orthogonal_penalty(matrix, real) for matrix in matrices]).sum()
+
+
+def _rank_penalty(attention: MixheadAttention, inputs: AttentionInputs, real: Tensor) -> Tensor:
+    return rank_penalty(source_weights(inputs), real)
 
 
 PENALTIES = {
@@ -54,7 +66,7 @@ PENALTIES = {
         source="mixhead eq. 16",
     ),
     "rank": Penalty(
-        lambda attention, inputs, real: rank_penalty(source_weights(inputs), real),
+        _rank_penalty,
         on_mixing=False,
         weight=0.0,
         formula=(
@@ -67,8 +79,7 @@ PENALTIES = {
 
 
 class RegularizedPass:
-    """A context in which the attentions of `model` compute penalties; afterwards `add_to` adds them
-    to the loss.
+    """A context in which attentions compute penalties; `add_to` then adds them to the loss.
 
     Only attentions of the plugin have penalties, and not those that LayerDrop leaves out.
     `attentions` has for each penalty how many it acts on; `values` its sum over the attentions of
@@ -85,19 +96,22 @@ class RegularizedPass:
         self.query_masks: dict[MixheadAttention, Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, MixheadAttention):
-                self.query_masks[module] = real[
-                    "decoder" if "decoder" in name.split(".") else "encoder"
-                ]
-        self.attentions = {
-            name: sum(map(PENALTIES[name].acts_on, self.query_masks)) for name in weights
-        }
+                side = "decoder" if "decoder" in name.split(".") else "encoder"
+                self.query_masks[module] = real[side]
+        self.attentions: dict[str, int] = {}
+        for name in weights:
+            acted_on = [each for each in self.query_masks if PENALTIES[name].acts_on(each)]
+            self.attentions[name] = len(acted_on)
         self.values: dict[str, Tensor | float] = dict.fromkeys(weights, 0.0)
 
         self.hooks: dict[MixheadAttention, RemovableHandle] = {}
         self.with_gradients = False
-        self.without_graph: set[MixheadAttention] = set()  # the backward pass computes them again
+        # Attentions in checkpointed layers, which the backward pass computes again.
+        self.without_graph: set[MixheadAttention] = set()
         self.sample_size: int | Tensor = 0
-        self.d_loss: Tensor | None = None  # known when the backward pass begins
+        # The derivative of the loss that is differentiated in the end, such as the scale of fp16;
+        # known when the backward pass begins.
+        self.d_loss: Tensor | None = None
 
     def __enter__(self) -> "RegularizedPass":
         self.with_gradients = torch.is_grad_enabled()
@@ -122,7 +136,7 @@ class RegularizedPass:
         self, attention: MixheadAttention, inputs: AttentionInputs, out: Tensor
     ) -> Tensor:
         """Return `out` [B, H, Nq, D] with the penalties attached, and add up their values."""
-        if self.with_gradients and not torch.is_grad_enabled():
+        if self.with_gradients and not torch.is_grad_enabled():  # in a checkpointed layer
             self.without_graph.add(attention)
         penalties = self._penalties(attention, inputs)
         for name, penalty in penalties.items():
@@ -150,16 +164,18 @@ class RegularizedPass:
         return out
 
     def add_to(self, loss: Tensor, sample_size: int | Tensor) -> Tensor:
-        """Return `loss`, a sum over the batch, plus the weighted penalties times `sample_size`, in
-        float32 or better.
+        """Return the loss with the weighted penalties, in float32 or better.
 
         fairseq divides the gradients of all batches and workers of one update by the sum of their
         sample sizes. So the penalties end as their weighted mean.
+
+        Args:
+            loss: a sum over the batch, scalar
+            sample_size: of the batch; the penalties are multiplied by it
         """
         self.sample_size = sample_size
-        loss = upcast(loss) + sample_size * sum(
-            weight * self.values[name] for name, weight in self.weights.items()
-        )
+        penalties = sum(weight * self.values[name] for name, weight in self.weights.items())
+        loss = upcast(loss) + sample_size * penalties
         if loss.requires_grad:
             loss.register_hook(self._begin_backward_pass)  # called before anything behind the loss
         return loss
@@ -177,8 +193,10 @@ class _AddAuxiliaryLoss(torch.autograd.Function):
     def forward(
         ctx: Any, out: Tensor, penalty: Tensor, regularized: RegularizedPass, weight: float
     ) -> Tensor:
-        ctx.regularized, ctx.weight, ctx.dtype = regularized, weight, penalty.dtype
-        return out.view_as(out)
+        ctx.regularized = regularized
+        ctx.weight = weight
+        ctx.dtype = penalty.dtype
+        return out.view_as(out)  # a new tensor: autograd has no function for an unchanged input
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> Any:
@@ -187,4 +205,5 @@ class _AddAuxiliaryLoss(torch.autograd.Function):
             raise RuntimeError(
                 "the outputs of a regularized pass are differentiated without its loss"
             )
-        return d_out, (d_loss * ctx.regularized.sample_size * ctx.weight).to(ctx.dtype), None, None
+        d_penalty = d_loss * ctx.regularized.sample_size * ctx.weight
+        return d_out, d_penalty.to(ctx.dtype), None, None

@@ -1,5 +1,6 @@
-"""The table of architectures, fairseq's and those of the papers; each is registered as
-`<family>_<name>`.
+"""The table of architectures, fairseq's and those of the papers.
+
+Each is registered as `<family>_<name>`, in every family that its model has.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 from fairseq.models import transformer_lm as lm
 from fairseq.models.transformer.transformer_legacy import transformer_iwslt_de_en
 
-from mixhead_plugin.fairseq.models.families import FamilyModel, register_families
+from mixhead_plugin.fairseq.models.families import FamilyModel, Preset, register_families
 from mixhead_plugin.fairseq.models.gated_attention import model as gated_attention
 from mixhead_plugin.fairseq.models.gated_attention.model import (
     GatedLanguageModel,
@@ -29,8 +30,8 @@ class Architecture(NamedTuple):
     model: type[FamilyModel]
     defaults: dict[str, Any]
     source: str
-    # the model's function, fairseq's where it is fairseq's model, for the values that are not in
-    # `defaults`; those that it leaves out come from the dataclass
+    # Sets the values that are not in `defaults`, as fairseq does for its own architecture. What it
+    # leaves out comes from the dataclass.
     upstream: Callable[[Any], None] = lambda args: None
 
     def __call__(self, args: Any) -> None:
@@ -42,20 +43,19 @@ class Architecture(NamedTuple):
 
 
 def _translation(heads: int) -> Architecture:
-    sides = {f"{side}_attention_heads": heads for side in ("encoder", "decoder")}
+    both_sides = {"encoder_attention_heads": heads, "decoder_attention_heads": heads}
     return Architecture(
-        TransformerModel, sides, f"mixhead table 4, h {heads}", transformer_iwslt_de_en
+        TransformerModel, both_sides, f"mixhead table 4, h {heads}", transformer_iwslt_de_en
     )
 
 
 def _decoder(layers: int, heads: int, embed_dim: int, inner: int) -> dict[str, Any]:
-    sizes = {
-        "layers": layers,
-        "attention_heads": heads,
-        "embed_dim": embed_dim,
-        "ffn_embed_dim": inner,
+    return {
+        "decoder_layers": layers,
+        "decoder_attention_heads": heads,
+        "decoder_embed_dim": embed_dim,
+        "decoder_ffn_embed_dim": inner,
     }
-    return {f"decoder_{name}": size for name, size in sizes.items()}
 
 
 def _dropouts(residual: float, attention: float, activation: float) -> dict[str, Any]:
@@ -65,14 +65,14 @@ def _dropouts(residual: float, attention: float, activation: float) -> dict[str,
 def _xl(
     layers: int, d_model: int, heads: int, head_dim: int, inner: int, mem_len: int
 ) -> dict[str, Any]:
-    sizes = {
+    return {
         "n_layer": layers,
         "d_model": d_model,
         "n_head": heads,
         "d_head": head_dim,
         "d_inner": inner,
+        "mem_len": mem_len,
     }
-    return {**sizes, "mem_len": mem_len}
 
 
 MODELS: dict[str, type[FamilyModel]] = {
@@ -87,12 +87,18 @@ MODELS: dict[str, type[FamilyModel]] = {
 if transformer_xl.OrderedTask is None:  # a fairseq without its examples
     del MODELS["transformer_xl"]
 
+
+def _fairseqs() -> dict[str, Architecture]:
+    """Return the architectures of fairseq for all models that it has."""
+    found = {}
+    for fairseq_name, model in MODELS.items():
+        for name in ARCH_MODEL_INV_REGISTRY.get(fairseq_name, ()):
+            found[name] = Architecture(model, {}, "fairseq", ARCH_CONFIG_REGISTRY[name])
+    return found
+
+
 ARCHITECTURES = {
-    **{
-        name: Architecture(model, {}, "fairseq", ARCH_CONFIG_REGISTRY[name])
-        for fairseq_name, model in MODELS.items()
-        for name in ARCH_MODEL_INV_REGISTRY.get(fairseq_name, ())
-    },
+    **_fairseqs(),
     "synthesizer_lm": Architecture(SynthesizerLanguageModel, {}, "fairseq's transformer_lm"),
     "gau_lm": Architecture(GatedLanguageModel, {}, "Hua et al. 2022", gated_attention.gau_lm),
     "gau_roberta": Architecture(
@@ -176,15 +182,26 @@ ARCHITECTURES = {
     **{f"transformer_iwslt_de_en_h{heads}": _translation(heads) for heads in (4, 32, 64)},
 }
 
-for _name, _model in MODELS.items():
-    _entries = {name: entry for name, entry in ARCHITECTURES.items() if entry.model is _model}
-    # In YAML files, an architecture with `defaults` has its own dataclass; the others use that of
-    # their model.
-    _own = {
-        name: entry for name, entry in _entries.items() if _model.by_dataclass and entry.defaults
-    }
-    register_families(
-        _model, _name, {name: entry for name, entry in _entries.items() if name not in _own}
-    )
-    for _architecture, _entry in _own.items():
-        register_families(_model, _architecture, {_architecture: _entry})
+
+def _register_all() -> None:
+    """Register every model with its architectures.
+
+    In YAML files, an architecture with `defaults` has a dataclass of its own. The others use that
+    of their model.
+    """
+    for model_name, model in MODELS.items():
+        plain: dict[str, Preset] = {}
+        with_dataclass: dict[str, Preset] = {}
+        for name, entry in ARCHITECTURES.items():
+            if entry.model is not model:
+                continue
+            if model.by_dataclass and entry.defaults:
+                with_dataclass[name] = entry
+            else:
+                plain[name] = entry
+        register_families(model, model_name, plain)
+        for name, entry in with_dataclass.items():
+            register_families(model, name, {name: entry})
+
+
+_register_all()

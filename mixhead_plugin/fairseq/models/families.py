@@ -1,6 +1,4 @@
-"""What all models of the plugin share: flags, the loading of checkpoints, and the registration in
-every family.
-"""
+"""What all models of the plugin share: flags, checks, loading and names in every family."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -40,11 +38,11 @@ class FamilyModel(BaseFairseqModel):
     """
 
     config: ClassVar[type[AttentionOptions]]  # all flags of the model
-    # of FAMILIES; "" is fairseq's softmax, for a model that fairseq lacks: its names have no family
+    # Keys of FAMILIES. "" is softmax, in a model that fairseq lacks: its names have no family.
     families: ClassVar[tuple[str, ...]] = tuple(FAMILIES)
-    # of all architectures, by their names with the family
+    # Of all architectures of all models, by their names with the family.
     presets: ClassVar[dict[str, Preset]] = {}
-    # True if fairseq configures the model by `config`, not by a Namespace
+    # True if fairseq configures the model by `config`, not by a Namespace.
     by_dataclass: ClassVar[bool] = False
     # The flags of the model's sizes; {side} is encoder or decoder.
     embed_flag: ClassVar[str] = "--{side}-embed-dim"
@@ -154,11 +152,11 @@ def register_families(
 
 
 def _prepare(model: type[FamilyModel], family: str, architecture: Preset, args: Any) -> None:
-    """Complete and check `args`; fairseq calls this for the flags of a command, and for YAML
-    without a dataclass.
+    """Complete and check the flags of an architecture, which are changed in place.
 
-    `prepared` checks again what a file or a program gives. Only here the flags of the task stand
-    beside the model's.
+    fairseq calls this for the flags of a command, and for YAML without a dataclass. `prepared`
+    checks again what a file or a program gives. Only here the flags of the task stand beside the
+    model's.
     """
     architecture(args)
     complete(args, family)
@@ -171,8 +169,13 @@ def _prepare(model: type[FamilyModel], family: str, architecture: Preset, args: 
 def _config(
     model: type[FamilyModel], name: str, family: str, architecture: Preset
 ) -> type[AttentionOptions]:
-    """Return the dataclass `name` for YAML files: the model's, with the defaults of an architecture
-    in a family.
+    """Return the dataclass for YAML files: the model's, with the defaults of an architecture.
+
+    Args:
+        model: the class, whose `config` is the base
+        name: of the new dataclass
+        family: a key of FAMILIES, or ""
+        architecture: sets its defaults
     """
     values = Namespace()
     architecture(values)
@@ -181,7 +184,7 @@ def _config(
     for each in fields(model.config):
         if each.name not in defaults:
             continue
-        # The task fills these, such as --add-bos-token.
+        # A reference such as ${task.add_bos_token}: the task fills these.
         if str(each.default).startswith("${"):
             continue
         value = defaults[each.name]

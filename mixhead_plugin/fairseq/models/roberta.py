@@ -1,5 +1,6 @@
-"""RoBERTa, masked language model and sentence classifier: architectures `<family>_roberta*` and
-`<family>_xlm`.
+"""RoBERTa, masked language model and sentence classifier.
+
+Architectures `<family>_roberta*` and `<family>_xlm`.
 """
 
 from typing import Any, ClassVar
@@ -57,10 +58,15 @@ class RobertaModel(FamilyModel, upstream.RobertaModel):
     @classmethod
     def check_args(cls, args: Any) -> None:
         super().check_args(args)
+        # fairseq cuts the heads of its own attention, and knows no other parameters.
+        kept = getattr(args, "mha_heads_to_keep", -1)
+        if kept == -1:
+            return
         for name in PARTS:
-            if getattr(args, "mha_heads_to_keep", -1) != -1 and getattr(args, name) != "none":
-                flag = f"--mha-heads-to-keep {args.mha_heads_to_keep}"
-                raise OptionError(f"{flag}: must be left out unless {option_name(name)} none")
+            if getattr(args, name) != "none":
+                raise OptionError(
+                    f"--mha-heads-to-keep {kept}: must be left out unless {option_name(name)} none"
+                )
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "RobertaModel":

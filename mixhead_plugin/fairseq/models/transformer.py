@@ -1,6 +1,7 @@
 """Encoder-decoder Transformer: architectures `<family>_transformer*`."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.checks import refuse_relative
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
-from mixhead_plugin.fairseq.options import AttentionOptions, AttentionSite
+from mixhead_plugin.fairseq.options import SCOPES, AttentionOptions, AttentionSite
 
 logger = logging.getLogger(__name__)
 
@@ -24,15 +25,11 @@ DISTRIBUTIONS = ("softmax", "sigsoftmax")
 
 @dataclass
 class TransformerConfig(AttentionOptions, upstream.TransformerConfig):
-    """fairseq's nested Transformer config plus the flags of the plugin; build it with
-    `from_namespace` only.
-    """
+    """fairseq's nested config plus the flags of the plugin; build it with `from_namespace` only."""
 
 
 class TransformerModel(FamilyModel, upstream.TransformerModel):
-    """fairseq's Transformer with the plugin's attention in the encoder, the decoder and between
-    them.
-    """
+    """fairseq's Transformer with the plugin's attention: encoder, decoder and between them."""
 
     config = TransformerConfig
 
@@ -46,15 +43,16 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
             "decoder", cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.decoder.layers
         )
         shapes = {"encoder-self": encoder, "decoder-self": decoder}
-        return shapes if cfg.no_cross_attention else {**shapes, "cross": decoder}
+        if not cfg.no_cross_attention:
+            shapes["cross"] = decoder
+        return shapes
 
     @classmethod
     def check_args(cls, args: Any) -> None:
         super().check_args(args)
-        if getattr(args, "cross_self_attention", False) and args.attention_scope not in (
-            "encoder",
-            "cross",
-        ):
+        # --cross-self-attention lets the decoder attend to source and target at once.
+        reads_both = getattr(args, "cross_self_attention", False)
+        if reads_both and "decoder-self" in SCOPES[args.attention_scope]:
             refuse_relative(
                 args, "with --cross-self-attention: the distance to the source is not defined"
             )
@@ -62,44 +60,50 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
     def check_training(self, cfg: Any, criterion: Any) -> None:
         """Refuse a criterion that needs other weights, before a training; see `fairseq/hooks.py`.
 
-        A model that is loaded to be used is not checked: older checkpoints may have what is refused
-        here.
+        A model that is loaded to be used is not checked, because older checkpoints may have what is
+        refused here.
         """
         problem = self.weights_problem()
         if problem and isinstance(criterion, LabelSmoothedCrossEntropyCriterionWithAlignment):
             raise OptionError(
                 f"--criterion {cfg.criterion._name}: takes the logarithm of the weights of "
-                "encoder-decoder attention, "
-                f"but {problem}; must be another criterion, or used with --attention-scope self"
+                f"encoder-decoder attention, but {problem}; must be another criterion, or used "
+                "with --attention-scope self"
             )
 
     def warn_of_alignment(self, shown: str) -> None:
         """Warn that --print-alignment shows no probabilities; see `fairseq/hooks.py`."""
-        if problem := self.weights_problem():
+        problem = self.weights_problem()
+        if problem:
             logger.warning(f"--print-alignment {shown}: {problem}; they are no probabilities")
 
     def weights_problem(self) -> str:
-        """Return why the weights of encoder-decoder attention are no positive distribution, or an
-        empty string.
+        """Return why the weights of encoder-decoder attention are no positive distribution.
+
+        An empty string if they are one. All attentions between encoder and decoder have the same
+        flags.
         """
+        for attention in self._cross_attentions():
+            variant = attention.variant
+            if variant.head_mixing not in ("none", "average"):
+                return (
+                    f"--head-mixing {variant.head_mixing} mixes them, so they may be below 0 or "
+                    "above 1"
+                )
+            if attention.normalizer not in DISTRIBUTIONS:
+                return (
+                    f"--attention-normalizer {attention.normalizer} gives weights that may be 0, "
+                    "or not sum to 1"
+                )
+            if attention.attention_sink is not None:
+                return f"--attention-sink {variant.attention_sink} takes a part of them away"
+        return ""
+
+    def _cross_attentions(self) -> Iterator[MixheadAttention]:
+        """Yield the plugin's attentions between encoder and decoder."""
         for module in self.decoder.modules():
             if isinstance(module, MixheadAttention) and module.encoder_decoder_attention:
-                if module.variant.head_mixing not in ("none", "average"):
-                    return (
-                        f"--head-mixing {module.variant.head_mixing} mixes them, so they may be "
-                        "below 0 or above 1"
-                    )
-                if module.normalizer not in DISTRIBUTIONS:
-                    return (
-                        f"--attention-normalizer {module.normalizer} gives weights that may be 0, "
-                        "or not sum to 1"
-                    )
-                if module.attention_sink is not None:
-                    return (
-                        f"--attention-sink {module.variant.attention_sink} takes a part of them "
-                        "away"
-                    )
-        return ""
+                yield module
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerModel":
@@ -119,9 +123,9 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
         return MixheadDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def set_beam_size(self, beam: int) -> None:
-        """Keep the encoder's output once for each sentence, not once for each beam; beam search
-        calls this.
+        """Keep keys and values of the source once for each sentence, not once for each hypothesis.
+
+        fairseq's beam search calls this with the number of hypotheses of a sentence.
         """
-        for module in self.decoder.modules():
-            if isinstance(module, MixheadAttention) and module.encoder_decoder_attention:
-                module.set_beam_size(beam)
+        for attention in self._cross_attentions():
+            attention.set_beam_size(beam)

@@ -1,6 +1,4 @@
-"""Transformer language model, adaptive inputs included:
-architectures `<family>_transformer_lm*`.
-"""
+"""Transformer language model, also with adaptive inputs: `<family>_transformer_lm*`."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -41,7 +39,7 @@ class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
     def build_model(cls, args: Any, task: Any) -> "TransformerLanguageModel":
         """Build the model as fairseq's method does, which has no hook for the decoder."""
         args = cls.prepared(args)
-        if args.decoder_layers_to_keep:
+        if args.decoder_layers_to_keep:  # of a checkpoint, for a smaller model
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         if getattr(args, "max_target_positions", None) is None:
             length = getattr(args, "tokens_per_sample", None)
@@ -51,16 +49,14 @@ class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
         if args.tie_adaptive_weights:
             assert args.adaptive_input
             assert args.adaptive_input_factor == args.adaptive_softmax_factor
-            cutoffs = args.adaptive_softmax_cutoff, args.adaptive_input_cutoff
-            assert cutoffs[0] == cutoffs[1], "{} != {}".format(*cutoffs)
+            cutoff = args.adaptive_softmax_cutoff
+            input_cutoff = args.adaptive_input_cutoff
+            assert cutoff == input_cutoff, f"{cutoff} != {input_cutoff}"
             assert args.decoder_input_dim == args.decoder_output_dim
-        cfg, embed_tokens = (
-            cls.decoder_config.from_namespace(args),
-            cls.build_input(args, task.source_dictionary),
-        )
-        return cls(
-            cls.decoder_type(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True)
-        )
+        cfg = cls.decoder_config.from_namespace(args)
+        embed_tokens = cls.build_input(args, task.source_dictionary)
+        decoder = cls.decoder_type(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True)
+        return cls(decoder)
 
     @classmethod
     def build_input(cls, args: Any, dictionary: Any) -> nn.Module:
