@@ -89,12 +89,15 @@ def _handle(handler: Callable[[int], None]) -> None:
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
     loaded = original(cfg, trainer, **kwargs)
+    # A program with a trainer of its own may also have a config that lacks most values.
+    if not isinstance(trainer, Trainer) or not is_command():
+        return loaded
+
     command = train_command()
-    is_training = isinstance(trainer, Trainer) and is_command()
     saves = not cfg.no_save and not cfg.no_last_checkpoints
     # Python gives signals to the main thread alone.
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if is_training and saves and in_main_thread and hasattr(command, "validate_and_save"):
+    if saves and in_main_thread and hasattr(command, "validate_and_save"):
         install(replaces(command, "validate_and_save")(_validate_and_save))
         _handle(_got.append)
     return loaded
