@@ -16,6 +16,8 @@ Cases:
   memory    the peak memory of `core` beyond its inputs, each contender in a process of its own
             (`core` shows its peak, too, and on a GPU every case does)
   layers    the peak memory of a training step of twelve layers, with and without kept weights
+  nanogpt   time and peak memory of a training step of nanoGPT's models on a CPU: as they are, mixed
+            by nn.mix, and mixed by hand in a loop over blocks of queries
 
 Otherwise forward and backward pass are timed together. First the results of each contender are
 checked; if one is wrong, the command ends without times. Then the contenders take turns, round by
@@ -46,11 +48,12 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # this checkout, whichever one is installed
 
-from benchmarks import core, shares, small
+from benchmarks import core, nanogpt, shares, small
 from benchmarks.measure import CLOCKS, measure
 
 CASES = ("core", "shares", "step", "module", "variants", "training", "decoding", "memory", "layers")
-WITHOUT_FAIRSEQ = {"core", "shares", "step", "memory", "layers"}
+CASES += ("nanogpt",)
+WITHOUT_FAIRSEQ = {"core", "shares", "step", "memory", "layers", "nanogpt"}
 COLUMNS = (
     "ms",
     "gflop",
@@ -185,6 +188,9 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     if "layers" in args.cases and args.device == "cpu":
         for size in args.sizes:
             yield layers(size)
+    if "nanogpt" in args.cases and args.device == "cpu":
+        for title in nanogpt.SIZES:
+            yield nanogpt.table(title, args.rounds, args.clock)
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:

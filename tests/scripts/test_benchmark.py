@@ -4,7 +4,7 @@ and compare every contender with both yardsticks.
 
 import benchmark
 import pytest
-from benchmarks import core, measure, model, module, shares
+from benchmarks import core, measure, model, module, nanogpt, shares
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 
@@ -79,6 +79,35 @@ def test_kept_weights_are_in_the_memory_of_a_training_step():
     for letter in "AB":
         more = found[f"Mixhead {letter}, weights kept"] - found[f"Mixhead {letter}, nothing kept"]
         assert abs(more - kept) < 0.2 * kept
+
+
+TINY_GPT = nanogpt.Sizes(2, 7, 160, 2, 2, 8)  # more positions than a block
+
+
+@pytest.fixture
+def tiny_gpt(monkeypatch):
+    monkeypatch.setattr(nanogpt, "SIZES", {"tiny": TINY_GPT})
+
+
+@pytest.mark.slow
+def test_a_training_step_of_nanogpt_has_time_and_memory(tiny_gpt):
+    found = rows("nanogpt")
+    assert [row["name"] for row in found] == list(nanogpt.CONTENDERS)
+    assert all(row["by_upstream"] > 0 and row["peak_mib"] >= 0 for row in found)
+
+
+@pytest.mark.parametrize("fault", ["loss", "head_mixing"])
+def test_no_speed_is_printed_of_a_loop_that_is_not_mixed_alike(fault, tiny_gpt, monkeypatch):
+    """The one fault forgets M, the other its gradient."""
+    right = nanogpt.loop
+    wrong = {
+        "loss": lambda call, *rest: right(call._replace(mixing=None), *rest),
+        "head_mixing": lambda call, *rest: right(call._replace(mixing=call.mixing.detach()), *rest),
+    }
+    nanogpt.check(TINY_GPT)
+    monkeypatch.setattr(nanogpt, "loop", wrong[fault])
+    with pytest.raises(SystemExit, match=f"loop 128: Mixhead A: .*{fault}.* differs from nn.mix"):
+        rows("nanogpt")
 
 
 CASES = {
