@@ -20,7 +20,7 @@ import mixhead_plugin
 ROOT = Path(mixhead_plugin.__file__).parents[1]
 REQUIREMENTS = ROOT / "scripts" / "requirements"
 # not installed in .venv
-OTHERS = {REQUIREMENTS / "release.txt", REQUIREMENTS / "reach.txt"}
+OTHERS = {REQUIREMENTS / f"{name}.txt" for name in ("notebooks", "reach", "release")}
 FAIRSEQS = {"fairseq-fixed", "ve-fairseq"}  # one of them is installed
 
 # ---- what is installed --------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Try `nn.mix` on other people's models, and print the table of docs/python.md.
 
-    .venv/bin/python -m pip install --no-deps --target .venv/reach -r scripts/requirements/reach.txt
+    scripts/development/reach.sh
     PYTHONPATH=.venv/reach .venv/bin/python scripts/development/libraries_table.py
 
 Every model is small and random. What is tried, for position-wise mixing:
