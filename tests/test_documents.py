@@ -213,7 +213,8 @@ def missing_from(document):
     """Return the links and the names of files of a document that lead nowhere."""
     text = document.read_text()
     broken = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", text)):
+    links = re.findall(r'\]\(([^)\s]+)\)|(?:src|srcset|href)="([^"]+)"', FENCED.sub("", text))
+    for target in map("".join, links):
         name, _, anchor = target.partition("#")
         path = (document.parent / name).resolve() if name else document
         inside = path.is_relative_to(ROOT) and path.exists()

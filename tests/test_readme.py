@@ -4,8 +4,10 @@ test_documents.py parses the commands of fairseq, of `mixhead` and of the script
 links.
 """
 
+import collections
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -15,7 +17,7 @@ import bert
 import pytest
 import recipes
 import torch
-from development import readme_tables
+from development import gpu_tables, readme_tables, transformers_results
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -86,32 +88,68 @@ def save_small_sentence_encoder(folder):
     BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
 
 
+def printed_by(program):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(program, {"__name__": "README"})
+    return out.getvalue()
+
+
 def without_numbers(text):
-    return re.sub(r"\d[\d,.]*(e[+-]\d+)?", "#", text)
+    return re.sub(r"-?\d[\d,.]*(e[+-]\d+)?", "#", text)
 
 
-@pytest.mark.parametrize(("program", "printed"), PROGRAMS, ids=["transformers", "torch"])
-def test_a_program_prints_what_stands_below_it(program, printed, tmp_path, monkeypatch):
+def test_the_program_of_transformers_prints_what_stands_below_it(tmp_path, monkeypatch):
     """The numbers of the pretrained model need 83 MB from the network: here a random model has
     other ones.
     """
     monkeypatch.chdir(tmp_path)
-    is_pretrained = "all-MiniLM-L6-v2" in program
-    if is_pretrained:
-        save_small_sentence_encoder(tmp_path / "all-MiniLM-L6-v2")
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(program, {"__name__": "README"})
-    assert without_numbers(out.getvalue()) == without_numbers(printed)
-    difference = float(re.search(r"differ by (\S+)", out.getvalue())[1])
-    assert difference < 1e-5
-    if not is_pretrained:  # nothing but rounding depends on the machine
-        rounding = r"\de-\d\d"
-        assert re.sub(rounding, "", out.getvalue()) == re.sub(rounding, "", printed)
+    save_small_sentence_encoder(tmp_path / "all-MiniLM-L6-v2")
+    program, shown = PROGRAMS[0]
+    printed = printed_by(program)
+    assert without_numbers(printed) == without_numbers(shown)
+    for text in (printed, shown):
+        before, mixed, _ = text.splitlines()
+        assert before.removeprefix("before") == mixed.removeprefix("mixed")
+    assert (tmp_path / "heads.html").exists()
+
+
+def test_the_program_of_torch_prints_what_stands_below_it():
+    program, shown = PROGRAMS[1]
+    printed = printed_by(program)
+    rounding = r"\de-\d\d"  # nothing else depends on the machine
+    assert re.sub(rounding, "", printed) == re.sub(rounding, "", shown)
+    assert float(re.search(r"differ by (\S+)", printed)[1]) < 1e-5
 
 
 def test_every_program_shows_what_it_prints():
-    assert len(PROGRAMS) == README.count("```python")
+    assert len(PROGRAMS) == README.count("```python") == 2
+
+
+def test_the_types_of_transformers_that_can_be_mixed_are_counted():
+    results = json.loads(transformers_results.RESULTS.read_text())
+    groups = collections.Counter(map(transformers_results.group_of, results["types"]))
+    mixed = (
+        transformers_results.ALL,
+        transformers_results.LEFT_OUT,
+        transformers_results.BUT_PRUNE,
+    )
+    assert f"{sum(groups[group] for group in mixed)} types" in README
+
+
+def cells(text, title):
+    """Return the cells of the row of a table that has this title, without the title."""
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| {title}"))
+    return [cell.strip() for cell in row.strip("| ").split(" | ")[1:]]
+
+
+def test_the_costs_on_a_gpu_are_those_of_the_reports():
+    attention = gpu_tables.both_passes()  # the first column has 8 heads of 64, 2,048 tokens
+    assert "| 8 heads of 64, 2,048 tokens |" in attention.splitlines()[0]
+    measured = [cells(attention, f"**Mixhead {name}**")[0] for name in "AB"]
+    assert cells(README, "GPU: both passes of an attention alone, 2,048 tokens")[1:] == measured
+    step = cells(gpu_tables.steps(), "a training step")
+    assert cells(README, "GPU: training step of a small language model")[1:] == step[-2:]
 
 
 def test_the_recipe_changes_by_nothing_but_the_plugin_and_the_architecture():

@@ -183,7 +183,7 @@ def measured() -> str:
 
 
 def advice() -> str:
-    """Return whether to use mixing, by the size of the heads: the same words on every page."""
+    """Return whether to use mixing, by the size of the heads, with the numbers behind it."""
     translation = study_of("translation", RESULTS)
     words = study_of("words", RESULTS)
     b = ("4", "B", "1600")
