@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary, FastaDataset, MaskTokensDataset
+from fairseq.data import (
+    BucketPadLengthDataset,
+    Dictionary,
+    FastaDataset,
+    ListDataset,
+    MaskTokensDataset,
+)
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
 from mixhead_plugin.errors import OptionError
@@ -195,3 +201,9 @@ def test_a_fasta_file_is_indexed_without_a_shell(tmp_path, monkeypatch):
     assert (found.offsets.tolist(), found.sizes.tolist()) == ([0, 9, 12], [4, 0, 2])
     assert [found[i] for i in range(3)] == [(">a", "ACGT"), (">b", ""), (">c", "GG")]
     assert not (tmp_path / "harm").exists()
+
+
+def test_buckets_hold_equally_many_sentences():
+    words = ListDataset([torch.ones(length) for length in range(1, 9)], sizes=range(1, 9))
+    buckets = BucketPadLengthDataset(words, words.sizes, num_buckets=2, pad_idx=0, left_pad=False)
+    assert [len(buckets[i]) for i in range(8)] == [4, 4, 4, 4, 8, 8, 8, 8]

@@ -31,6 +31,7 @@ PROOFS = {
     "numpy_long": (IMPORT, "test_importing"),
     "truncated_bptt": (TRANSFORMER_XL, "test_batches_say_which_window_of_their_text_they_are"),
     "hydra_help": (IMPORT, "test_hydra_starts_where_argparse_reads_help_at_once"),
+    "batch_buckets": (DATA, "test_buckets_hold_equally_many_sentences"),
     "checkpoint_files": (CHECKPOINTS, "test_the_check_refuses"),
     "checksums": (CHECKPOINTS, "test_a_changed_byte_is_refused_or_changes_nothing"),
     "atomic_checkpoints": (TRAINING, "test_a_passing_error_is_tried_again_from_the_beginning"),
