@@ -8,7 +8,7 @@ import numpy as np
 from fairseq.data import bucket_pad_length_dataset, data_utils
 from fairseq.data.audio import raw_audio_dataset
 
-from mixhead_plugin.fairseq.repairs.replace import replaces
+from mixhead_plugin.fairseq.replace import replaces
 
 VERSIONS = "fairseq 0.12.2 and its main branch, with NumPy >= 2.4"
 
