@@ -23,10 +23,16 @@ SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
 
 
 class Call:
-    """The state of one call of an attention: what its hooks have seen so far."""
+    """The state of one call of an attention: what its hooks have seen so far.
 
-    def __init__(self, heads: "MixedHeads"):
+    Args:
+        heads: of the attention
+        projections: the modules that give its queries, keys and values in this call
+    """
+
+    def __init__(self, heads: "MixedHeads", projections: dict[str, nn.Module]):
         self.heads = heads
+        self.projections = projections
         self.x: Tensor | None = None  # the input of the queries [B, Nq, C]
         # all that the projection of the queries gave [B, Nq, H * D or more]
         self.projected: Tensor | None = None
@@ -137,7 +143,13 @@ class MixedHeads(Hooked):
             delattr(self.attention, name)
 
     def projections(self) -> dict[str, nn.Module]:
-        return {kind: getattr(self.attention, name) for kind, name in self.names.items()}
+        """Return the modules that give queries, keys and values, which may be one."""
+        found = {}
+        for kind, name in self.names.items():
+            module = getattr(self.attention, name)
+            # What `torch.compile` puts around a module runs no hooks inside a larger graph.
+            found[kind] = getattr(module, "_orig_mod", module)
+        return found
 
     # graphs break here, where a hook or an adapter came since the last call
     @torch.compiler.disable
@@ -152,13 +164,14 @@ class MixedHeads(Hooked):
                 "a mixed model in torch's DataParallel: start a process for each GPU, as torchrun "
                 "does"
             )
-        for projection in self.projections().values():
+        projections = self.projections()
+        for projection in projections.values():
             hooks = list(projection._forward_hooks.values())
             # torch.compile does not follow a comparison of methods, but of what they belong to
             if not hooks or getattr(hooks[-1], "__self__", None) is not self:
                 self._place()
                 break
-        THREADS.own.call = Call(self)
+        THREADS.own.call = Call(self, projections)
 
     def slices(self, kinds: list[str]) -> dict[str, slice]:
         """Return where queries, keys and values are among the outputs of a projection, which GPT-2
@@ -181,7 +194,9 @@ class MixedHeads(Hooked):
         call = THREADS.own.call
         if call is None or call.heads is not self:
             return None  # someone else calls the projection
-        kinds = [kind for kind, present in self.projections().items() if present is projection]
+        # Not `self.projections()`: where this projection is compiled alone, dynamo cannot look at
+        # it a second time, by way of the attention.
+        kinds = [kind for kind, present in call.projections.items() if present is projection]
         if not kinds:
             return None  # an adapter is around it, which is the projection now
         wanted = self.sizes.num_heads * self.sizes.head_dim

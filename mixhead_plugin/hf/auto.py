@@ -23,13 +23,22 @@ class _Loader:
         """Do nothing: what is loaded is a model of transformers, which knows its Auto class."""
 
     @classmethod
+    def _from_config(cls, config: Any, **settings: Any) -> Any:
+        """Refuse to make a model with new weights: its class refuses a config of mixed heads."""
+        return cls._class_of(config)(config)
+
+    @classmethod
     def from_pretrained(cls, folder: Any, *args: Any, config: Any, **settings: Any) -> Any:
         """Load a mixed model; arguments as those that an Auto class gives."""
+        return load(folder, cls._class_of(config), config=config, **settings)
+
+    @classmethod
+    def _class_of(cls, config: Any) -> Any:
         found = cls.auto_class._model_mapping[type(config)]
         if isinstance(found, tuple):  # several models of one type: the one that was saved
             written = config.architectures or []
             found = next((each for each in found if each.__name__ in written), found[0])
-        return load(folder, found, config=config, **settings)
+        return found
 
 
 def _loader(name: str) -> type[_Loader]:

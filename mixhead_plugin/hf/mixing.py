@@ -68,8 +68,8 @@ def mix(
 
     Raises:
         ValueError: an unknown value, nothing that is asked for, a model without such attentions, or
-            one that is mixed or pruned already, has adapters, is offloaded, quantised or split, or
-            whose attentions cannot be mixed
+            one that is mixed or pruned already, has adapters, is offloaded, quantised or split, has
+            projections that are compiled alone, or whose attentions cannot be mixed
     """
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     chosen = Variant.of({**asked, "impl": impl})
@@ -85,6 +85,7 @@ def mix(
         )
     refuse_offloaded(model, "mixed")
     refuse_quantised(model, "mixed")
+    _refuse_compiled(sites, model)
     if getattr(model, "_tp_size", None) is not None:
         raise ValueError(f"{type(model).__name__}: is split by tp_plan; {SPLIT}")
     refuse_nothing(asked)
@@ -191,6 +192,20 @@ def refuse_quantised(model: nn.Module, what: str) -> None:
                 raise ValueError(
                     f"{type(model).__name__}: {path} is quantised; must be {what} before it is "
                     "quantised"
+                )
+
+
+def _refuse_compiled(sites: Sequence[Site], model: nn.Module) -> None:
+    """Raise ValueError if a projection is compiled alone: its graph would not see the hook of the
+    mixing, because torch does not look for new hooks.
+    """
+    for site in sites:
+        for path in site.packed():
+            projection: Any = model.get_submodule(path)
+            if hasattr(projection, "_orig_mod") or projection._compiled_call_impl is not None:
+                raise ValueError(
+                    f"{type(model).__name__}: {path} is compiled; must be mixed before it is "
+                    "compiled"
                 )
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from mixhead_plugin.hf.layouts import KINDS, NAME, Site, in_features
+from mixhead_plugin.hf.layouts import KINDS, NAME, Site, calls_the_interface, in_features
 from mixhead_plugin.ops.normalizers import sink_problem
 from mixhead_plugin.parts import Variant
 
@@ -57,6 +57,8 @@ class Trial:
         # What the attention function got, by kind [B, H or G, N, D], and its other arguments.
         self.arrived: dict[str, Tensor] = {}
         self.settings: dict[str, Any] = {}
+        # What it returned [B, N, H', Dv].
+        self.returned: Any = None
         self.outputs: Any = None  # what goes to the output projection [B, N, features]
         self.problem: Exception | None = None
 
@@ -103,7 +105,9 @@ class Trial:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, settings: dict[str, Any]) -> Tensor:
         self.arrived = dict(zip(KINDS, (query, key, value)))
         self.settings = settings
-        return query.new_zeros(query.size(0), query.size(2), *self.output)
+        shape = query.size(0), query.size(2), *self.output
+        self.returned = _random(shape, query, seed=len(KINDS)).requires_grad_()
+        return self.returned.clone()  # as some attentions change it in place
 
     def source_of_the_last_head(self, kind: str) -> dict[str, Tensor]:
         """Return on which features of each projection the last head of what arrived depends, at the
@@ -123,6 +127,23 @@ class Trial:
                 )
             found[path] = torch.zeros_like(features) != 0 if gradient is None else gradient != 0
         return found
+
+    def keeps_the_last_output(self) -> bool:
+        """Return whether the last head that the attention function returned is the last one that
+        the output projection gets.
+
+        True, too, if that is not known: no output depends on what was returned.
+        """
+        outputs = self.outputs
+        if not isinstance(outputs, Tensor) or not outputs.requires_grad:
+            return True
+        with torch.enable_grad():
+            last = outputs[-1, -1, -self.output[1] :]  # [Dv]
+            total = (last * _random(last.shape, last, seed=0)).sum()
+        (gradient,) = torch.autograd.grad(total, self.returned, allow_unused=True)
+        if gradient is None or not gradient.any():
+            return True
+        return bool(gradient[-1, :, -1].any(0).all())  # of any position
 
     def culprit(self) -> str:
         """Return the name of the module in the attention that had the problem, '' for none."""
@@ -237,7 +258,8 @@ def check_row(site: Site, model: nn.Module, variant: Variant) -> None:
         return
     features = _joined(_random_features(site, model, site.widths(model)))
     trial = Trial(site, model, features, {}, (site.heads, site.head_dim))
-    if not trial.arrived and trial.problem is None:
+    # Some raise where they compute it themselves, as a call of them alone lacks something.
+    if not trial.arrived and (trial.problem is None or not calls_the_interface(site.module)):
         raise ValueError(
             f"{site.kind}: computes its attention itself; "
             "must call it through the AttentionInterface"
@@ -274,6 +296,11 @@ def check_row(site: Site, model: nn.Module, variant: Variant) -> None:
             start, end = end, end + site.widths(model)[kind]
             if not _comes_from(trial, kind, path, start, end):
                 raise ValueError(f"{site.kind}: {_wrong(path, kind, kinds)}")
+    if not trial.keeps_the_last_output():
+        raise ValueError(
+            f"{site.kind}: cannot be mixed, {site.paths['output']} does not get the outputs of one "
+            "head after another"
+        )
 
 
 def _comes_from(trial: Trial, kind: str, path: str, start: int, end: int) -> bool:

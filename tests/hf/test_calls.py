@@ -160,6 +160,24 @@ def test_compiled_models_mix(way):
     torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits)
 
 
+@torch.no_grad()
+def test_projections_that_are_compiled_alone_mix_if_they_were_mixed_before():
+    plain, inputs = build("LlamaForCausalLM", {"num_hidden_layers": 1})
+    model = shake(hf.mix(copy.deepcopy(plain), **VARIANT))
+    expected = model(**inputs).logits
+    attention(model).q_proj = torch.compile(attention(model).q_proj, backend="eager")
+    attention(model).v_proj.compile(backend="eager")
+    torch.testing.assert_close(model(**inputs).logits, expected)
+
+    attention(plain).v_proj.compile(backend="eager")
+    problem = (
+        r"^LlamaForCausalLM: model\.layers\.0\.self_attn\.v_proj is compiled; must be mixed before it "
+        "is compiled$"
+    )
+    with pytest.raises(ValueError, match=problem):
+        hf.mix(plain, **VARIANT)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradients_with_checkpointing_are_those_without(reentrant):
     model, inputs = mixed_llama()

@@ -121,6 +121,30 @@ def test_queries_of_another_position_sentence_or_head_are_refused(move, monkeypa
         hf.mix(model, "position-wise")
 
 
+def test_outputs_of_heads_in_another_order_are_refused(monkeypatch):
+    module = transformers.models.llama.modeling_llama
+    usual = module.ALL_ATTENTION_FUNCTIONS
+
+    class Turned:
+        @staticmethod
+        def get_interface(*names):
+            def attend(*args, **kwargs):
+                output, weights = usual.get_interface(*names)(*args, **kwargs)
+                return output.transpose(2, 3), weights  # [B, N, D, H]
+
+            return attend
+
+    monkeypatch.setattr(module, "ALL_ATTENTION_FUNCTIONS", Turned)
+    model, _ = build("LlamaForCausalLM")
+    problem = (
+        r"^LlamaAttention: cannot be mixed, model\.layers\.0\.self_attn\.o_proj does not get the "
+        "outputs of one head after another$"
+    )
+    for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.prune(model, {0: [0, 1]})):
+        with pytest.raises(ValueError, match=problem):
+            refused()
+
+
 @torch.no_grad()
 def test_keys_may_come_from_other_positions(monkeypatch):
     rotating(monkeypatch, lambda q, k: (q, k + k.roll(1, 2)))

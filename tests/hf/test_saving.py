@@ -181,6 +181,10 @@ def test_auto_classes_load_a_folder_whose_one_file_of_code_the_user_trusts(auto,
     loaded.save_pretrained(save_directory=tmp_path / "again")
     transformers.AutoModel.from_pretrained(tmp_path / "again", trust_remote_code=True)
 
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "folder")
+    with pytest.raises(ValueError, match=r"mixed heads, load this model by mixhead_plugin\.hf"):
+        getattr(transformers, auto).from_config(config, trust_remote_code=True)
+
 
 def test_an_unmixed_model_is_saved_without_the_file_and_others_code_is_left_alone(tmp_path):
     encoder, _ = pair()
