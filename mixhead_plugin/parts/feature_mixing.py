@@ -38,14 +38,14 @@ def is_plain(linear: Any) -> bool:
 
     LoRA tools patch `forward` or add modules, quantisation changes the weight's type, offloading
     and pruning add hooks, and so does whoever reads or changes inputs, outputs and gradients, of
-    one module or of all.
+    one module or of all. A mode of torch may look for the product with this weight.
     """
     # Another class, or a program that replaced methods of nn.Linear itself.
     if type(linear) is not nn.Linear:
         return False
     if nn.Linear.forward is not _FORWARD or nn.Linear.__call__ is not _CALL:
         return False
-    if _has_any_global_hook():
+    if _has_any_global_hook() or torch._C._len_torch_function_stack() > 0:
         return False
 
     # Own attributes, child modules, or hooks.

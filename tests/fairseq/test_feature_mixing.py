@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_full_backward_hook
+from torch.overrides import TorchFunctionMode
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES, RegularizedPass
@@ -128,6 +129,19 @@ def with_a_hook_of_all_modules(linear):
     return register_module_forward_hook(twice)
 
 
+def with_a_mode(linear):
+    class Doubling(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            output = func(*args, **(kwargs or {}))
+            is_its_product = func is torch.nn.functional.linear and args[1] is linear.weight
+            return 2 * output if is_its_product else output
+
+        def remove(self):
+            self.__exit__(None, None, None)
+
+    return Doubling().__enter__()
+
+
 def with_a_hook_of_all_modules_gradients(linear):
     def twice(module, d_inputs, d_outputs):
         if type(module) is not torch.nn.Linear:
@@ -137,8 +151,8 @@ def with_a_hook_of_all_modules_gradients(linear):
     return register_module_full_backward_hook(twice)
 
 
-# What a call of the projection does beside its weight and bias. Hooks of all modules return a
-# handle, by which the test removes them again.
+# What a call of the projection does beside its weight and bias. Hooks of all modules, and modes,
+# return a handle, by which the test removes them again.
 NOT_PLAIN = [
     patched,
     with_a_module_inside,
@@ -150,6 +164,7 @@ NOT_PLAIN = [
     with_a_parametrization,
     with_a_hook_of_all_modules,
     with_a_hook_of_all_modules_gradients,
+    with_a_mode,
 ]
 
 
