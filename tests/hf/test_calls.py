@@ -171,8 +171,8 @@ def test_projections_that_are_compiled_alone_mix_if_they_were_mixed_before():
 
     attention(plain).v_proj.compile(backend="eager")
     problem = (
-        r"^LlamaForCausalLM: model\.layers\.0\.self_attn\.v_proj is compiled; must be mixed before it "
-        "is compiled$"
+        r"^LlamaForCausalLM: model\.layers\.0\.self_attn\.v_proj is compiled; must be mixed "
+        "before it is compiled$"
     )
     with pytest.raises(ValueError, match=problem):
         hf.mix(plain, **VARIANT)
