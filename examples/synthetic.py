@@ -1,5 +1,6 @@
-"""Train and evaluate small models on a task that draws its own data; scripts/sweep.py runs grids of
-them.
+"""Train and evaluate small models on a task that draws its own data.
+
+A recipe gives a `Task` to `main`. scripts/sweep.py runs grids of such recipes.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.nn import MixedAttention
+from mixhead_plugin.nn import MixedAttention, parameter_groups
 
 MIXINGS = {"A": "position-independent", "B": "position-wise", "average": "average"}
 SETS = {"valid": 10_000, "test": 20_000}  # added to a seed; training has the seed itself
@@ -27,12 +28,12 @@ Batch = tuple[Tensor, ...]
 class Task(NamedTuple):
     """Define a task."""
 
-    name: str
-    arms: Sequence[str]
+    name: str  # of its folder in examples/
+    arms: Sequence[str]  # the attentions that it compares, by name
     axis: str  # the name of its size, a flag
-    size: int
-    steps: int
-    rate: float
+    size: int  # the default of that flag
+    steps: int  # the default of --steps
+    rate: float  # the default of --lr
     model: Callable[[str, int, int], nn.Module]  # arm, head size, size
     batch: Callable[[int, torch.Generator], Batch]  # size, random numbers
     # metrics; the first is trained, and the endpoint
@@ -44,7 +45,7 @@ class Task(NamedTuple):
 class Setting(NamedTuple):
     """Identify a run."""
 
-    arm: str
+    arm: str  # one of `Task.arms`
     head_size: int
     size: int
     rate: float
@@ -58,12 +59,17 @@ class Setting(NamedTuple):
 
 
 def attention(arm: str, *sizes: int, **options: Any) -> MixedAttention:
-    """Return the attention of an arm. In `uniform` all scores stay 0: it cannot choose among the
-    keys.
+    """Return the attention of an arm.
+
+    In `uniform` all scores stay 0, so it cannot choose among the keys.
+
+    Args:
+        arm: a key of MIXINGS; another name has no mixing
+        sizes: embed_dim and num_heads of `MixedAttention`
+        options: its keywords
     """
-    module = MixedAttention(
-        *sizes, batch_first=True, head_mixing=MIXINGS.get(arm, "none"), **options
-    )
+    mixing = MIXINGS.get(arm, "none")
+    module = MixedAttention(*sizes, batch_first=True, head_mixing=mixing, **options)
     if arm == "uniform":
         for parameter in module.q_proj.parameters():
             nn.init.zeros_(parameter).requires_grad_(False)
@@ -73,8 +79,7 @@ def attention(arm: str, *sizes: int, **options: Any) -> MixedAttention:
 def share_of_rate(setting: Setting, step: int) -> float:
     """Return the factor on the rate in a step, counted from 0.
 
-    It rises to 1 in the warm-up, and falls towards 0 in the decay. With 0 steps of decay it stays
-    1.
+    It rises to 1 in the warm-up, and falls towards 0 in the decay; without decay it stays 1.
     """
     if setting.warmup_steps is None:
         rise = 10 * (step + 1) / setting.steps
@@ -99,22 +104,19 @@ def train(task: Task, setting: Setting) -> nn.Module:
     """
     torch.manual_seed(setting.seed)
     model = task.model(setting.arm, setting.head_size, setting.size)
-    groups: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        groups.setdefault(setting.mixing_lr_scale if "head_mixing" in name else 1.0, []).append(
-            parameter
-        )
-    optimizer = torch.optim.Adam(
-        [{"params": some, "factor": f} for f, some in groups.items()], betas=(0.9, 0.98)
-    )
+    # Until the first step the rate of a group is its factor on the rate of that step.
+    groups = parameter_groups(model, weight_decay=0.0, mixing_lr=setting.mixing_lr_scale)
+    optimizer = torch.optim.Adam(groups, lr=1.0, betas=(0.9, 0.98))
+    factors = [group["lr"] for group in optimizer.param_groups]
     generator = torch.Generator().manual_seed(setting.seed)
     # scripts/studies/fairseq_logs.py counts CPU time from this line on: start-up does not count
     logging.getLogger("train").info("Start iterating over samples")
 
     for step in range(setting.steps):
         share = share_of_rate(setting, step)
-        for group in optimizer.param_groups:
-            group["lr"] = setting.rate * share * group["factor"]
+        for group, factor in zip(optimizer.param_groups, factors):
+            group["lr"] = setting.rate * share * factor
+
         batch = task.batch(setting.size, generator)
         loss = next(iter(task.measure(model, batch).values()))
         if not loss.isfinite():
@@ -158,8 +160,12 @@ def validate(task: Task, setting: Setting, model: nn.Module, steps: int, tokens:
 def evaluate(task: Task, setting: Setting, model: nn.Module, which: str) -> dict[str, float]:
     """Return the mean metrics on a set that training never sees."""
     generator = torch.Generator().manual_seed(SETS[which] + setting.seed)
-    parts = [task.measure(model, task.batch(setting.size, generator)) for _ in range(EVALUATED)]
-    return {name: float(torch.stack([part[name] for part in parts]).mean()) for name in parts[0]}
+    values: dict[str, list[Tensor]] = {}
+    for _ in range(EVALUATED):
+        batch = task.batch(setting.size, generator)
+        for name, value in task.measure(model, batch).items():
+            values.setdefault(name, []).append(value)
+    return {name: float(torch.stack(some).mean()) for name, some in values.items()}
 
 
 def run(task: Task, setting: Setting, which: str = "valid") -> dict[str, float]:
@@ -183,32 +189,32 @@ def wrong_number(task: Task, setting: Setting) -> str:
         return f"--decay-steps {setting.decay_steps}: must be at least 0"
     if setting.valid_interval is not None and setting.valid_interval < 1:
         return f"--valid-interval {setting.valid_interval}: must be at least 1"
-    if setting.stop_at is not None and not math.isfinite(setting.stop_at):
-        return f"--stop-at {setting.stop_at}: must be a finite number"
-    if setting.stop_at is not None and setting.valid_interval is None:
-        return f"--stop-at {setting.stop_at}: needs --valid-interval"
-    if setting.stop_at is not None and setting.valid_interval > setting.steps:
-        interval = setting.valid_interval
-        return (
-            f"--stop-at {setting.stop_at}: needs a validation, but --valid-interval {interval} is "
-            "more than "
-            f"--steps {setting.steps}"
-        )
+    if setting.stop_at is not None:
+        stop = f"--stop-at {setting.stop_at}"
+        if not math.isfinite(setting.stop_at):
+            return f"{stop}: must be a finite number"
+        if setting.valid_interval is None:
+            return f"{stop}: needs --valid-interval"
+        if setting.valid_interval > setting.steps:
+            return (
+                f"{stop}: needs a validation, but --valid-interval {setting.valid_interval} is "
+                f"more than --steps {setting.steps}"
+            )
     return task.problem(setting.head_size, setting.size)
 
 
 def save_folder(task: Task) -> Path:
-    """Return the folder of the model: SAVE of the environment, or checkpoints/<recipe> of the
-    checkout.
-    """
-    return Path(os.environ.get("SAVE") or Path(__file__).parents[1] / "checkpoints" / task.name)
+    """Return the folder of the model: SAVE of the environment, else checkpoints/<recipe> here."""
+    if os.environ.get("SAVE"):
+        return Path(os.environ["SAVE"])
+    checkout = Path(__file__).parents[1]
+    return checkout / "checkpoints" / task.name
 
 
 def train_and_save(task: Task, setting: Setting) -> None:
-    """Train one model and write it into SAVE;
-    end the program with one line where that cannot be.
-    """
-    if problem := wrong_number(task, setting):
+    """Train one model and write it into SAVE; where that cannot be, end the program in one line."""
+    problem = wrong_number(task, setting)
+    if problem:
         sys.exit(f"train: error: {problem}")
     folder = save_folder(task)
     # The file is complete under its name. Begun before the training, it shows a folder that cannot
@@ -222,11 +228,8 @@ def train_and_save(task: Task, setting: Setting) -> None:
 
     try:
         model = train(task, setting)
-        write(
-            {"setting": setting._asdict(), "model": model.state_dict()},
-            unfinished,
-            folder / "model.pt",
-        )
+        content = {"setting": setting._asdict(), "model": model.state_dict()}
+        write(content, unfinished, folder / "model.pt")
     except FloatingPointError as error:
         sys.exit(f"train: error: {error}")
     finally:
@@ -234,13 +237,12 @@ def train_and_save(task: Task, setting: Setting) -> None:
 
 
 def write(content: dict[str, Any], unfinished: Path, file: Path) -> None:
+    """Write `file`, under the name `unfinished` until it is complete."""
     try:
         torch.save(content, unfinished)
         unfinished.replace(file)
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # torch's own writer raises the second one, as on a full disk
+    # torch's own writer raises a RuntimeError, as on a full disk
+    except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         sys.exit(f"train: error: SAVE={file.parent}: the model cannot be written ({reason})")
 
@@ -282,63 +284,35 @@ def load(task: Task) -> tuple[Setting, nn.Module]:
 
 
 def evaluate_saved(task: Task, which: str, last: str | None) -> None:
-    """Print the metrics of the saved model;
-    `last` is that of the last line, None for the endpoint.
+    """Print the metrics of the saved model.
+
+    Args:
+        task: the recipe's
+        which: a key of SETS
+        last: the metric of the last line; None for the endpoint
     """
     setting, model = load(task)
     metrics = evaluate(task, setting, model, which)
-    last = last or next(iter(metrics))
+    if last is None:
+        last = next(iter(metrics))
     if last not in metrics:
         sys.exit(f"evaluate: error: --last {last}: must be one of {', '.join(metrics)}")
     for name, value in metrics.items():
         if not math.isfinite(value):
             sys.exit(f"evaluate: error: the {name} is {value}, which is no finite number")
-    for name in sorted(metrics, key=last.__eq__):
+    for name in sorted(metrics, key=lambda name: name == last):
         print(f"{name} = {metrics[name]:.6f}")
 
 
 def main(task: Task, words: Sequence[str] | None = None) -> None:
-    """Run `train` or `evaluate`: the two scripts of the recipe. The model is in SAVE, or for
-    evaluate CHECKPOINT.
+    """Run `train` or `evaluate`, the two scripts of the recipe.
+
+    Args:
+        task: the recipe's
+        words: the words of the command line; None for those of the program
     """
     torch.set_num_threads(1)
-    parser = ArgumentParser(prog=task.name, allow_abbrev=False)
-    steps = parser.add_subparsers(dest="step", required=True)
-    training = steps.add_parser("train", help="train one model")
-    training.add_argument("--arm", choices=task.arms, default="B", help="(default: %(default)s)")
-    training.add_argument("--head-size", type=int, default=8, help="(default: %(default)s)")
-    training.add_argument(
-        f"--{task.axis}", dest="size", type=int, default=task.size, help="(default: %(default)s)"
-    )
-    training.add_argument(
-        "--lr", dest="rate", type=float, default=task.rate, help="(default: %(default)s)"
-    )
-    training.add_argument(
-        "--mixing-lr-scale", type=float, default=1.0, help="factor on the rate of the mixing"
-    )
-    training.add_argument("--steps", type=int, default=task.steps, help="(default: %(default)s)")
-    training.add_argument(
-        "--seed", type=int, default=1, help="of data and first weights (default: %(default)s)"
-    )
-    text = "steps over which the rate rises (default: a tenth of --steps)"
-    training.add_argument("--warmup-steps", type=int, metavar="N", help=text)
-    text = "last steps, over which the rate falls to 0; 0 for none (default: a fifth of --steps)"
-    training.add_argument("--decay-steps", type=int, metavar="N", help=text)
-    text = "log the loss on the validation set every N steps (default: never)"
-    training.add_argument("--valid-interval", type=int, metavar="N", help=text)
-    text = "end the training at the first validation loss of at most this"
-    training.add_argument("--stop-at", type=float, metavar="LOSS", help=text)
-    training.add_argument(
-        "--log-format", help="scripts/sweep.py gives it to every recipe; no effect"
-    )
-    evaluation = steps.add_parser(
-        "evaluate", help="print the metrics of the model; the last line is the endpoint"
-    )
-    evaluation.add_argument(
-        "--gen-subset", choices=SETS, default="test", help="(default: %(default)s)"
-    )
-    evaluation.add_argument("--last", help="the metric of the last line, instead of the endpoint")
-    args = parser.parse_args(words)
+    args = command_line(task).parse_args(words)
     if args.step == "evaluate":
         evaluate_saved(task, args.gen_subset, args.last)
         return
@@ -347,3 +321,38 @@ def main(task: Task, words: Sequence[str] | None = None) -> None:
     form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
     logging.basicConfig(format=form, level=logging.INFO, stream=sys.stdout)
     train_and_save(task, Setting(**{name: getattr(args, name) for name in Setting._fields}))
+
+
+def command_line(task: Task) -> ArgumentParser:
+    """Return the parser of both steps; the flags of `train` are the fields of `Setting`."""
+    default = "(default: %(default)s)"
+    parser = ArgumentParser(prog=task.name, allow_abbrev=False)
+    steps = parser.add_subparsers(dest="step", required=True)
+
+    training = steps.add_parser("train", help="train one model")
+    training.add_argument("--arm", choices=task.arms, default="B", help=default)
+    training.add_argument("--head-size", type=int, default=8, help=default)
+    training.add_argument(f"--{task.axis}", dest="size", type=int, default=task.size, help=default)
+    training.add_argument("--lr", dest="rate", type=float, default=task.rate, help=default)
+    text = "factor on the rate of the mixing"
+    training.add_argument("--mixing-lr-scale", type=float, default=1.0, help=text)
+    training.add_argument("--steps", type=int, default=task.steps, help=default)
+    text = f"of data and first weights {default}"
+    training.add_argument("--seed", type=int, default=1, help=text)
+    text = "steps over which the rate rises (default: a tenth of --steps)"
+    training.add_argument("--warmup-steps", type=int, metavar="N", help=text)
+    text = "last steps, over which the rate falls to 0; 0 for none (default: a fifth of --steps)"
+    training.add_argument("--decay-steps", type=int, metavar="N", help=text)
+    text = "log the loss on the validation set every N steps (default: never)"
+    training.add_argument("--valid-interval", type=int, metavar="N", help=text)
+    text = "end the training at the first validation loss of at most this"
+    training.add_argument("--stop-at", type=float, metavar="LOSS", help=text)
+    text = "scripts/sweep.py gives it to every recipe; no effect"
+    training.add_argument("--log-format", help=text)
+
+    text = "print the metrics of the model; the last line is the endpoint"
+    evaluation = steps.add_parser("evaluate", help=text)
+    evaluation.add_argument("--gen-subset", choices=SETS, default="test", help=default)
+    text = "the metric of the last line, instead of the endpoint"
+    evaluation.add_argument("--last", help=text)
+    return parser

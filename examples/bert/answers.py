@@ -1,10 +1,9 @@
-"""Turn logits into answers: find the best spans of each window,
-then of all windows of a question.
-"""
+"""Turn logits into answers: the best spans of each window, then of all windows of a question."""
 
 import json
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,13 +41,16 @@ def best_spans(
         scores: float32 [B, K], log-probabilities, K <= number; -inf where a window has fewer spans
         first, last: int64 [B, K], the first and the last token of each span
     """
-    first, last = logits.float().log_softmax(1).unbind(-1)
-    first, last = first.masked_fill(~starts, -math.inf), last.masked_fill(~ends, -math.inf)
+    first, last = logits.float().log_softmax(1).unbind(-1)  # [B, N] each
+    first = first.masked_fill(~starts, -math.inf)
+    last = last.masked_fill(~ends, -math.inf)
     longest = min(longest, first.shape[1])
-    # [B, N, L], ends from each token on
-    ahead = F.pad(last, (0, longest - 1), value=-math.inf).unfold(1, longest, 1)
+
+    # Row n of a window has the ends that a span from token n on may have.
+    ahead = F.pad(last, (0, longest - 1), value=-math.inf).unfold(1, longest, 1)  # [B, N, L]
     total = (first.unsqueeze(-1) + ahead).flatten(1)  # [B, N * L]
-    scores, places = total.topk(min(number, total.shape[1]))
+    scores, places = total.topk(min(number, total.shape[1]))  # [B, K]
+
     begin = places // longest
     return scores, begin, begin + places % longest
 
@@ -59,15 +61,20 @@ def spans_of(sample: dict[str, Any], logits: Tensor, number: int, longest: int) 
     Args:
         sample: a batch of SquadWindows
         logits: [B, N, 2]; -inf for padding
+        number: the most spans of a window
+        longest: the most tokens of a span
     """
     scores, first, last = best_spans(logits, sample["starts"], sample["ends"], number, longest)
     rows = torch.arange(len(scores), device=scores.device).unsqueeze(-1)
     last = last.clamp(max=logits.shape[1] - 1)  # where a window has fewer spans
-    starts, ends = sample["places"][rows, first, 0], sample["places"][rows, last, 1]  # [B, K]
-    return [
-        [Span(*span) for span in zip(*row) if span[-1] > -math.inf]
-        for row in zip(starts.tolist(), ends.tolist(), scores.tolist())
-    ]
+    starts = sample["places"][rows, first, 0]  # [B, K]
+    ends = sample["places"][rows, last, 1]  # [B, K]
+
+    found = []
+    for row in zip(starts.tolist(), ends.tolist(), scores.tolist()):
+        spans = [Span(start, end, score) for start, end, score in zip(*row)]
+        found.append([span for span in spans if span.score > -math.inf])
+    return found
 
 
 class NBestFile:
@@ -82,13 +89,9 @@ class NBestFile:
 
     def write(self, sample: dict[str, Any], spans: Iterable[list[Span]]) -> None:
         """Append the spans of a batch, as `spans_of` returns them."""
-        names = zip(sample["question_ids"], sample["windows"], spans)
-        lines = (
-            json.dumps({"id": name, "window": window, "spans": found}) + "\n"
-            for name, window, found in names
-        )
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(lines)
+            for name, window, found in zip(sample["question_ids"], sample["windows"], spans):
+                file.write(json.dumps({"id": name, "window": window, "spans": found}) + "\n")
 
 
 def read_spans(path: str | Path, questions: Iterable[Question]) -> dict[str, list[Span]]:
@@ -97,35 +100,39 @@ def read_spans(path: str | Path, questions: Iterable[Question]) -> dict[str, lis
     Raises:
         SquadError: the file has other questions, or lacks windows
     """
-    found: dict[str, dict[int, list[Span]]] = {}
-    expected: dict[str, int] = {}
+    windows: dict[str, dict[int, list[Span]]] = {}  # by question and number
+    expected: dict[str, int] = {}  # the windows of each question
     for name, number, total, spans in _lines(path):
-        found.setdefault(name, {})[number] = spans
+        windows.setdefault(name, {})[number] = spans
         expected[name] = total
+
     wanted = {question.id for question in questions}
-    missing, strange = len(wanted - found.keys()), len(found.keys() - wanted)
+    missing = len(wanted - windows.keys())
+    strange = len(windows.keys() - wanted)
     if missing or strange:
         raise SquadError(
             f"{path}: lacks {missing:,} of {len(wanted):,} questions; {strange:,} are of other data"
         )
-    if partly := sum(len(found[name]) != total for name, total in expected.items()):
+    partly = [name for name, total in expected.items() if len(windows[name]) != total]
+    if partly:
         raise SquadError(
-            f"{path}: lacks windows of {partly:,} questions; give --required-batch-size-multiple "
-            "1, or fairseq "
-            "leaves out the last windows"
+            f"{path}: lacks windows of {len(partly):,} questions; give "
+            "--required-batch-size-multiple 1, or fairseq leaves out the last windows"
         )
-    return {
-        name: [span for spans in windows.values() for span in spans]
-        for name, windows in found.items()
-    }
+    return {name: list(chain.from_iterable(found.values())) for name, found in windows.items()}
 
 
 def _lines(path: str | Path) -> Iterator[tuple[str, int, int, list[Span]]]:
+    """Yield of each line the question's id, the window's number, how many there are, and the
+    spans.
+    """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 content = json.loads(line.decode("utf-8"))
-                yield content["id"], *content["window"], [Span(*span) for span in content["spans"]]
+                window, windows = content["window"]
+                spans = [Span(*span) for span in content["spans"]]
+                yield content["id"], window, windows, spans
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise SquadError(
                     f"{path}: line {number} was not written by fairseq-validate --nbest-file"
@@ -140,17 +147,18 @@ def n_best(spans: Iterable[Span], context: str, number: int) -> list[dict[str, A
     found: dict[str, float] = {}
     for span in sorted(spans, key=lambda span: -span.score):
         found.setdefault(context[span.start : span.end], span.score)
+    if not found:
+        found[""] = -math.inf
     best = list(found.items())[:number]
-    return [
-        {"text": text, "probability": math.exp(score)} for text, score in best or [("", -math.inf)]
-    ]
+    return [{"text": text, "probability": math.exp(score)} for text, score in best]
 
 
 def predictions(
     squad: Squad, spans: dict[str, list[Span]], number: int
 ) -> dict[str, list[dict[str, Any]]]:
     """Return for each question what `n_best` finds."""
-    return {
-        q.id: n_best(spans.get(q.id, []), squad.contexts[q.context], number)
-        for q in squad.questions
-    }
+    found = {}
+    for question in squad.questions:
+        context = squad.contexts[question.context]
+        found[question.id] = n_best(spans.get(question.id, []), context, number)
+    return found

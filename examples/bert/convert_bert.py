@@ -2,8 +2,8 @@
 """Convert a BERT of Hugging Face's `transformers` to a checkpoint of fairseq, and back.
 
     examples/bert/convert_bert.py to-fairseq bert-base-uncased bert.base
-    examples/bert/convert_bert.py to-fairseq bert-base-uncased bert.base --arch mixhead_bert_base
-    --head-mixing none examples/bert/convert_bert.py to-huggingface bert.base/model.pt out
+    examples/bert/convert_bert.py to-fairseq bert-base-uncased bert.base --head-mixing none
+    examples/bert/convert_bert.py to-huggingface bert.base/model.pt out
 
 `to-fairseq` reads config.json, vocab.txt and model.safetensors or pytorch_model.bin. It writes
 model.pt, dict.txt, and copies of vocab.txt and tokenizer_config.json. It takes the flags of
@@ -92,20 +92,18 @@ def names_of(layers: int) -> dict[str, str]:
         "bert.pooler.dense": "pooler.dense",
         "cls.predictions.transform.dense": "encoder.lm_head.dense",
         "cls.predictions.transform.LayerNorm": "encoder.lm_head.layer_norm",
-        **{theirs: f"classification_heads.{name}.out_proj" for theirs, name in HEADS.items()},
     }
+    for theirs, name in HEADS.items():
+        pairs[theirs] = f"classification_heads.{name}.out_proj"
     for layer in range(layers):
         for theirs, ours in LAYER.items():
             pairs[f"bert.encoder.layer.{layer}.{theirs}"] = f"{ENCODER}layers.{layer}.{ours}"
-    names = {
-        f"{theirs}.{kind}": f"{ours}.{kind}"
-        for theirs, ours in pairs.items()
-        for kind in ("weight", "bias")
-    }
-    return {
-        **names,
-        "bert.embeddings.token_type_embeddings.weight": "encoder.segment_embeddings.weight",
-    }
+
+    names = {"bert.embeddings.token_type_embeddings.weight": "encoder.segment_embeddings.weight"}
+    for theirs, ours in pairs.items():
+        names[f"{theirs}.weight"] = f"{ours}.weight"
+        names[f"{theirs}.bias"] = f"{ours}.bias"
+    return names
 
 
 def take(state: State, names: dict[str, str]) -> State:
@@ -122,9 +120,10 @@ def read_tensors(folder: Path) -> State:
     """Read model.safetensors or pytorch_model.bin, in float32 and under the present names of the
     tensors.
     """
-    path = next((path for path in (folder / name for name in WEIGHTS) if path.exists()), None)
-    if path is None:
+    present = [folder / name for name in WEIGHTS if (folder / name).exists()]
+    if not present:
         raise OptionError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
+    path = present[0]
     check_records(path)
     try:
         if path.suffix == ".safetensors":
@@ -133,21 +132,24 @@ def read_tensors(folder: Path) -> State:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file of another kind fails in any way
         raise OptionError(f"{path}: is damaged, or does not contain only tensors") from error
-    if not isinstance(state, dict) or not all(
-        isinstance(tensor, Tensor) for tensor in state.values()
-    ):
+    if not is_state(state):
         raise OptionError(f"{path}: does not contain only tensors")
     check_finite(str(path), state)
     renamed = {}
     for name, tensor in state.items():
         # the names of the first ports from TensorFlow
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-            "LayerNorm.beta", "LayerNorm.bias"
-        )
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+        name = name.replace("LayerNorm.beta", "LayerNorm.bias")
         # without heads a model has no prefix
-        name = f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+        if name.startswith(("embeddings.", "encoder.", "pooler.")):
+            name = f"bert.{name}"
         renamed[name] = tensor.float() if tensor.is_floating_point() else tensor
     return renamed
+
+
+def is_state(content: Any) -> bool:
+    """Tell whether `content` is a dictionary of tensors."""
+    return isinstance(content, dict) and all(isinstance(each, Tensor) for each in content.values())
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -159,19 +161,31 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise OptionError(f"{path}: must be an object")
     for name in SIZES.keys() & config.keys():
-        value, whole = config[name], name.startswith(("num_", "max_")) or name.endswith("_size")
-        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-            raise OptionError(f"{path}: {name} {value!r}, must be a {'whole ' * whole}number")
-        if not (1 <= value <= LARGEST if whole else 0 <= value <= 1):
-            raise OptionError(
-                f"{path}: {name} {value}, must be from {f'1 to {LARGEST}' if whole else '0 to 1'}"
-            )
+        problem = number_problem(name, config[name])
+        if problem:
+            raise OptionError(f"{path}: {name} {problem}")
     return config
+
+
+def number_problem(name: str, value: Any) -> str:
+    """Return what is wrong with the number `name` of a config, or an empty text."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name.startswith(("num_", "max_")) or name.endswith("_size"):
+        if not is_number or isinstance(value, float):
+            return f"{value!r}, must be a whole number"
+        if not 1 <= value <= LARGEST:
+            return f"{value}, must be from 1 to {LARGEST}"
+        return ""
+    # shares and epsilons
+    if not is_number:
+        return f"{value!r}, must be a number"
+    if not 0 <= value <= 1:
+        return f"{value}, must be from 0 to 1"
+    return ""
 
 
 def flags_of(config: dict[str, Any], path: Path) -> list[str]:
     """Return the flags of fairseq-train that describe the model of config.json."""
-
     valid = {
         "model_type": ["bert"],
         "position_embedding_type": ["absolute"],
@@ -193,11 +207,26 @@ def flags_of(config: dict[str, Any], path: Path) -> list[str]:
     dropout = config.get("classifier_dropout")
     values["pooler_dropout"] = config["hidden_dropout_prob"] if dropout is None else dropout
     values["activation_fn"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
-    return [part for name, value in values.items() for part in (option_name(name), str(value))]
+    flags = []
+    for name, value in values.items():
+        flags += [option_name(name), str(value)]
+    return flags
 
 
 def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
-    config_path, vocabulary = folder / "config.json", folder / "vocab.txt"
+    """Write what `to-fairseq` writes.
+
+    Args:
+        folder: of transformers
+        out: the folder to write to, which is made
+        arch: an architecture of BERT
+        flags: further flags of fairseq-train
+
+    Raises:
+        OptionError: the folder has no such model, in one line
+    """
+    config_path = folder / "config.json"
+    vocabulary = folder / "vocab.txt"
     for path in (config_path, vocabulary):
         if not path.exists():
             raise OptionError(f"{folder}: has no {path.name}")
@@ -211,11 +240,9 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
                 f"{folder}: has no {name} of the hidden_size {config['hidden_size']}; must be a "
                 "BERT"
             )
-    layers, embedding, positions = (
-        config["num_hidden_layers"],
-        theirs.pop(EMBEDDINGS),
-        theirs.pop(POSITIONS),
-    )
+    layers = config["num_hidden_layers"]
+    embedding = theirs.pop(EMBEDDINGS)  # [V, C]
+    positions = theirs.pop(POSITIONS)  # [N, C]
     if layers > len(theirs):
         raise OptionError(f"{config_path}: num_hidden_layers {layers}, more than the model has")
     if len(words) != len(embedding):
@@ -233,17 +260,9 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
 
     # --data is set later, because the folder has no text, and the plugin checks the text of the
     # command line.
-    arguments = [
-        "",
-        "--task",
-        "bert_pretraining",
-        "--criterion",
-        "bert_pretraining",
-        "--arch",
-        arch,
-    ]
+    required = ["--task=bert_pretraining", "--criterion=bert_pretraining", f"--arch={arch}"]
     args = options.parse_args_and_arch(
-        options.get_training_parser(), [*arguments, *own_flags, *flags]
+        options.get_training_parser(), ["", *required, *own_flags, *flags]
     )
     args.data = str(out)
     cfg = convert_namespace_to_omegaconf(args)
@@ -263,21 +282,23 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
     report_left_out(folder, theirs)
 
     state = model.state_dict()
-    kinds = {option: table[getattr(args, option)] for option, table in PARTS.items()}
-    if all(kind.build is None or (kind.trained and kind.loads_without) for kind in kinds.values()):
+    kinds = [table[getattr(args, option)] for option, table in PARTS.items()]
+    if all(kind.build is None or (kind.trained and kind.loads_without) for kind in kinds):
         # without a record of the attention, as in checkpoints of fairseq's own models
-        state = {
-            name: tensor
-            for name, tensor in state.items()
-            if not PARTS.keys() & set(name.split("."))
-        }
+        state = {name: tensor for name, tensor in state.items() if not is_of_a_part(name)}
     save(state, cfg, out / "model.pt")
     for name in COPIED:
         if (folder / name).exists() and folder.resolve() != out.resolve():
             shutil.copy(folder / name, out)
 
 
+def is_of_a_part(name: str) -> bool:
+    """Tell whether a tensor belongs to what a variant adds to an attention."""
+    return not PARTS.keys().isdisjoint(name.split("."))
+
+
 def fairseqs_order(words: list[str]) -> list[str]:
+    """Return the words of a vocab.txt in the order of fairseq's dictionary."""
     return [*OPENING, *(word for word in words if word not in SPECIAL), *CLOSING]
 
 
@@ -286,20 +307,20 @@ def load(model: BertModel, ours: State, folder: Path) -> None:
     values.
     """
     own = model.state_dict()
-    fresh = sorted(
+    may_be_fresh = ("pooler.", "encoder.lm_head.", "classification_heads.")
+    fresh = sorted(name for name in own if name.startswith(may_be_fresh))
+    needed = {
         name
-        for name in own
-        if name.startswith(("pooler.", "encoder.lm_head.", "classification_heads."))
-    )
-    optional = {
-        name for name in own if PARTS.keys() & set(name.split(".")) or name.endswith(".version")
+        for name in own.keys() - set(fresh)
+        if not is_of_a_part(name) and not name.endswith(".version")
     }
-    needed = own.keys() - optional - set(fresh)
-    if missing := sorted(needed - ours.keys()):
+    missing = sorted(needed - ours.keys())
+    if missing:
         raise OptionError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
     for name, tensor in ours.items():
         if tensor.shape != own[name].shape:
-            found, asked = list(tensor.shape), list(own[name].shape)
+            found = list(tensor.shape)
+            asked = list(own[name].shape)
             raise OptionError(
                 f"{folder}: the tensor for {name} has the shape {found}, the flags ask for {asked}"
             )
@@ -319,7 +340,12 @@ def save(state: State, cfg: Any, path: Path) -> None:
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
         "model": state,
         "optimizer_history": [
-            dict(criterion_name="", optimizer_name="", lr_scheduler_state={}, num_updates=0)
+            {
+                "criterion_name": "",
+                "optimizer_name": "",
+                "lr_scheduler_state": {},
+                "num_updates": 0,
+            }
         ],
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
     }
@@ -329,6 +355,17 @@ def save(state: State, cfg: Any, path: Path) -> None:
 def to_huggingface(
     checkpoint: Path, out: Path, dict_path: Optional[Path], vocab_path: Optional[Path]
 ) -> None:
+    """Write what `to-huggingface` writes.
+
+    Args:
+        checkpoint: of fairseq
+        out: the folder to write to, which is made
+        dict_path: the dictionary of the model; None for dict.txt beside the checkpoint
+        vocab_path: has the order of the words; None for vocab.txt beside the checkpoint
+
+    Raises:
+        OptionError: the file has no such model, in one line
+    """
     if not checkpoint.exists():
         raise OptionError(f"{checkpoint}: no such file")
     loaded = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
@@ -339,9 +376,9 @@ def to_huggingface(
     state = {name: tensor.float() for name, tensor in loaded["model"].items()}
     args = check_is_bert(loaded["cfg"]["model"], state, checkpoint)
     beside = checkpoint.parent
-    words = theirs_order(
-        dict_path or beside / "dict.txt", vocab_path or beside / "vocab.txt", state
-    )
+    dict_path = dict_path or beside / "dict.txt"
+    vocab_path = vocab_path or beside / "vocab.txt"
+    words = theirs_order(dict_path, vocab_path, state)
     index = {word: number for number, word in enumerate(fairseqs_order(words))}
     order = torch.tensor([index[word] for word in words])  # [V], their index -> fairseq's
 
@@ -352,9 +389,8 @@ def to_huggingface(
     # the embeddings once more; a mark of fairseq
     for name in ("encoder.lm_head.weight", f"{ENCODER}version"):
         state.pop(name, None)
-    report_left_out(
-        checkpoint, {name: state[name] for name in state if ".head_mixing." not in name}
-    )
+    left_out = {name: state[name] for name in state if ".head_mixing." not in name}
+    report_left_out(checkpoint, left_out)
 
     out.mkdir(parents=True, exist_ok=True)
     config = config_of(args, theirs, words)
@@ -367,9 +403,7 @@ def to_huggingface(
 
 
 def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
-    """Return all flags of a checkpoint's model;
-    refuse a model that `transformers` does not have.
-    """
+    """Return all flags of a checkpoint's model; refuse one that `transformers` does not have."""
     arch = getattr(model, "arch", None) or getattr(model, "_name", None)
     complete_flags = getattr(model_class(model), "complete_flags", None)  # None in fairseq's own
     if complete_flags is None or "encoder.segment_embeddings.weight" not in state:
@@ -397,10 +431,10 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
     mixing = build_part(variant.parts()["head_mixing"], variant, sizes)
     identity = {} if mixing is None else mixing.identity()
     for name, tensor in state.items():
-        part = name.rpartition(".head_mixing.")[2]
-        if ".head_mixing." in name and not (
-            identity and torch.equal(tensor, identity.get(part, tensor))
-        ):
+        _, of_mixing, part = name.rpartition(".head_mixing.")
+        if not of_mixing:
+            continue
+        if not identity or not torch.equal(tensor, identity.get(part, tensor)):
             raise OptionError(
                 f"{checkpoint}: --head-mixing {given.head_mixing}, but {name} is not the identity"
             )
@@ -413,7 +447,8 @@ def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> list[str]:
         raise OptionError(f"--dict {dict_path}: no such file; must be the dictionary of the model")
     dictionary = Dictionary.load(str(dict_path))
     own = [word for word in dictionary.symbols[dictionary.nspecial :] if word != SPECIAL["[MASK]"]]
-    symbols, known = len(own) + len(SPECIAL), len(state["encoder.lm_head.bias"])
+    symbols = len(own) + len(SPECIAL)
+    known = len(state["encoder.lm_head.bias"])
     if symbols != known:
         raise OptionError(f"--dict {dict_path}: has {symbols} symbols, the model {known}")
     if not vocab_path.exists():
@@ -427,6 +462,13 @@ def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> list[str]:
 
 
 def config_of(args: Namespace, theirs: State, words: list[str]) -> dict[str, Any]:
+    """Return the content of config.json.
+
+    Args:
+        args: all flags of fairseq's model
+        theirs: the tensors under the names of transformers
+        words: the vocabulary, in the order of vocab.txt
+    """
     activation = next(name for name, flag in ACTIVATIONS.items() if flag == args.activation_fn)
     config = {
         "model_type": "bert",
@@ -444,7 +486,8 @@ def config_of(args: Namespace, theirs: State, words: list[str]) -> dict[str, Any
     elif "classifier.weight" in theirs:
         architecture = "BertForSequenceClassification"
     if "classifier.weight" in theirs:
-        config["id2label"] = {str(i): f"LABEL_{i}" for i in range(len(theirs["classifier.weight"]))}
+        labels = range(len(theirs["classifier.weight"]))
+        config["id2label"] = {str(label): f"LABEL_{label}" for label in labels}
     return {"architectures": [architecture], **config}
 
 

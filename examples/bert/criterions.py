@@ -51,8 +51,7 @@ class BertPretrainingCriterion(SummedCriterion):
         words, extra = model(**sample["net_input"], masked_tokens=masked, beside=NEXT_SENTENCE)
         relations = extra["beside"]  # [B, 2]
         word_loss = F.cross_entropy(words.float(), target[masked], reduction="sum")
-        # [B]
-        relation_losses = F.cross_entropy(
+        relation_losses = F.cross_entropy(  # [B]
             relations.float(), sample["next_sentence"], reduction="none"
         )
         weights = masked.sum(1)  # [B]
@@ -78,7 +77,8 @@ class BertPretrainingCriterion(SummedCriterion):
         def total(name: str) -> Any:
             return sum(log.get(name, 0) for log in logging_outputs)
 
-        words, pairs = total("sample_size"), total("nsentences")
+        words = total("sample_size")
+        pairs = total("nsentences")
         metrics.log_scalar("loss", total("loss") / words / math.log(2), words, round=3)
         metrics.log_scalar("mlm_loss", total("mlm_loss") / words / math.log(2), words, round=3)
         metrics.log_scalar("nsp_loss", total("nsp_loss") / pairs / math.log(2), pairs, round=3)

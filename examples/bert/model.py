@@ -266,11 +266,8 @@ class BertModel(RobertaModel):
 
 def _pop(state_dict: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Take the entries of a module out of `state_dict`; their names lose the prefix."""
-    return {
-        key[len(prefix) :]: state_dict.pop(key)
-        for key in list(state_dict)
-        if key.startswith(prefix)
-    }
+    names = [name for name in state_dict if name.startswith(prefix)]
+    return {name.removeprefix(prefix): state_dict.pop(name) for name in names}
 
 
 class BertArchitecture(NamedTuple):
@@ -284,38 +281,39 @@ class BertArchitecture(NamedTuple):
     source: str
 
 
-def _fixed(
-    embed_dim: int, ffn_dim: int, heads: int, head_dim: int, table: str
-) -> tuple[str, BertArchitecture]:
-    name = f"bert_d{embed_dim}_h{heads}_k{head_dim}"
-    return name, BertArchitecture(
-        24, embed_dim, ffn_dim, heads, head_dim, f"low-rank bottleneck paper, table {table}"
-    )
-
-
-# Table 2 does not give the inner size. Its parameter counts imply that of BERT large, for an
-# embedding of 512 too.
-BERT_ARCHITECTURES: dict[str, BertArchitecture] = {
-    "bert": BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base"),
-    "bert_base": BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base"),
-    "bert_large": BertArchitecture(24, 1024, 4096, 16, None, "Devlin et al., large"),
-    **dict(_fixed(1024, 4096, heads, 1024 // heads, "1") for heads in (8, 16, 32)),
-    **dict(_fixed(512, 4096, heads, 128, "2A") for heads in (8, 12, 16, 32)),
-    **dict(_fixed(512, 4096, 8, head_dim, "2B") for head_dim in (32, 64, 256)),
-    **dict(_fixed(768, 3072, heads, 128, "3A") for heads in (8, 12, 16, 20)),
+# By table of the low-rank bottleneck paper: the sizes of embedding and inner layer, and of each
+# model the number of heads and their size. Table 2 does not give the inner size. Its parameter
+# counts imply that of BERT large, for an embedding of 512 too.
+FIXED_HEAD_SIZES = {
+    "1": (1024, 4096, [(8, 128), (16, 64), (32, 32)]),
+    "2A": (512, 4096, [(8, 128), (12, 128), (16, 128), (32, 128)]),
+    "2B": (512, 4096, [(8, 32), (8, 64), (8, 256)]),
+    "3A": (768, 3072, [(8, 128), (12, 128), (16, 128), (20, 128)]),
 }
+
+
+def _architectures() -> dict[str, BertArchitecture]:
+    base = BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base")
+    large = BertArchitecture(24, 1024, 4096, 16, None, "Devlin et al., large")
+    found = {"bert": base, "bert_base": base, "bert_large": large}
+    for table, (embed_dim, ffn_dim, rows) in FIXED_HEAD_SIZES.items():
+        source = f"low-rank bottleneck paper, table {table}"
+        for heads, head_dim in rows:
+            sizes = BertArchitecture(24, embed_dim, ffn_dim, heads, head_dim, source)
+            found[f"bert_d{embed_dim}_h{heads}_k{head_dim}"] = sizes
+    return found
+
+
+BERT_ARCHITECTURES = _architectures()
 
 
 def base_architecture(args: Any, sizes: BertArchitecture = BERT_ARCHITECTURES["bert"]) -> None:
     """Set every value that `args` (Namespace or DictConfig, changed in place) lacks."""
-    values = {
-        name: value
-        for name, value in sizes._asdict().items()
-        if name != "source" and value is not None
-    }
+    values = sizes._asdict()
+    del values["source"]
     values |= {"max_positions": 512, "layer_norm_eps": 1e-12, "pooler_dropout": 0.1}
     for name, value in values.items():
-        if getattr(args, name, None) is None:
+        if value is not None and getattr(args, name, None) is None:
             setattr(args, name, value)
     roberta_architecture(args)
 

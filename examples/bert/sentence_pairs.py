@@ -13,7 +13,9 @@ from bert.bases import SizedDataset
 
 SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 TRIES = 10  # for a random B that is long enough
-FOLLOWS, RANDOM = 0, 1  # the kinds of B, numbered as in published checkpoints
+# the kinds of B, numbered as in published checkpoints
+FOLLOWS = 0
+RANDOM = 1
 
 
 class Masking(NamedTuple):
@@ -27,19 +29,21 @@ class Masking(NamedTuple):
     def apply(
         self, tokens: np.ndarray, maskable: np.ndarray, words: range, rng: np.random.Generator
     ) -> np.ndarray:
-        """Hide some of `tokens`, int64 [N], in place, and return their positions, at least one.
+        """Hide some of `tokens`, and return their positions, at least one.
 
         Args:
-            maskable: the positions that may be chosen
+            tokens: int64 [N], changed in place
+            maskable: int64, the positions that may be chosen
             words: the indices of random words
+            rng: draws the positions, and what happens to each
         """
         number = min(len(maskable), max(1, round(len(tokens) * self.probability)))
         chosen = rng.choice(maskable, number, replace=False)
         fate = rng.random(number)
         hidden = chosen[fate >= self.keep + self.replace]
-        random = chosen[(fate >= self.keep) & (fate < self.keep + self.replace)]
+        replaced = chosen[(fate >= self.keep) & (fate < self.keep + self.replace)]
         tokens[hidden] = self.mask
-        tokens[random] = rng.integers(words.start, words.stop, len(random))
+        tokens[replaced] = rng.integers(words.start, words.stop, len(replaced))
         return chosen
 
 
@@ -77,14 +81,17 @@ class SentencePairs(SizedDataset):
         lines_per_document: int = 0,
     ):
         super().__init__()
-        self.lines, self.dictionary, self.masking, self.seed = lines, dictionary, masking, seed
+        self.lines = lines
+        self.dictionary = dictionary
+        self.masking = masking
+        self.seed = seed
         self.words = range(dictionary.nspecial, masking.mask)
         # shared with the worker processes, which stay from epoch to epoch
         self._epoch = torch.ones(1, dtype=torch.int64).share_memory_()
-        self._cut_into_units(
-            np.asarray(sizes, dtype=np.int64) - 1, (length - SPECIAL) // 2, lines_per_document
-        )
-        self._pack(length - SPECIAL, short_probability)
+        longest = length - SPECIAL
+        words_of_lines = np.asarray(sizes, dtype=np.int64) - 1  # without </s>
+        self._cut_into_units(words_of_lines, longest // 2, lines_per_document)
+        self._pack(longest, short_probability)
 
     def _cut_into_units(self, lengths: np.ndarray, longest: int, lines_per_document: int) -> None:
         """Find the units, which are never cut: lines, and parts of lines that are longer than half
@@ -114,14 +121,12 @@ class SentencePairs(SizedDataset):
         units = len(self.unit_length)
         short = rng.random(units) < short_probability
         # a short span has at least one unit, and room for a part of B
-        limit = np.where(
-            short,
-            np.maximum(rng.integers(2, max(3, longest), units), self.unit_length + 1),
-            longest,
-        )
+        drawn = rng.integers(2, max(3, longest), units)
+        limit = np.where(short, np.maximum(drawn, self.unit_length + 1), longest)
         last = self.document_start[self.unit_document + 1]  # [U], the end of the document
         stop = np.minimum(np.searchsorted(end, end[:-1] + limit, side="right") - 1, last).tolist()
-        starts, unit = [], 0
+        starts = []
+        unit = 0
         while unit < units:
             starts.append(unit)
             unit = stop[unit]
@@ -170,19 +175,19 @@ class SentencePairs(SizedDataset):
         stop = int(np.searchsorted(self.unit_end, self.unit_end[start] + room))
         stop = min(stop, int(self.document_start[self.unit_document[start] + 1]))
         found = int(self.unit_end[stop] - self.unit_end[start])
-        return stop, room if found >= room else found - int(
-            rng.integers(self.unit_length[stop - 1])
-        )
+        if found >= room:
+            return stop, room
+        return stop, found - int(rng.integers(self.unit_length[stop - 1]))
 
     def _elsewhere(self, document: int, room: int, rng: np.random.Generator) -> int:
-        """Choose a unit of another document,
-        preferably with `room` tokens between it and the end.
-        """
+        """Choose a unit of another document, if possible with `room` tokens from it to the end."""
         start = 0
         for _ in range(TRIES):
             other = int(rng.integers(self.documents - 1))
-            other += other >= document
-            first, end = int(self.document_start[other]), int(self.document_start[other + 1])
+            if other >= document:  # the number of this one is left out
+                other += 1
+            first = int(self.document_start[other])
+            end = int(self.document_start[other + 1])
             start = int(rng.integers(first, end))
             if self.unit_end[end] - self.unit_end[start] >= room:
                 break
@@ -190,7 +195,8 @@ class SentencePairs(SizedDataset):
 
     def _segments(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
         """Return A, B, and FOLLOWS or RANDOM."""
-        start, stop = int(self.span_start[index]), int(self.span_stop[index])
+        start = int(self.span_start[index])
+        stop = int(self.span_stop[index])
         document = int(self.unit_document[start])
         middle = start + int(rng.integers(1, max(2, stop - start)))  # B begins with it
         first = self._tokens(start, middle)
@@ -198,14 +204,20 @@ class SentencePairs(SizedDataset):
         can_follow = middle < self.document_start[document + 1]
         # if nothing follows, the length comes from a random other place
         follows = middle if can_follow else int(rng.integers(len(self.unit_length)))
-        begins = [self._elsewhere(document, room, rng), follows]
-        ends, lengths = zip(*(self._candidate(begin, room, rng) for begin in begins))
-        length = min(lengths)
-        while length > 1 and any(self._ends_a_unit(begin, length) for begin in begins):
+        elsewhere = self._elsewhere(document, room, rng)
+
+        # Both candidates are cut to one length, whichever is taken: it must not tell which.
+        end_elsewhere, length_elsewhere = self._candidate(elsewhere, room, rng)
+        end_follows, length_follows = self._candidate(follows, room, rng)
+        length = min(length_elsewhere, length_follows)
+        while length > 1 and (
+            self._ends_a_unit(elsewhere, length) or self._ends_a_unit(follows, length)
+        ):
             length -= 1
-        relation = FOLLOWS if can_follow and rng.random() < 0.5 else RANDOM
-        begin, end = (follows, ends[1]) if relation == FOLLOWS else (begins[0], ends[0])
-        return first, self._tokens(begin, end)[:length], relation
+
+        if can_follow and rng.random() < 0.5:
+            return first, self._tokens(follows, end_follows)[:length], FOLLOWS
+        return first, self._tokens(elsewhere, end_elsewhere)[:length], RANDOM
 
     def _ends_a_unit(self, start: int, length: int) -> bool:
         """Tell if `length` tokens from unit `start` on are whole units."""
@@ -216,7 +228,8 @@ class SentencePairs(SizedDataset):
         rng = np.random.default_rng([self.seed, 2, self.epoch, index])
         first, second, relation = self._segments(index, rng)
         cut = len(first)
-        begin, separator = [self.dictionary.bos()], [self.dictionary.eos()]
+        begin = [self.dictionary.bos()]
+        separator = [self.dictionary.eos()]
         pair = np.concatenate([begin, first, separator, second, separator]).astype(np.int64)  # [N]
         segments = np.repeat([0, 1], [cut + 2, len(second) + 1])  # [N]
         maskable = np.r_[1 : 1 + cut, cut + 2 : len(pair) - 1]
@@ -242,15 +255,18 @@ class SentencePairs(SizedDataset):
         if not samples:
             return {}
 
+        def of_all(name: str) -> list[Any]:
+            return [sample[name] for sample in samples]
+
         def merge(name: str, padding: int) -> Tensor:
-            return data_utils.collate_tokens([sample[name] for sample in samples], padding)
+            return data_utils.collate_tokens(of_all(name), padding)
 
         pad = self.dictionary.pad()
         return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
+            "id": torch.tensor(of_all("id")),
             "net_input": {"src_tokens": merge("tokens", pad), "segments": merge("segments", 0)},
             "target": merge("target", pad),
-            "next_sentence": torch.tensor([sample["relation"] for sample in samples]),
+            "next_sentence": torch.tensor(of_all("relation")),
             "nsentences": len(samples),
-            "ntokens": sum(len(sample["tokens"]) for sample in samples),
+            "ntokens": sum(map(len, of_all("tokens"))),
         }

@@ -43,8 +43,9 @@ class SpanHead(nn.Module):
         none.
         """
         own = {f"{name}.{key}": value for key, value in self.state_dict().items()}
-        for key in [key for key in state_dict if key.startswith(f"{name}.") and key not in own]:
-            del state_dict[key]
+        for key in list(state_dict):
+            if key.startswith(f"{name}.") and key not in own:
+                del state_dict[key]
         if not own.keys() <= state_dict.keys():
             if self.required:
                 raise OptionError(

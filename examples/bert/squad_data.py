@@ -58,10 +58,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse two values of one name; JSON would take the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        name = next(
-            name for name, number in Counter(name for name, _ in pairs).items() if number > 1
-        )
-        raise ValueError(f"an object has {name!r} twice")
+        (most, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"an object has {most!r} twice")
     return content
 
 
@@ -70,7 +68,8 @@ class _Misplaced(Exception):
 
 
 def _squad_of(content: Any) -> Squad:
-    squad, ids = Squad([], []), set()
+    squad = Squad([], [])
+    ids = set()
     for a, article in enumerate(_field(content, "data", list, "the file")):
         for p, paragraph in enumerate(_field(article, "paragraphs", list, f"data[{a}]")):
             place = f"data[{a}].paragraphs[{p}]"
@@ -85,15 +84,16 @@ def _squad_of(content: Any) -> Squad:
 
 
 def _question(value: Any, context: int, place: str) -> Question:
-    name, text = (_field(value, key, str, place) for key in ("id", "question"))
+    name = _field(value, "id", str, place)
+    text = _field(value, "question", str, place)
     if value.get("is_impossible"):
         raise _Misplaced(f"{place}: is_impossible is of SQuAD 2.0, this is for 1.1")
     answers = []
     for i, answer in enumerate(_field({"answers": [], **value}, "answers", list, place)):
         where = f"{place}.answers[{i}]"
-        answers.append(
-            Answer(_field(answer, "text", str, where), _field(answer, "answer_start", int, where))
-        )
+        words = _field(answer, "text", str, where)
+        start = _field(answer, "answer_start", int, where)
+        answers.append(Answer(words, start))
     return Question(name, text, context, tuple(answers))
 
 
@@ -138,11 +138,13 @@ def f1(prediction: str, gold: str) -> float:
     """Return F1 of the bags of words; it is 0 if either is empty, even if both are and match
     exactly.
     """
-    predicted, expected = normalise(prediction).split(), normalise(gold).split()
+    predicted = normalise(prediction).split()
+    expected = normalise(gold).split()
     common = sum((Counter(predicted) & Counter(expected)).values())
     if common == 0:
         return 0.0
-    precision, recall = common / len(predicted), common / len(expected)
+    precision = common / len(predicted)
+    recall = common / len(expected)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -159,7 +161,9 @@ def score(questions: Iterable[Question], predictions: dict[str, str]) -> Score:
 
     A question without a prediction is wrong.
     """
-    exact, overlap, number = 0.0, 0.0, 0
+    exact = 0.0
+    overlap = 0.0
+    number = 0
     for question in questions:
         if not question.answers:
             continue

@@ -100,28 +100,40 @@ class SquadWindows(SizedDataset):
         seed: Optional[int] = None,
     ):
         super().__init__()
-        self.squad, self.dictionary, self.tokeniser = squad, dictionary, tokeniser
+        self.squad = squad
+        self.dictionary = dictionary
+        self.tokeniser = tokeniser
         self.first_question = first_question
-        self.seed, self.epoch = seed, 1
+        self.seed = seed
+        self.epoch = 1
         self.contexts = [self._pieces(context) for context in squad.contexts]
         self.queries: list[np.ndarray] = []
         self.answers: list[Optional[tuple[int, int]]] = []  # first and last piece of the context
+        self.unlocated = 0
+        self.cut = 0
         self._first_window = [0]
-        self.unlocated = self.cut = 0
+
         windows: list[tuple[int, int, int]] = []
         for number, question in enumerate(squad.questions):
-            query, context = self._pieces(question.text).ids, self.contexts[question.context]
-            self.cut += len(query) > sizes.max_query_length
-            self.queries.append(query[: sizes.max_query_length])
+            query = self._pieces(question.text).ids
+            if len(query) > sizes.max_query_length:
+                query = query[: sizes.max_query_length]
+                self.cut += 1
+            self.queries.append(query)
+
+            context = self.contexts[question.context]
             found = locate(squad.contexts[question.context], question.answers)
-            self.answers.append(context.covering(*found) if found else None)
-            self.unlocated += bool(question.answers) and self.answers[-1] is None
-            room = sizes.max_seq_length - len(self.queries[-1]) - SPECIAL
-            windows += [
-                (number, *window) for window in windows_of(len(context.ids), room, sizes.doc_stride)
-            ]
+            answer = None if found is None else context.covering(*found)
+            if question.answers and answer is None:
+                self.unlocated += 1
+            self.answers.append(answer)
+
+            room = sizes.max_seq_length - len(query) - SPECIAL
+            for start, length in windows_of(len(context.ids), room, sizes.doc_stride):
+                windows.append((number, start, length))
             self._first_window.append(len(windows))
-        # question, first piece, pieces
+
+        # [W, 3]: question, first piece, pieces
         self._windows = np.array(windows, dtype=np.int64).reshape(-1, 3)
         queries = np.array([len(query) for query in self.queries], dtype=np.int64)
         self.sizes = queries[self._windows[:, 0]] + self._windows[:, 2] + SPECIAL
@@ -164,21 +176,27 @@ class SquadWindows(SizedDataset):
                 are
         """
         number, first, length = map(int, self._windows[index])
-        query, question = self.queries[number], self.squad.questions[number]
+        query = self.queries[number]
+        question = self.squad.questions[number]
         context = self.contexts[question.context]
-        before = len(query) + 2  # tokens of the window before its context
-        inside, pieces = slice(before, before + length), slice(first, first + length)
+
+        # [CLS] query [SEP] pieces [SEP]
+        before = len(query) + 2
         n = before + length + 1
+        inside = slice(before, before + length)  # of the window
+        pieces = slice(first, first + length)  # of the context
         tokens = torch.full((n,), self.dictionary.eos(), dtype=torch.long)
         tokens[0] = self.dictionary.bos()
         tokens[1 : before - 1] = torch.from_numpy(query)
         tokens[inside] = torch.from_numpy(context.ids[pieces])
         segments = torch.zeros(n, dtype=torch.long)
         segments[before:] = 1
+
         siblings = slice(self._first_window[number], self._first_window[number + 1])
-        starts, ends = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)
         windows = self._windows[siblings, 1:]
+        starts = torch.zeros(n, dtype=torch.bool)
         starts[inside] = torch.from_numpy(has_most_context(windows, index - siblings.start))
+        ends = torch.zeros(n, dtype=torch.bool)
         ends[inside] = True
         places = torch.zeros(n, 2, dtype=torch.long)
         places[inside] = torch.from_numpy(context.characters[pieces]).long()
@@ -196,6 +214,14 @@ class SquadWindows(SizedDataset):
         }
 
     def _target(self, number: int, first: int, length: int, before: int) -> Tensor:
+        """Return the target of `__getitem__`.
+
+        Args:
+            number: the number of the question
+            first: the first piece of the context that is in the window
+            length: how many pieces are
+            before: tokens of the window before its context
+        """
         answer = self.answers[number]
         if answer is None:
             return torch.full((2,), IGNORED)
@@ -210,26 +236,27 @@ class SquadWindows(SizedDataset):
         if not samples:
             return {}
 
-        def padded(name: str, value: Any) -> Tensor:
-            return torch.nn.utils.rnn.pad_sequence(
-                [sample[name] for sample in samples], True, value
-            )
+        def of_all(name: str) -> list[Any]:
+            return [sample[name] for sample in samples]
 
-        lengths = torch.tensor([len(sample["tokens"]) for sample in samples])
+        def padded(name: str, value: Any) -> Tensor:
+            return torch.nn.utils.rnn.pad_sequence(of_all(name), True, value)
+
+        lengths = torch.tensor([len(tokens) for tokens in of_all("tokens")])
         return {
-            "id": torch.tensor([sample["index"] for sample in samples]),
+            "id": torch.tensor(of_all("index")),
             "net_input": {
                 "src_tokens": padded("tokens", self.dictionary.pad()),  # [B, N]
                 "src_lengths": lengths,
                 "segments": padded("segments", 0),  # [B, N]
             },
-            "target": torch.stack([sample["target"] for sample in samples]),  # [B, 2]
+            "target": torch.stack(of_all("target")),  # [B, 2]
             "starts": padded("starts", False),  # [B, N]
             "ends": padded("ends", False),  # [B, N]
             "places": padded("places", 0),  # [B, N, 2]
-            "question": torch.tensor([sample["question"] for sample in samples]),
-            "question_ids": [sample["question_id"] for sample in samples],
-            "windows": [sample["window"] for sample in samples],
+            "question": torch.tensor(of_all("question")),
+            "question_ids": of_all("question_id"),
+            "windows": of_all("window"),
             "nsentences": len(samples),
             "ntokens": int(lengths.sum()),
         }

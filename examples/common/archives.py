@@ -132,9 +132,12 @@ def obtain(archive: Archive, data: Path) -> Path:
     if path.exists() and archive.sha256 not in (None, sha256(path)):
         path.unlink()
         fail(f"{path}: its sha256 is not {archive.sha256}; removed, run again to fetch it anew")
+    urls = archive.urls
     mirror = os.environ.get("MIRROR")
+    if mirror:
+        urls = [f"{mirror.rstrip('/')}/{archive.file}"]
     reasons = []
-    for url in (f"{mirror.rstrip('/')}/{archive.file}",) if mirror else archive.urls:
+    for url in urls:
         try:
             pooch.retrieve(url, archive.sha256, archive.file, folder, downloader=_Resuming(path))
             return path
@@ -142,8 +145,9 @@ def obtain(archive: Archive, data: Path) -> Path:
             reasons.append(f"{url}: {error}")
         except ValueError:  # pooch: another sum
             fail(f"{archive.file}: {url} gave a file whose sha256 is not {archive.sha256}; removed")
-    kept = _length(_part(path))
-    kept = f"; {_part(path)}: {kept:,} bytes are kept, run again to go on" if kept else ""
+    kept = ""
+    if _length(_part(path)) > 0:
+        kept = f"; {_part(path)}: {_length(_part(path)):,} bytes are kept, run again to go on"
     fail(
         f"{archive.file} cannot be fetched ({'; '.join(reasons)}){kept}; or name a folder that has "
         "it as ARCHIVES"
@@ -154,7 +158,10 @@ def _local(archive: Archive, folder: Path) -> Path:
     path = folder / archive.file
     if not path.is_file():
         fail(f"ARCHIVES={folder}: {archive.file} is missing")
-    if archive.sha256 is not None and (found := sha256(path)) != archive.sha256:
+    if archive.sha256 is None:
+        return path
+    found = sha256(path)
+    if found != archive.sha256:
         note(
             f"{path}: sha256 {found} is not the published {archive.sha256}; what it holds is "
             "checked instead"
@@ -186,16 +193,20 @@ class _Resuming:
                 self._fetch(url)
                 break
             except requests.RequestException as error:
-                failures = failures + 1 if _length(self.part) <= before else 1
-                status = error.response.status_code if error.response is not None else 500
-                if failures >= ATTEMPTS or status < 500:
+                if _length(self.part) > before:  # a try that brought something begins the count
+                    failures = 0
+                failures += 1
+                is_refused = error.response is not None and error.response.status_code < 500
+                if failures >= ATTEMPTS or is_refused:
                     raise
         shutil.move(self.part, output_file)
 
     def _fetch(self, url: str) -> None:
         """Ask once for what is missing; a server without Range sends everything."""
         have = _length(self.part)
-        headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
+        headers = {"Accept-Encoding": "identity"}
+        if have > 0:
+            headers["Range"] = f"bytes={have}-"
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
             # no bytes after these: the file is complete, or another one
             if response.status_code == 416:
@@ -208,11 +219,9 @@ class _Resuming:
                 return
             response.raise_for_status()
             start = have if response.status_code == 206 else 0
-            total = (
-                start + int(response.headers["Content-Length"])
-                if "Content-Length" in response.headers
-                else None
-            )
+            total = None
+            if "Content-Length" in response.headers:
+                total = start + int(response.headers["Content-Length"])
             mode = "ab" if start else "wb"
             with (
                 self.part.open(mode) as file,
@@ -272,11 +281,9 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] | None = None
         # this machine's fault, such as a full disk
         if isinstance(error, OSError) and error.errno is not None:
             fail(f"{path}: cannot be unpacked: {error.filename or folder}: {error.strerror}")
-        fail(
-            f"{path}: {error}"
-            if isinstance(error, Refused)
-            else f"{path}: truncated, damaged or unsafe ({error})"
-        )
+        if isinstance(error, Refused):
+            fail(f"{path}: {error}")
+        fail(f"{path}: truncated, damaged or unsafe ({error})")
     if not number:
         fail(f"{path}: has none of the files that are wanted")
 

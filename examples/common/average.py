@@ -19,14 +19,13 @@ def last_checkpoints(folder: Path, number: int) -> list[Path]:
     kinds = {"epochs": r"checkpoint(\d+)\.pt", "updates": r"checkpoint_\d+_(\d+)\.pt"}
     there = []
     for kind, pattern in kinds.items():
-        matches = (
-            (re.fullmatch(pattern, path.name), path) for path in folder.glob("checkpoint*.pt")
-        )
-        found = [
-            path for _, path in sorted((int(match[1]), path) for match, path in matches if match)
-        ]
+        found = {}
+        for path in folder.glob("checkpoint*.pt"):
+            match = re.fullmatch(pattern, path.name)
+            if match:
+                found[int(match[1])] = path
         if len(found) >= number:
-            return found[-number:]
+            return [found[key] for key in sorted(found)[-number:]]
         there.append(f"{len(found)} of {kind}")
     fail(
         f"AVERAGE={number}: {folder} has {' and '.join(there)}; {number} checkpoints of one kind "
@@ -72,10 +71,12 @@ def average(paths: list[Path], target: Path) -> None:
                     f"{path}: holds another model than {paths[0].name}: {name} is "
                     f"{list(tensor.shape)}"
                 )
-            if tensor.is_floating_point():
-                sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
-            else:
+            if not tensor.is_floating_point():
                 sums[name] = tensor
+            elif name not in sums:
+                sums[name] = tensor.double()
+            else:
+                sums[name] = sums[name] + tensor.double()
     for name, total in sums.items():
         if total.is_floating_point():
             sums[name] = (total / len(paths)).to(state["model"][name].dtype)
@@ -87,7 +88,8 @@ def average(paths: list[Path], target: Path) -> None:
 def main() -> None:
     if len(sys.argv) != 3:
         fail("usage: python -m common.average FOLDER NUMBER")
-    folder, number = Path(sys.argv[1]), sys.argv[2]
+    folder = Path(sys.argv[1])
+    number = sys.argv[2]
     if not number.isdigit() or int(number) < 1:
         fail(f"AVERAGE={number}: must be a number of checkpoints, at least 1")
     if not folder.is_dir():

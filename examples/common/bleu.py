@@ -54,7 +54,9 @@ def nats_a_token(output: Iterable[str], number: int) -> float:
             found[int(match[1])] = [float(score) for score in match[2].split()]
     if sorted(found) != list(range(number)):
         raise ValueError(f"scores of {len(found):,} sentences, must be {number:,}")
-    nats = -math.log(2) * math.fsum(map(math.fsum, found.values())) / sum(map(len, found.values()))
+    bits = math.fsum(map(math.fsum, found.values()))
+    tokens = sum(map(len, found.values()))
+    nats = -math.log(2) * bits / tokens
     if not math.isfinite(nats):
         raise ValueError(f"the nats a token are {nats}, which is no finite number")
     return nats
@@ -68,19 +70,16 @@ def compounds_split(line: str) -> str:
 
 
 def token_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Return BLEU of tokenised lines, and the line
-    that `fairseq-score --sys ... --ref ...` prints.
-    """
+    """Return BLEU of tokenised lines, and the line that `fairseq-score` prints."""
     from fairseq.data import Dictionary  # takes seconds; only tokens need it
     from fairseq.scoring import bleu
 
     words = Dictionary()
     scorer = bleu.Scorer(bleu.BleuConfig(pad=words.pad(), eos=words.eos(), unk=words.unk()))
     for hypothesis, reference in zip(hypotheses, references, strict=True):
-        hypothesis, reference = (
-            words.encode_line(line, append_eos=True) for line in (hypothesis, reference)
-        )
-        scorer.add(reference, hypothesis)
+        translated = words.encode_line(hypothesis, append_eos=True)
+        right = words.encode_line(reference, append_eos=True)
+        scorer.add(right, translated)
     return scorer.score(), scorer.result_string()
 
 
@@ -100,12 +99,12 @@ def main() -> None:
     parser.add_argument("--gen-subset", default="test")
     parser.add_argument("--results-path", type=Path)
     parser.add_argument("--score-reference", action="store_true")
-    args = parser.parse_known_args()[0]
+    args, _ = parser.parse_known_args()
 
-    subset, results = args.gen_subset, args.results_path or args.results
-    raw, tokens = (
-        args.data / "reference" / f"{subset}.{kind}.{TARGET}" for kind in ("raw", "tokens")
-    )
+    subset = args.gen_subset
+    results = args.results_path or args.results
+    raw = args.data / "reference" / f"{subset}.raw.{TARGET}"
+    tokens = args.data / "reference" / f"{subset}.tokens.{TARGET}"  # of recipes with Moses' tokens
     if not raw.exists():
         fail(f"--gen-subset {subset}: {raw} is missing; it has the references")
     references = read_lines(raw)
@@ -125,17 +124,17 @@ def main() -> None:
         token_references = read_lines(tokens)
         metric, details = token_bleu(hypotheses, token_references)
         print(f"tokenised, lower case (fairseq-score): {details}")
-        split = [
-            [compounds_split(line) for line in lines] for lines in (hypotheses, token_references)
-        ]
-        print(f"the same after compound splitting:     {token_bleu(*split)[1]}")
+
+        split_hypotheses = [compounds_split(line) for line in hypotheses]
+        split_references = [compounds_split(line) for line in token_references]
+        _, of_split = token_bleu(split_hypotheses, split_references)
+        print(f"the same after compound splitting:     {of_split}")
+
         detokenize = MosesDetokenizer(lang=TARGET).detokenize
         plain = [detokenize(line.split()) for line in hypotheses]
         write_lines(results / f"{subset}.detokenised.{TARGET}", plain)
-        print(
-            "detokenised, lower case (sacreBLEU):   "
-            f"{text_bleu(plain, references, lowercase=True)[1]}"
-        )
+        _, of_plain = text_bleu(plain, references, lowercase=True)
+        print(f"detokenised, lower case (sacreBLEU):   {of_plain}")
     else:
         metric, details = text_bleu(hypotheses, references, lowercase=False)
         print(f"detokenised, cased (sacreBLEU): {details}")

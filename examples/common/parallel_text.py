@@ -1,6 +1,4 @@
-"""Parallel text: files of one sentence a line, where equal line numbers are translations of each
-other.
-"""
+"""Parallel text: a file for each language; lines of the same number are translations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +7,9 @@ from common.archives import check_counts, fail, note
 from common.prepare import require_files
 
 SPLITS = ("train", "valid", "test")
-SOURCE, TARGET = LANGUAGES = ("de", "en")
+SOURCE = "de"
+TARGET = "en"
+LANGUAGES = (SOURCE, TARGET)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -46,8 +46,10 @@ def read_text(folder: Path, form: str = "{split}.{language}") -> dict[str, list[
     """Return the lines of each split and language, by "train.de" and so on; `form` is the pattern
     of file names.
     """
-    names = [(split, language) for split in SPLITS for language in LANGUAGES]
-    files = {".".join(name): form.format(split=name[0], language=name[1]) for name in names}
+    files = {}
+    for split in SPLITS:
+        for language in LANGUAGES:
+            files[f"{split}.{language}"] = form.format(split=split, language=language)
     require_files(folder, files.values())
     return {name: read_lines(folder / file) for name, file in files.items()}
 
@@ -57,10 +59,8 @@ def compare_counts(
 ) -> None:
     """End the program unless `found` is as expected; with --any-counts, only print it."""
     if any_counts:
-        note(
-            f"{name}: {', '.join(f'{number:,} {what}' for what, number in found.items())} (not "
-            "checked)"
-        )
+        numbers = [f"{number:,} {what}" for what, number in found.items()]
+        note(f"{name}: {', '.join(numbers)} (not checked)")
     else:
         check_counts(name, found, expected)
 
@@ -75,11 +75,14 @@ def groups(lengths: Sequence[int], about: int) -> list[range]:
     Returns:
         the line numbers of every group; the last group may be shorter
     """
-    found, start, total = [], 0, 0
+    found = []
+    start = 0
+    total = 0  # tokens of the sentences from `start` on
     for i, length in enumerate(lengths):
         if i > start and total + length / 2 >= about:
             found.append(range(start, i))
-            start, total = i, 0
+            start = i
+            total = 0
         total += length
     if start < len(lengths):
         found.append(range(start, len(lengths)))
@@ -87,4 +90,5 @@ def groups(lengths: Sequence[int], about: int) -> list[range]:
 
 
 def joined(lines: Sequence[str], parts: Iterable[range]) -> list[str]:
-    return [" ".join(lines[i] for i in part) for part in parts]
+    """Join the lines of each part, as `groups` returns them, to one line."""
+    return [" ".join(lines[part.start : part.stop]) for part in parts]

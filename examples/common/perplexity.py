@@ -38,7 +38,9 @@ class Cut(NamedTuple):
 
         In fairseq's truncated_bptt_lm the first token of a window is only read.
         """
-        return math.ceil(counts.tokens / self.tokens) if self.task == "truncated_bptt_lm" else 0
+        if self.task != "truncated_bptt_lm":
+            return 0
+        return math.ceil(counts.tokens / self.tokens)
 
 
 class Perplexity(NamedTuple):
@@ -112,8 +114,7 @@ def _cut(args: argparse.Namespace) -> Cut:
     if args.task == "truncated_bptt_lm" and args.context_window != "0":
         raise Unknown(
             f"--context-window {args.context_window}: must be 0 with --task {args.task}; what a "
-            "word sees before its "
-            "window is in --model-overrides, such as \"{'mem_len': 640}\""
+            "word sees before its window is in --model-overrides, such as \"{'mem_len': 640}\""
         )
     return Cut(args.task, int(args.tokens_per_sample))
 
@@ -140,11 +141,11 @@ def main(
     except Unknown as reason:
         print(f"evaluate: error: {reason}", file=sys.stderr)
         return 1
-    if read := cut.without_target(counts):
+    only_read = cut.without_target(counts)
+    if only_read > 0:
         print(
-            f"{args.gen_subset}: {counts.tokens - read:,} of {counts.tokens:,} tokens are "
-            "predicted, all but the first "
-            f"of every {cut.tokens}"
+            f"{args.gen_subset}: {counts.tokens - only_read:,} of {counts.tokens:,} tokens are "
+            f"predicted, all but the first of every {cut.tokens}"
         )
     for line in report(args.data, args.gen_subset, counts, result):
         print(line)

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,13 +81,13 @@ def in_subwords(
     subwords = SUBWORDS[kind]
     path = folder / f"{kind}-{vocabulary}.{subwords.suffix}"
     if not path.exists():
-        train = [line for name in sorted(text) if name.startswith("train.") for line in text[name]]
+        languages = sorted(name for name in text if name.startswith("train."))
+        train = list(chain.from_iterable(text[name] for name in languages))
         subwords.learn(train, path, vocabulary)
+
     cutter = subwords.cutter(path)
-    return {
-        name: [
-            cutter(line)
-            for line in tqdm(lines, desc=f"cutting {name}", unit="line", dynamic_ncols=True)
-        ]
-        for name, lines in text.items()
-    }
+    pieces = {}
+    for name, lines in text.items():
+        progress = tqdm(lines, desc=f"cutting {name}", unit="line", dynamic_ncols=True)
+        pieces[name] = [cutter(line) for line in progress]
+    return pieces

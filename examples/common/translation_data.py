@@ -40,12 +40,9 @@ def binarise(
             write_lines(text / name, lines)
         for name, lines in references.items():
             write_lines(unfinished / "reference" / f"{name}.{TARGET}", lines)
-        prefixes = [part for split in SPLITS for part in (f"--{split}pref", str(text / split))]
-        preprocess(
-            unfinished,
-            workers,
-            ["--source-lang", SOURCE, "--target-lang", TARGET, *prefixes, *flags],
-        )
+        own = [f"--source-lang={SOURCE}", f"--target-lang={TARGET}"]
+        own += [f"--{split}pref={text / split}" for split in SPLITS]
+        preprocess(unfinished, workers, [*own, *flags])
         shutil.rmtree(text)
         write_settings(unfinished, settings, any_counts=not checked)
     note(f"{folder} is ready")

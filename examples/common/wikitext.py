@@ -70,9 +70,8 @@ def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
             if not path.exists():
                 fail(f"{archive}: {corpus.name}/{path.name} is missing")
             found = found_counts(path)
-            note(
-                f"{path.name}: " + ", ".join(f"{number:,} {what}" for what, number in found.items())
-            )
+            numbers = [f"{number:,} {what}" for what, number in found.items()]
+            note(f"{path.name}: {', '.join(numbers)}")
             if check:
                 check_counts(f"{archive}: {corpus.name}/{path.name}", found, corpus.counts[split])
             path.rename(unfinished / path.name)
@@ -88,14 +87,17 @@ def articles(lines: Iterable[str]) -> Iterator[list[str]]:
     like one do not.
     """
     words: list[str] = []
-    before, line = "", ""
+    before = ""
+    line = ""
     for after in chain(lines, [""]):
         if TITLE.fullmatch(line) and not before.strip() and not after.strip() and words:
             yield words
             words = []
         words += line.split()
-        before, line = line, after
-    if words := words + line.split():
+        before = line
+        line = after
+    words += line.split()
+    if words:
         yield words
 
 
@@ -127,18 +129,15 @@ def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
     """
     unchecked = (text / UNCHECKED).exists()
     with complete(destination) as unfinished:
-        if rewrite := REWRITE.get(breaks):
+        if breaks in REWRITE:
             unfinished.mkdir()
             rewritten = unfinished / "text"
             rewritten.mkdir()
             for split in SPLITS:
-                rewrite(text / f"wiki.{split}.tokens", rewritten / f"wiki.{split}.tokens")
+                file = f"wiki.{split}.tokens"
+                REWRITE[breaks](text / file, rewritten / file)
             text = rewritten
-        files = [
-            word
-            for split in SPLITS
-            for word in (f"--{split}pref", str(text / f"wiki.{split}.tokens"))
-        ]
+        files = [f"--{split}pref={text / f'wiki.{split}.tokens'}" for split in SPLITS]
         preprocess(unfinished, workers, ["--only-source", *files])
         if unchecked:
             mark_unchecked(unfinished)
@@ -151,9 +150,10 @@ def main(corpus: WikiText) -> None:
         "--breaks",
         choices=("lines", *REWRITE),
         default="lines",
-        help="put an </s> after every line, as for published numbers, "
-        "or after every article; or cut the lines into "
-        "bytes (default: %(default)s)",
+        help=(
+            "put an </s> after every line, as for published numbers, or after every article; or "
+            "cut the lines into bytes (default: %(default)s)"
+        ),
     )
     args = arguments.parse_args()
     with data_folder() as data:

@@ -1,5 +1,6 @@
-"""Train fairseq's model and the Mixhead one with the same flags, and score both with fairseq's own
-commands.
+"""Train fairseq's model and the Mixhead one with the same flags, and score both.
+
+All is done by fairseq's own commands.
 """
 
 import argparse
@@ -43,11 +44,13 @@ SAMPLES = 5
 # Both models have these flags; 4 heads are the best of 4, 8 and 32 in docs/protocol.md, 'Pilots',
 # for both.
 FLAGS = """
-    --source-lang de --target-lang en --share-all-embeddings --encoder-layers 2 --decoder-layers 2
-    --encoder-embed-dim 128 --encoder-ffn-embed-dim 512 --encoder-attention-heads 4
-    --decoder-attention-heads 4 --dropout 0.1 --criterion label_smoothed_cross_entropy
-    --label-smoothing 0.1 --optimizer adam --adam-betas (0.9,0.98) --lr 3e-3 --lr-scheduler
-    inverse_sqrt --warmup-updates 200 --clip-norm 1.0 --max-tokens 1500
+    --source-lang de --target-lang en --share-all-embeddings
+    --encoder-layers 2 --decoder-layers 2
+    --encoder-embed-dim 128 --encoder-ffn-embed-dim 512
+    --encoder-attention-heads 4 --decoder-attention-heads 4
+    --dropout 0.1 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --optimizer adam --adam-betas (0.9,0.98) --clip-norm 1.0
+    --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 200 --max-tokens 1500
 """.split()
 
 
@@ -70,8 +73,13 @@ class Result(NamedTuple):
 def run(
     command: list[str], log: Path, threads: int, bar: tqdm | None = None
 ) -> tuple[list[str], float]:
-    """Run one of fairseq's commands; return its lines, which `log` keeps, and its seconds. `bar`
-    follows a training.
+    """Run one of fairseq's commands; return its lines and its seconds.
+
+    Args:
+        command: the name of the command and its flags
+        log: the file that keeps the lines
+        threads: of torch
+        bar: follows a training; None for no bar
     """
     command = [str(Path(sys.executable).parent / command[0]), *command[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -121,9 +129,14 @@ def side_by_side(work: Callable[[str, int, int], Result], archs: tuple[str, ...]
 
 
 def logged_stats(line: str) -> tuple[str, dict[str, str]]:
-    """Return the kind of a line of fairseq's log, "train_inner" or "valid", and its numbers."""
+    """Return the kind of a line of fairseq's log, "train_inner" or "valid", and its numbers.
+
+    Another line has no kind and no numbers.
+    """
     match = re.search(r"\| (train_inner|valid) \| (\{.*\})$", line)
-    return (match[1], json.loads(match[2])) if match else ("", {})
+    if match is None:
+        return "", {}
+    return match[1], json.loads(match[2])
 
 
 def follow(line: str, bar: tqdm) -> None:
@@ -138,41 +151,48 @@ def follow(line: str, bar: tqdm) -> None:
 def train(
     arch: str, data: Path, save: Path, args: argparse.Namespace, row: int, threads: int
 ) -> tuple[int, list[tuple[int, float]], float]:
-    """Train `arch`; return the number of its parameters, its perplexity at every validation, and
-    its seconds.
+    """Train one model.
+
+    Args:
+        arch: its architecture
+        data: a folder of fairseq-preprocess
+        save: the folder for its checkpoints
+        args: flags of the demo
+        row: the place of its progress bar
+        threads: of torch
+
+    Returns:
+        the number of its parameters; after how many updates it was validated, and the perplexity
+        there; the seconds of the training
     """
-    command = [
-        "fairseq-train",
-        str(data),
-        "--user-dir",
-        str(PLUGIN),
-        "--arch",
-        arch,
-        *FLAGS,
-        *WHOLE_SETS,
-    ]
+    command = ["fairseq-train", str(data), *FLAGS, *WHOLE_SETS]
     command += [
-        "--max-update",
-        str(args.updates),
-        "--validate-interval-updates",
-        str(max(1, args.updates // 8)),
+        f"--user-dir={PLUGIN}",
+        f"--arch={arch}",
+        f"--max-update={args.updates}",
+        f"--validate-interval-updates={max(1, args.updates // 8)}",
+        f"--seed={args.seed}",
+        f"--save-dir={save}",
+        "--no-epoch-checkpoints",
+        "--log-format=json",
+        "--log-interval=10",
+        "--num-workers=0",
     ]
-    command += ["--seed", str(args.seed), "--save-dir", str(save), "--no-epoch-checkpoints"]
-    command += ["--log-format", "json", "--log-interval", "10", "--num-workers", "0"]
     with tqdm(
         total=args.updates, desc=f"{arch:>22}", unit="update", position=row, dynamic_ncols=True
     ) as bar:
         lines, seconds = run(command, save.with_suffix(".train.log"), threads, bar)
-    (parameters,) = (
-        m[1] for m in map(re.compile(r"num\. shared model params: ([\d,]+)").search, lines) if m
-    )
-    logged = (logged_stats(line) for line in lines)
-    validation = [
-        (int(s["valid_num_updates"]), float(s["valid_ppl"]))
-        for kind, s in logged
-        if kind == "valid"
-    ]
-    return int(parameters.replace(",", "")), validation, seconds
+
+    parameters = None
+    validation = []
+    for line in lines:
+        match = re.search(r"num\. shared model params: ([\d,]+)", line)
+        if match:
+            parameters = int(match[1].replace(",", ""))
+        kind, stats = logged_stats(line)
+        if kind == "valid":
+            validation.append((int(stats["valid_num_updates"]), float(stats["valid_ppl"])))
+    return parameters, validation, seconds
 
 
 def subwords(text: Path, out: Path, size: int) -> None:
@@ -202,15 +222,18 @@ def subwords(text: Path, out: Path, size: int) -> None:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the sentences of a file. Only a line feed ends one: text may hold other separators,
-    such as a lone CR.
+    """Return the sentences of a file.
+
+    Only a line feed ends one, because a text may hold other separators, such as a lone CR.
     """
     try:
         text = file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         fail(f"{file}: is not UTF-8 at byte {error.start:,}; must be UTF-8")
     lines = text.split("\n")
-    return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
+    if lines[-1] == "":
+        lines.pop()
+    return [line.strip() for line in lines]
 
 
 def refuse_long(file: Path, cut: list[list[str]]) -> None:
@@ -247,9 +270,7 @@ def own_parallel_text(folder: Path) -> Path:
 
 
 def write_corpus(folder: Path) -> Path:
-    """Unpack the pairs of examples/demo/corpus to `folder`; the last ones are for validation and
-    test.
-    """
+    """Unpack the pairs of examples/demo/corpus; the last ones are for validation and test."""
     for language in LANGUAGES:
         with gzip.open(CORPUS / f"{language}.gz", "rt", encoding="utf-8") as file:
             lines = file.readlines()
@@ -267,31 +288,28 @@ def translate(
     data: Path, save: Path, references: list[str], threads: int
 ) -> tuple[float, list[str], float]:
     """Return BLEU, the translations in the order of the test set, and the seconds."""
-    command = [
-        "fairseq-generate",
-        str(data),
-        "--user-dir",
-        str(PLUGIN),
-        "--path",
-        str(save / "checkpoint_best.pt"),
-    ]
+    command = ["fairseq-generate", str(data), *WHOLE_SETS]
     command += [
-        "--source-lang",
-        "de",
-        "--target-lang",
-        "en",
-        "--beam",
-        str(BEAM),
-        "--remove-bpe",
-        "sentencepiece",
+        f"--user-dir={PLUGIN}",
+        f"--path={save / 'checkpoint_best.pt'}",
+        "--source-lang=de",
+        "--target-lang=en",
+        f"--beam={BEAM}",
+        "--remove-bpe=sentencepiece",
+        "--max-tokens=6000",
+        "--max-len-a=1.2",
+        "--max-len-b=10",
     ]
-    command += ["--max-tokens", "6000", "--max-len-a", "1.2", "--max-len-b", "10", *WHOLE_SETS]
     lines, seconds = run(command, save.with_suffix(".generate.log"), threads)
-    found = (re.match(r"H-(\d+)\t\S+\t(.*)$", line) for line in lines)
-    hypotheses = dict.fromkeys(range(len(references)), "")
-    hypotheses.update({int(match[1]): match[2] for match in found if match})
-    ordered = [hypotheses[i] for i in sorted(hypotheses)]
-    return sacrebleu.corpus_bleu(ordered, [references]).score, ordered, seconds
+
+    # fairseq-generate sorts the sentences by length.
+    hypotheses = [""] * len(references)
+    for line in lines:
+        match = re.match(r"H-(\d+)\t\S+\t(.*)$", line)
+        if match:
+            hypotheses[int(match[1])] = match[2]
+    bleu = sacrebleu.corpus_bleu(hypotheses, [references])
+    return bleu.score, hypotheses, seconds
 
 
 def report(results: list[Result]) -> None:
@@ -308,9 +326,7 @@ def report(results: list[Result]) -> None:
     updates = results[0].validation[-1][0]
     print(
         "\nThis shows that everything works. It does not show how good Mixhead is, because it is "
-        "one seed after"
-    )
-    print(
+        "one seed after\n"
         f"{updates} updates, and a lead so early in training can disappear. docs/does-it-help.md "
         "has several seeds."
     )
@@ -318,15 +334,25 @@ def report(results: list[Result]) -> None:
 
 def record(results: list[Result], args: argparse.Namespace, folder: Path) -> None:
     """Write results.json, and pictures of the validation perplexity against updates."""
-    rows = [{k: v for k, v in r._asdict().items() if k != "hypotheses"} for r in results]
+    rows = []
+    for result in results:
+        row = result._asdict()
+        del row["hypotheses"]
+        rows.append(row)
     settings = {"updates": args.updates, "vocabulary": args.vocabulary, "seed": args.seed}
     everything = {"metric": METRIC, "flags": " ".join(FLAGS), **settings, "models": rows}
     (folder / "results.json").write_text(json.dumps(everything, indent=2) + "\n")
     figure, ((axes,),) = figures.subplots(1, 1, (6, 3.5))
-    for r in results:
-        colour = figures.VARIANTS["B" if r.arch.startswith("mixhead") else "fairseq"]
-        label = f"{r.arch}: {r.score:.2f} {METRIC}"
-        axes.plot(*zip(*r.validation, strict=True), marker=".", color=colour, label=label)
+    for result in results:
+        variant = "B" if result.arch.startswith("mixhead") else "fairseq"
+        updates, perplexities = zip(*result.validation, strict=True)
+        axes.plot(
+            updates,
+            perplexities,
+            marker=".",
+            color=figures.VARIANTS[variant],
+            label=f"{result.arch}: {result.score:.2f} {METRIC}",
+        )
     axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
@@ -344,7 +370,8 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
     subwords(text, folder / "subwords", args.vocabulary)
     data = folder / "binary"
     preprocess(folder / "subwords", data, "--joined-dictionary")
-    sources, references = (read_lines(text / f"test.{language}") for language in LANGUAGES)
+    sources = read_lines(text / "test.de")
+    references = read_lines(text / "test.en")
 
     def work(arch: str, row: int, threads: int) -> Result:
         save = folder / arch
@@ -354,7 +381,8 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
 
     results = side_by_side(work, ("transformer", "mixhead_transformer"))
     print()
-    for i in random.Random(args.seed).sample(range(len(references)), min(SAMPLES, len(references))):
+    number = min(SAMPLES, len(references))
+    for i in random.Random(args.seed).sample(range(len(references)), number):
         print(f"\nGerman     {sources[i]}\nreference  {references[i]}")
         for result in results:
             name = "Mixhead" if result.arch.startswith("mixhead") else "fairseq"

@@ -1,16 +1,17 @@
-"""Train the small checkpoint of examples/demo/pretrained, which `python -m mixhead_plugin.analysis
-view` can show.
+"""Train the small checkpoint of examples/demo/pretrained.
 
-It translates German to English by words, on those pairs of `corpus/` that have common words alone.
+`python -m mixhead_plugin.analysis view` can show it. It translates German to English by words, and
+was trained on those pairs of `corpus/` that have common words alone.
 """
 
 import gzip
 import re
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import torch
-from demo import CORPUS, PLUGIN, ROOT, SPLITS, preprocess, run
+from demo import CORPUS, LANGUAGES, PLUGIN, ROOT, SPLITS, preprocess, run
 
 import mixhead_plugin
 
@@ -19,12 +20,15 @@ WORDS = 1000  # of each language
 HELD_OUT = 200
 FLAGS = """
     --arch mixhead_transformer --source-lang de --target-lang en --share-decoder-input-output-embed
-    --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 48 --encoder-ffn-embed-dim 96
-    --encoder-attention-heads 8 --decoder-attention-heads 8 --dropout 0.1 --criterion
-    label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --adam-betas (0.9,0.98) --lr
-    5e-3 --lr-scheduler inverse_sqrt --warmup-updates 300 --clip-norm 1.0 --max-tokens 2000
-    --max-update 1040 --seed 1 --num-workers 0 --no-epoch-checkpoints --log-interval 100
-    --validate-interval 5 --required-batch-size-multiple 1
+    --encoder-layers 2 --decoder-layers 2
+    --encoder-embed-dim 48 --encoder-ffn-embed-dim 96
+    --encoder-attention-heads 8 --decoder-attention-heads 8
+    --dropout 0.1 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --optimizer adam --adam-betas (0.9,0.98) --clip-norm 1.0
+    --lr 5e-3 --lr-scheduler inverse_sqrt --warmup-updates 300
+    --max-tokens 2000 --max-update 1040 --required-batch-size-multiple 1
+    --seed 1 --num-workers 0
+    --no-epoch-checkpoints --log-interval 100 --validate-interval 5
 """.split()
 
 
@@ -32,28 +36,37 @@ def words(language: str) -> list[list[str]]:
     """Return the sentences of the corpus in words; the first has its usual capital letter."""
     with gzip.open(CORPUS / f"{language}.gz", "rt", encoding="utf-8") as file:
         rows = [re.sub(r"([.,?!])", r" \1", line).split() for line in file]
-    inside = Counter(word for row in rows for word in row[1:])
+    inside: Counter[str] = Counter()  # how often each word is not the first one
     for row in rows:
-        row[0] = row[0].lower() if inside[row[0].lower()] >= inside[row[0]] else row[0]
+        inside.update(row[1:])
+    for row in rows:
+        small = row[0].lower()
+        if inside[small] >= inside[row[0]]:
+            row[0] = small
     return rows
+
+
+def most_frequent(rows: list[list[str]]) -> set[str]:
+    """Return the words that occur most often."""
+    counts = Counter(chain.from_iterable(rows))
+    return {word for word, _ in counts.most_common(WORDS)}
 
 
 def write_text(folder: Path) -> None:
     """Write the pairs whose words are all among the most frequent ones."""
-    sides = {language: words(language) for language in ("de", "en")}
-    common = {
-        language: {
-            word for word, _ in Counter(word for row in rows for word in row).most_common(WORDS)
-        }
-        for language, rows in sides.items()
-    }
-    fits = [
-        i for i in range(len(sides["de"])) if all(common[x].issuperset(sides[x][i]) for x in sides)
+    german = words("de")
+    english = words("en")
+    known_german = most_frequent(german)
+    known_english = most_frequent(english)
+    pairs = [
+        pair
+        for pair in zip(german, english, strict=True)
+        if known_german.issuperset(pair[0]) and known_english.issuperset(pair[1])
     ]
-    parts = fits[: -2 * HELD_OUT], fits[-2 * HELD_OUT : -HELD_OUT], fits[-HELD_OUT:]
+    parts = [pairs[: -2 * HELD_OUT], pairs[-2 * HELD_OUT : -HELD_OUT], pairs[-HELD_OUT:]]
     for split, part in zip(SPLITS, parts, strict=True):
-        for language, rows in sides.items():
-            text = "".join(" ".join(rows[i]) + "\n" for i in part)
+        for language, rows in zip(LANGUAGES, zip(*part), strict=True):
+            text = "".join(f"{' '.join(row)}\n" for row in rows)
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
 
 
@@ -64,13 +77,13 @@ def shrink(trained: Path, data: Path, target: Path) -> None:
     mixhead_plugin.register()  # torch's safe loader then takes fairseq's classes
     state = torch.load(trained)
     cfg = state["cfg"]
-    for part, name, value in (
-        ("task", "data", HERE),
-        ("checkpoint", "save_dir", "checkpoints"),
-        ("common", "user_dir", None),
-    ):
-        cfg[part][name] = value
-        setattr(cfg["model"], name, value)
+    cfg["task"]["data"] = HERE
+    cfg["checkpoint"]["save_dir"] = "checkpoints"
+    cfg["common"]["user_dir"] = None
+    # fairseq keeps all flags once more, beside those of the model.
+    cfg["model"].data = HERE
+    cfg["model"].save_dir = "checkpoints"
+    cfg["model"].user_dir = None
     state["model"] = {name: tensor.half() for name, tensor in state["model"].items()}
     state["last_optimizer_state"] = None
     target.mkdir(exist_ok=True)
@@ -85,15 +98,7 @@ def main() -> None:
     work.mkdir(parents=True)
     write_text(work)
     preprocess(work, data)
-    command = [
-        "fairseq-train",
-        str(data),
-        "--user-dir",
-        str(PLUGIN),
-        "--save-dir",
-        str(work),
-        *FLAGS,
-    ]
+    command = ["fairseq-train", str(data), f"--user-dir={PLUGIN}", f"--save-dir={work}", *FLAGS]
     run(command, work / "train.log", 1)
     shrink(work / "checkpoint_best.pt", data, ROOT / HERE)
 

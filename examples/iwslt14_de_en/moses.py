@@ -7,7 +7,8 @@ from sacremoses import MosesTokenizer
 
 # tokenizer.perl's letters and digits. sacremoses' own tables lack CJK, except for Chinese, and much
 # of newer Unicode.
-ALPHA, NUMBER = r"\p{Alphabetic}", r"\p{N}"
+ALPHA = r"\p{Alphabetic}"
+NUMBER = r"\p{N}"
 ALNUM = ALPHA + r"\p{Nd}"
 # Perl removes these control characters; Python takes them for white space.
 SEPARATORS = dict.fromkeys(range(0x1C, 0x20))
@@ -43,22 +44,25 @@ class Tokenizer(MosesTokenizer):
             stem = word[:-1]
             if not stem or not word.endswith("."):
                 continue
-            following = words[i + 1] if i + 1 < len(words) else None
-            if following is not None and (
-                ("." in stem and regex.search(ALPHA, stem))
-                or stem in self._prefixes
-                or regex.match(r"\p{Lowercase}", following)
-                or (stem in self._numeric_only and "0" <= following[0] <= "9")
-            ):
-                continue
-            words[i] = f"{stem} ."
+            is_last = i + 1 == len(words)
+            if is_last or not self._is_abbreviation(stem, words[i + 1]):
+                words[i] = f"{stem} ."
         return " ".join(words)
+
+    def _is_abbreviation(self, stem: str, following: str) -> bool:
+        """Tell whether a word keeps its full stop, from the rest of it and the word behind it."""
+        if "." in stem and regex.search(ALPHA, stem):
+            return True
+        if stem in self._prefixes:
+            return True
+        if regex.match(r"\p{Lowercase}", following):
+            return True
+        return stem in self._numeric_only and "0" <= following[0] <= "9"
 
     def __call__(self, line: str) -> str:
         """Return the tokens of `line`, XML-escaped, with one space between them."""
-        return " ".join(
-            self.tokenize(line.translate(SEPARATORS), escape=True, return_str=True).split()
-        )
+        tokens = self.tokenize(line.translate(SEPARATORS), escape=True, return_str=True)
+        return " ".join(tokens.split())
 
 
 def lowercase(line: str) -> str:

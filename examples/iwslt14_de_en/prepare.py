@@ -1,10 +1,12 @@
-"""Prepare IWSLT14 German-English: lower-cased Moses tokens and 10,000 joint merges as published,
-and variants.
+"""Prepare IWSLT14 German-English.
+
+By default lower-cased Moses tokens and 10,000 joint merges, as published; flags give variants.
 """
 
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,15 +40,24 @@ from tqdm import tqdm
 
 ARCHIVE = Archive("de-en.tgz", ("https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",))
 TRAIN = "train.tags.de-en"
-TEST = ("IWSLT14.TED.dev2010", "IWSLT14.TEDX.dev2012", "IWSLT14.TED.tst2010", "IWSLT14.TED.tst2011")
-TEST += ("IWSLT14.TED.tst2012",)
+TEST = (
+    "IWSLT14.TED.dev2010",
+    "IWSLT14.TEDX.dev2012",
+    "IWSLT14.TED.tst2010",
+    "IWSLT14.TED.tst2011",
+    "IWSLT14.TED.tst2012",
+)
 MERGES = 10_000
 HELD_OUT = 23  # every 23rd pair of the cleaned training text is for validation
 
 # Sentences in the archive's files, and pairs after the published preparation.
 LINES = {
     TRAIN: 174_443,
-    **dict(zip(TEST, (887, 1_165, 1_565, 1_433, 1_700))),
+    "IWSLT14.TED.dev2010": 887,
+    "IWSLT14.TEDX.dev2012": 1_165,
+    "IWSLT14.TED.tst2010": 1_565,
+    "IWSLT14.TED.tst2011": 1_433,
+    "IWSLT14.TED.tst2012": 1_700,
 }
 PAIRS = {"train": 160_239, "valid": 7_283, "test": 6_750}
 # fairseq's counts: subwords with ends of sentences, and types of both dictionaries.
@@ -73,11 +84,10 @@ KINDS = Pair._fields
 
 
 def file_names(name: str) -> tuple[str, str]:
-    """Return the two files of TRAIN or of a member of TEST."""
-    return tuple(
-        f"{name}.{language}" if name == TRAIN else f"{name}.de-en.{language}.xml"
-        for language in LANGUAGES
-    )
+    """Return the two files of TRAIN or of a member of TEST, German and English."""
+    if name == TRAIN:
+        return f"{name}.de", f"{name}.en"
+    return f"{name}.de-en.de.xml", f"{name}.de-en.en.xml"
 
 
 def training_text(lines: Sequence[str]) -> list[str]:
@@ -104,20 +114,21 @@ class Reader:
     def pairs(self, name: str) -> list[Pair]:
         """Return the tokenised pairs of TRAIN or of a member of TEST."""
         extract = training_text if name == TRAIN else segments
-        files = [self.folder / file for file in file_names(name)]
-        raw = pairs_of(*(extract(read_lines(file)) for file in files), name)
+        german, english = file_names(name)
+        source = extract(read_lines(self.folder / german))
+        target = extract(read_lines(self.folder / english))
+        raw = pairs_of(source, target, name)
         compare_counts(name, {"lines": len(raw)}, {"lines": self.lines[name]}, self.any_counts)
         progress = tqdm(raw, desc=f"tokenising {name}", unit="pair", dynamic_ncols=True)
         return [Pair(pair, self._tokens(pair, name)) for pair in progress]
 
     def _tokens(self, pair: tuple[str, str], name: str) -> tuple[str, str]:
-        if name != TRAIN:  # the published preparation does this to the test set alone
-            pair = tuple(
-                sentence.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'") for sentence in pair
-            )
-        return tuple(
-            lowercase(tokenizer(sentence)) for tokenizer, sentence in zip(self.tokenizers, pair)
-        )
+        tokens = []
+        for tokenizer, sentence in zip(self.tokenizers, pair):
+            if name != TRAIN:  # the published preparation does this to the test set alone
+                sentence = sentence.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+            tokens.append(lowercase(tokenizer(sentence)))
+        return tuple(tokens)
 
 
 def prepare_text(
@@ -136,7 +147,9 @@ def prepare_text(
         pairs: expected number of pairs by split
         any_counts: print the numbers instead of checking them
     """
-    wanted = {f"de-en/{file}" for name in (TRAIN, *TEST) for file in file_names(name)}
+    wanted = set()
+    for name in (TRAIN, *TEST):
+        wanted.update(f"de-en/{file}" for file in file_names(name))
     with complete(folder) as unfinished:
         unpack(archive, unfinished, lambda name: name.removeprefix("./") in wanted)
         for file in sorted(wanted):
@@ -147,16 +160,14 @@ def prepare_text(
         split = {
             "train": [pair for number, pair in enumerate(clean, 1) if number % HELD_OUT != 0],
             "valid": clean[HELD_OUT - 1 :: HELD_OUT],
-            "test": [pair for name in TEST for pair in reader.pairs(name)],
+            "test": list(chain.from_iterable(map(reader.pairs, TEST))),
         }
         for name, members in split.items():
             compare_counts(name, {"pairs": len(members)}, {"pairs": pairs[name]}, any_counts)
             for kind in KINDS:
                 for side, language in enumerate(LANGUAGES):
-                    write_lines(
-                        unfinished / f"{name}.{kind}.{language}",
-                        (getattr(p, kind)[side] for p in members),
-                    )
+                    lines_of_side = [getattr(pair, kind)[side] for pair in members]
+                    write_lines(unfinished / f"{name}.{kind}.{language}", lines_of_side)
         shutil.rmtree(unfinished / "de-en")
         if any_counts:
             mark_unchecked(unfinished)
@@ -171,8 +182,16 @@ def prepare_data(
     workers: int,
     join: bool = False,
 ) -> Path:
-    """Make the folder `variant(subwords, concatenate, join)` in `data`, the text in subwords for
-    fairseq; return it.
+    """Write the text in subwords for fairseq, and return its folder.
+
+    Args:
+        text: the folder of `prepare_text`
+        data: where `variant(subwords, concatenate, join)` is made
+        subwords: a key of SUBWORDS
+        vocabulary: merges or pieces
+        concatenate: about how many source subwords sentences are joined to; 0 for single sentences
+        workers: processes of fairseq-preprocess
+        join: one dictionary for both languages
     """
     folder = data / variant(subwords, concatenate, join)
     settings = {"--vocabulary": vocabulary}
@@ -181,20 +200,18 @@ def prepare_data(
     kinds = KINDS if subwords == "bpe" else ("raw",)
     lines = read_text(text, f"{{split}}.{kinds[-1]}.{{language}}")
     pieces = in_subwords(lines, subwords, data / "subwords", vocabulary)
-    references = {
-        f"{s}.{k}": read_lines(text / f"{s}.{k}.{TARGET}") for s in ("valid", "test") for k in kinds
-    }
+    references = {}
+    for split in ("valid", "test"):
+        for kind in kinds:
+            references[f"{split}.{kind}"] = read_lines(text / f"{split}.{kind}.{TARGET}")
     if concatenate:
         for split in SPLITS:
-            parts = groups([len(line.split()) for line in pieces[f"{split}.{SOURCE}"]], concatenate)
+            lengths = [len(line.split()) for line in pieces[f"{split}.{SOURCE}"]]
+            parts = groups(lengths, concatenate)
             for texts in (pieces, references):
-                texts.update(
-                    {
-                        name: joined(texts[name], parts)
-                        for name in texts
-                        if name.startswith(f"{split}.")
-                    }
-                )
+                for name in texts:
+                    if name.startswith(f"{split}."):
+                        texts[name] = joined(texts[name], parts)
     # the published recipe keeps a dictionary for each language
     flags = ["--joined-dictionary"] if join or subwords == "sentencepiece" else []
     checked = not (text / UNCHECKED).exists()
@@ -205,13 +222,20 @@ def prepare_data(
 
 
 def variant(subwords: str, concatenate: int, join: bool) -> str:
-    name = f"{subwords}-joined" if join and subwords == "bpe" else subwords
-    return f"{name}-{concatenate}" if concatenate else name
+    """Return the name of a folder, such as bpe, bpe-joined or sentencepiece-240."""
+    name = subwords
+    if join and subwords == "bpe":
+        name += "-joined"
+    if concatenate:
+        name += f"-{concatenate}"
+    return name
 
 
 def compare_with_published(folder: Path, pieces: Mapping[str, Sequence[str]]) -> None:
     """Print where the counts of subwords differ from the published ones. This is no error."""
-    found = {name: sum(len(line.split()) + 1 for line in lines) for name, lines in pieces.items()}
+    found = {}
+    for name, lines in pieces.items():
+        found[name] = sum(len(line.split()) + 1 for line in lines)
     for language in LANGUAGES:  # the file lacks four of fairseq's symbols
         found[f"dict.{language}"] = len(read_lines(folder / f"dict.{language}.txt")) + 4
     different = [

@@ -1,6 +1,4 @@
-"""Read perplexity per subword and per word from the log of fairseq-eval-lm;
-`examples/lm1b/evaluate.sh` runs this.
-"""
+"""Read perplexity per subword and per word from the log of fairseq-eval-lm, for evaluate.sh."""
 
 import json
 import sys

@@ -75,9 +75,7 @@ class Text(NamedTuple):
 
     @property
     def sets(self) -> dict[str, list[Path]]:
-        """Return the files of each of fairseq's sets; `heldout` includes the validation and the
-        test set.
-        """
+        """Return the files of each of fairseq's sets; `heldout` includes `valid` and `test`."""
         return {
             "train": self.training,
             "valid": self.held_out[1:2],
@@ -94,23 +92,29 @@ def unpacked(data: Path) -> Text:
         for made in ("counts", "word.parts", "subword.parts"):  # perhaps from another text
             remove(data / made)
         with complete(folder) as unfinished:
-            unpack(
-                archive,
-                unfinished,
-                lambda name: bool(TRAINING.fullmatch(name) or HELD_OUT.fullmatch(name)),
-            )
-    files = sorted(path for path in folder.rglob("news.en*") if path.is_file())
-    names = {path: path.relative_to(folder).as_posix() for path in files}
-    text = Text(
-        *([path for path in files if kind.fullmatch(names[path])] for kind in (TRAINING, HELD_OUT))
-    )
-    if not text.training or len(text.held_out) < 2:
+            unpack(archive, unfinished, is_shard)
+
+    training = []
+    held_out = []
+    for path in sorted(folder.rglob("news.en*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_file():
+            continue
+        if TRAINING.fullmatch(name):
+            training.append(path)
+        if HELD_OUT.fullmatch(name):
+            held_out.append(path)
+    if not training or len(held_out) < 2:
         fail(
-            f"{folder}: has {len(text.training)} training and {len(text.held_out)} held-out "
-            "shards, must have at "
-            "least 1 and 2; remove it to unpack the archive again"
+            f"{folder}: has {len(training)} training and {len(held_out)} held-out shards, must "
+            "have at least 1 and 2; remove it to unpack the archive again"
         )
-    return text
+    return Text(training, held_out)
+
+
+def is_shard(name: str) -> bool:
+    """Tell whether a file of the archive belongs to the corpus."""
+    return bool(TRAINING.fullmatch(name) or HELD_OUT.fullmatch(name))
 
 
 def counted(
@@ -118,16 +122,26 @@ def counted(
 ) -> Counter[bytes]:
     """Return how often each word of the training set occurs; end the program unless all counts are
     as `expected`.
+
+    Args:
+        text: the files
+        data: the folder DATA, which keeps the counts of each shard
+        workers: processes at a time
+        expected: numbers of shards, lines and tokens, by the name of the set; {} for any
     """
     held_out = {path: _lines_and_tokens(path) for path in text.held_out}
     for name, files in text.sets.items():
-        if name != "train":
-            found = {
-                what: sum(held_out[path][what] for path in files) for what in ("lines", "tokens")
-            }
-            title = "held-out set" if name == "heldout" else name
-            _check(data, title, {"shards": len(files), **found}, expected)
-    # counting takes minutes
+        if name == "train":
+            continue
+        found = {
+            "shards": len(files),
+            "lines": sum(held_out[path]["lines"] for path in files),
+            "tokens": sum(held_out[path]["tokens"] for path in files),
+        }
+        title = "held-out set" if name == "heldout" else name
+        _check(data, title, found, expected)
+
+    # The number of files comes first, because counting takes minutes.
     _check(data, "training set", {"shards": len(text.training)}, expected)
     found, words = add_counts(count_shards(text.training, data / "counts", workers))
     _check(data, "training set", {"shards": len(text.training), **found}, expected)
@@ -140,7 +154,8 @@ def _check(
     """Print the counts. If they are wrong, remove the text, so that the next run unpacks it again;
     end the program.
     """
-    note(f"{name}: {', '.join(f'{number:,} {what}' for what, number in found.items())}")
+    numbers = [f"{number:,} {what}" for what, number in found.items()]
+    note(f"{name}: {', '.join(numbers)}")
     wanted = {what: number for what, number in expected.get(name, {}).items() if what in found}
     if any(found[what] != number for what, number in wanted.items()):
         remove(data / "text")
@@ -208,7 +223,7 @@ def prepare_subwords(
     from sentencepiece import SentencePieceProcessor
 
     parts = data / "subword.parts"
-    model, dictionary = parts / "sentencepiece.model", Dictionary()
+    model = parts / "sentencepiece.model"
     if model.exists() and len(SentencePieceProcessor(model_file=str(model))) != size:
         remove(parts)  # a run with another --subwords made it
     if not model.exists():
@@ -218,8 +233,9 @@ def prepare_subwords(
         with complete(model) as file:
             file.write_bytes(learnt)
     pieces = SentencePieceProcessor(model_file=str(model))
+    dictionary = Dictionary()
     for i in range(len(pieces)):
-        if not (pieces.is_control(i) or pieces.is_unknown(i)):
+        if not pieces.is_control(i) and not pieces.is_unknown(i):
             dictionary.add_symbol(pieces.id_to_piece(i))
     with complete(parts / "dict.txt") as file:
         dictionary.save(str(file))

@@ -177,7 +177,8 @@ def join(folders: Sequence[Path], prefix: Path, dtype: type) -> dict[str, int]:
         for what, number in json.loads((folder / "counts.json").read_text()).items():
             total[what] += number
     width = numpy.dtype(dtype).itemsize
-    data, index = prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
+    data = prefix.with_name(f"{prefix.name}.bin")
+    index = prefix.with_name(f"{prefix.name}.idx")
     with (
         bar(total["tokens"] * width, f"joining {prefix.name}", leave=False) as progress,
         data.open("wb") as target,
@@ -194,9 +195,8 @@ def join(folders: Sequence[Path], prefix: Path, dtype: type) -> dict[str, int]:
             target.write((folder / "sizes.bin").read_bytes())
         offset = 0
         for folder in folders:
-            lengths = (
-                numpy.fromfile(folder / "sizes.bin", dtype=numpy.int32).astype(numpy.int64) * width
-            )
+            sizes = numpy.fromfile(folder / "sizes.bin", dtype=numpy.int32)  # tokens of each line
+            lengths = sizes.astype(numpy.int64) * width  # bytes
             ends = offset + numpy.cumsum(lengths)
             target.write((ends - lengths).tobytes())
             offset += int(lengths.sum())
@@ -258,18 +258,18 @@ def _each(
     missing = [shard for shard in shards if not (folder / shard.name).is_dir()]
     sizes = {shard: shard.stat().st_size for shard in shards}
     everything = sum(sizes.values())
+    done = everything - sum(sizes[shard] for shard in missing)
     folder.mkdir(parents=True, exist_ok=True)
     tasks = {shard: (_finish, work, shard, folder / shard.name, *rest) for shard in missing}
+    processes = min(workers, len(missing))
     try:
-        with bar(
-            everything, title, initial=everything - sum(sizes[shard] for shard in missing)
-        ) as progress:
-            if min(workers, len(missing)) < 2:
+        with bar(everything, title, initial=done) as progress:
+            if processes < 2:
                 for shard, (function, *arguments) in tasks.items():
                     function(*arguments)
                     progress.update(sizes[shard])
             else:
-                for shard in _side_by_side(tasks, min(workers, len(missing))):
+                for shard in _side_by_side(tasks, processes):
                     progress.update(sizes[shard])
     except BrokenProcessPool:
         fail(

@@ -10,17 +10,31 @@ from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.figures import VARIANTS
 
 LOOKS = {
-    "softmax": dict(color=VARIANTS["softmax"], marker="o", markersize=4, linestyle="-"),
+    "softmax": {
+        "color": VARIANTS["softmax"],
+        "marker": "o",
+        "markersize": 4,
+        "linestyle": "-",
+    },
     # This curve is nearly that of softmax, so its markers are frames around those points.
-    "sigsoftmax": dict(
-        color=VARIANTS["sigsoftmax"],
-        marker="s",
-        markersize=8,
-        markerfacecolor="none",
-        linestyle="--",
-    ),
-    "mixhead": dict(color=VARIANTS["A"], marker="^", markersize=5, linestyle="-"),
-    "fixhead": dict(color=VARIANTS["fixhead"], marker="", linestyle="-."),
+    "sigsoftmax": {
+        "color": VARIANTS["sigsoftmax"],
+        "marker": "s",
+        "markersize": 8,
+        "markerfacecolor": "none",
+        "linestyle": "--",
+    },
+    "mixhead": {
+        "color": VARIANTS["A"],
+        "marker": "^",
+        "markersize": 5,
+        "linestyle": "-",
+    },
+    "fixhead": {
+        "color": VARIANTS["fixhead"],
+        "marker": "",
+        "linestyle": "-.",
+    },
 }
 SMALLEST = 1e-3  # below it the axis is linear, to show 0
 
@@ -28,10 +42,17 @@ SMALLEST = 1e-3  # below it the axis is linear, to show 0
 def draw(
     folder: Path, rows: list[dict[str, Any]], tasks: dict[str, str], settings: dict[str, Any]
 ) -> None:
-    """Write low_rank_bottleneck.png and .svg."""
+    """Write low_rank_bottleneck.png and .svg.
+
+    Args:
+        folder: where to
+        rows: the errors, as `measure` of run.py returns them
+        tasks: the titles of the panels, by task
+        settings: the flags of the run
+    """
     # fairseq turns on everyone's debugging messages
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    n, sizes = settings["positions"], settings["sizes"]
+    n = settings["positions"]
     figure = Figure(figsize=(9.6, 4.4))
     axes = figure.subplots(1, len(tasks), sharey=True)
     for axis, (task, title) in zip(axes, tasks.items()):
@@ -43,10 +64,14 @@ def draw(
                 )
                 continue
             across = [row["head_size"] for row in line]
-            means, spreads = ([row[key] for row in line] for key in ("mean", "std"))
-            label = f"mixhead: {settings['heads']} heads, M learned" if name == "mixhead" else name
+            means = [row["mean"] for row in line]
+            spreads = [row["std"] for row in line]
+            label = name
+            if name == "mixhead":
+                label = f"mixhead: {settings['heads']} heads, M learned"
             axis.errorbar(across, means, spreads, label=label, capsize=2, linewidth=1.4, **look)
-        axis.set(title=title, xlabel=f"head size (n = {n} positions)", xticks=_apart(sizes, n / 20))
+        axis.set(title=title, xlabel=f"head size (n = {n} positions)")
+        axis.set_xticks(_apart(settings["sizes"], n / 20))
         axis.set_yscale("symlog", linthresh=SMALLEST, linscale=0.5)
         axis.set_ylim(-SMALLEST / 5, 1.3)
         axis.set_yticks([0, SMALLEST, 1e-2, 1e-1, 1], ["0", "0.001", "0.01", "0.1", "1"])

@@ -36,7 +36,8 @@ def random_problem(positions: int, heads: int, seeds: int, sharpness: float) -> 
     A seed gives the same matrices whatever the number of seeds. Every embedding of full row rank
     allows a head the same matrices; an orthogonal one is easiest for the optimizer.
     """
-    embeddings, targets = [], []
+    embeddings = []
+    targets = []
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
         normal = torch.randn(positions, positions, generator=generator, dtype=torch.float64)
@@ -83,8 +84,11 @@ def layer_weights(
     identity = torch.eye(positions, dtype=embedding.dtype).expand(seeds, heads, -1, -1)
     if mixing is not None:
         mixing = mixing[:, None].expand(-1, positions, -1, -1)  # [S, n, H, H]
-    query, key = project(embedding, query), project(embedding, key)  # [S, H, n, D]
-    return attention(query, key, identity, normalizer=normalizer, mixing=mixing, impl="reference")
+    queries = project(embedding, query)  # [S, H, n, D]
+    keys = project(embedding, key)  # [S, H, n, D]
+    return attention(
+        queries, keys, identity, normalizer=normalizer, mixing=mixing, impl="reference"
+    )
 
 
 def fit(
@@ -119,18 +123,21 @@ def fit(
     served = 1 if together else heads
     targets = targets[:, :served]
     if start == "constructed":  # heads without a target stay random
-        query[:, :served], key[:, :served] = construct(embedding, targets, head_size, normalizer)
+        built_query, built_key = construct(embedding, targets, head_size, normalizer)
+        query[:, :served] = built_query
+        key[:, :served] = built_key
     elif together:  # with the identity the other heads would have no gradient at first
         mixing.fill_(1 / heads)
-    free = [query, key, *([mixing] if mixed else [])]
+    free = [query, key]
+    if mixed:
+        free.append(mixing)
     for tensor in free:
         tensor.requires_grad_()
     uniform = uniform_squares(targets)
 
     def weights() -> Tensor:
-        return layer_weights(embedding, query, key, normalizer, mixing if mixed else None)[
-            :, :served
-        ]
+        found = layer_weights(embedding, query, key, normalizer, mixing if mixed else None)
+        return found[:, :served]
 
     optimizer = torch.optim.LBFGS(
         free,
@@ -163,13 +170,10 @@ def _random_start(
     seeds: int, heads: int, embedding_size: int, head_size: int
 ) -> tuple[Tensor, Tensor]:
     """Return W_Q and W_K, [S, H, d, D] each, that make queries and keys standard normal."""
+    shape = (2, heads, embedding_size, head_size)
     drawn = []
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
-        drawn.append(
-            torch.randn(
-                2, heads, embedding_size, head_size, generator=generator, dtype=torch.float64
-            )
-        )
+        drawn.append(torch.randn(shape, generator=generator, dtype=torch.float64))
     query, key = torch.stack(drawn, 1) / embedding_size**0.5
     return query.clone(), key.clone()

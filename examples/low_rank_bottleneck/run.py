@@ -122,14 +122,16 @@ def measure(options: Namespace, problem: Problem) -> list[dict[str, Any]]:
     """Return a row for every task, attention and head size; fixhead's are those of softmax at size
     n.
     """
-    rows = []
-    plan = [(size, name, task) for size in options.sizes for name in ATTENTIONS for task in TASKS]
+    plan = []
+    for size in options.sizes:
+        for name, attention in ATTENTIONS.items():
+            # Heads without mixing are independent of each other: one fit serves both tasks.
+            tasks = TASKS if attention.mixed else ["own"]
+            plan += [(size, name, task) for task in tasks]
     if options.positions not in options.sizes:  # for fixhead
         plan.append((options.positions, "softmax", "own"))
-    # Heads without mixing are independent of each other: one fit serves both tasks.
-    plan = [
-        (size, name, task) for size, name, task in plan if ATTENTIONS[name].mixed or task == "own"
-    ]
+
+    rows = []
     with tqdm(total=len(plan) * len(STARTS), desc="fits", disable=None) as bar:
         for size, name, task in plan:
             normalizer, mixed = ATTENTIONS[name]
@@ -172,9 +174,9 @@ def _row(
     best, start = errors.min(0)
     chosen = ranks.mean(2).gather(0, start[None])[0]
     heads = options.heads if ATTENTIONS[name].mixed or task == "own" else 1
-    parameters = 2 * heads * problem.embedding.shape[2] * size + (
-        heads * squares.shape[2] if ATTENTIONS[name].mixed else 0
-    )
+    parameters = 2 * heads * problem.embedding.shape[2] * size
+    if ATTENTIONS[name].mixed:
+        parameters += heads * squares.shape[2]
     return {
         "task": task,
         "attention": name,
@@ -190,13 +192,12 @@ def _row(
 
 
 def _with_fixhead(rows: list[dict[str, Any]], options: Namespace) -> list[dict[str, Any]]:
-    largest = [
-        row
-        for row in rows
-        if row["attention"] == "softmax" and row["head_size"] == options.positions
-    ]
-    rows = [row for row in rows if row["head_size"] in options.sizes]
-    return rows + [{**row, "attention": FIXHEAD} for row in largest]
+    """Add fixhead, whose heads have size n: softmax of that size, which may not be asked for."""
+    asked = [row for row in rows if row["head_size"] in options.sizes]
+    for row in rows:
+        if row["attention"] == "softmax" and row["head_size"] == options.positions:
+            asked.append({**row, "attention": FIXHEAD})
+    return asked
 
 
 def bounds(problem: Problem, rows: list[dict[str, Any]]) -> list[Check]:
@@ -204,16 +205,15 @@ def bounds(problem: Problem, rows: list[dict[str, Any]]) -> list[Check]:
     found = []
     uniform = uniform_squares(problem.targets)[:, 0].sqrt()  # [S]
     for row in rows:
-        if row["attention"] == "softmax" and row["task"] == "one":
-            least = smallest_error(problem.targets[:, 0], row["head_size"]) / uniform  # [S]
-            if not least.any():
-                continue
-            ratio = float((torch.tensor(row["seeds"], dtype=torch.float64) / least).min())
-            name = (
-                f"theorem 1: softmax, head size {row['head_size']}: error found / proven smallest "
-                "error"
-            )
-            found.append(Check(name, ratio, 1.0, above=True))
+        if row["attention"] != "softmax" or row["task"] != "one":
+            continue
+        size = row["head_size"]
+        least = smallest_error(problem.targets[:, 0], size) / uniform  # [S]
+        if not least.any():
+            continue
+        errors = torch.tensor(row["seeds"], dtype=torch.float64)  # [S]
+        name = f"theorem 1: softmax, head size {size}: error found / proven smallest error"
+        found.append(Check(name, float((errors / least).min()), 1.0, above=True))
     return found
 
 
@@ -229,23 +229,24 @@ def table(task: str, rows: list[dict[str, Any]], sizes: list[int]) -> str:
     """Return a Markdown table: a line for every head size, mean and standard deviation over the
     seeds.
     """
-    names = [*ATTENTIONS, FIXHEAD]
-    cells = {
-        (row["attention"], row["head_size"]): _cell(row) for row in rows if row["task"] == task
-    }
+    cells = {}
+    for row in rows:
+        if row["task"] == task:
+            cells[row["attention"], row["head_size"]] = _cell(row)
     (fixhead,) = [cell for (name, _), cell in cells.items() if name == FIXHEAD]
-    lines = ["| head size | " + " | ".join(names) + " |", "|" + "---:|" * (len(names) + 1)]
+
+    titles = ["head size", *ATTENTIONS, FIXHEAD]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---:|" * len(titles)]
     for size in sizes:
-        lines.append(
-            f"| {size} | "
-            + " | ".join(cells[name, size] for name in ATTENTIONS)
-            + f" | {fixhead} |"
-        )
+        line = [str(size), *(cells[name, size] for name in ATTENTIONS), fixhead]
+        lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines)
 
 
 def _cell(row: dict[str, Any]) -> str:
-    return "0" if row["mean"] < 1e-9 else f"{row['mean']:.4f} ± {row['std']:.4f}"
+    if row["mean"] < 1e-9:  # the optimizer's rounding
+        return "0"
+    return f"{row['mean']:.4f} ± {row['std']:.4f}"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -72,7 +72,8 @@ def construct(
     roots = values[..., None, :kept].sqrt()  # [..., H, 1, kept]
     inverse = torch.linalg.pinv(embedding).unsqueeze(-3)  # [..., 1, d, n]
     pad = (0, head_size - kept)
-    query, key = (inverse @ (side[..., :kept] * roots) for side in (left, right.mT))
+    query = inverse @ (left[..., :kept] * roots)
+    key = inverse @ (right.mT[..., :kept] * roots)
     return torch.nn.functional.pad(query, pad), torch.nn.functional.pad(key, pad)
 
 
@@ -109,18 +110,12 @@ def _construction(n: int) -> list[Check]:
     target = torch.empty(1, n, n, dtype=torch.float64).exponential_(generator=generator)
     target /= target.sum(-1, keepdim=True)  # uniform over all stochastic matrices
     found = []
-    for normalizer, head_size in (
-        ("softmax", n),
-        ("softmax", 2 * n),
-        ("softmax", n - 1),
-        ("sigsoftmax", n),
-    ):
+    cases = [("softmax", n), ("softmax", 2 * n), ("softmax", n - 1), ("sigsoftmax", n)]
+    for normalizer, head_size in cases:
         query, key = construct(embedding, target, head_size, normalizer)
         error = (_weights(embedding, query, key, normalizer) - target).abs().max()
-        name = (
-            f"theorem 1: {normalizer}, n {n}, head size {head_size}: largest error of the "
-            "construction"
-        )
+        head = f"{normalizer}, n {n}, head size {head_size}"
+        name = f"theorem 1: {head}: largest error of the construction"
         found.append(Check(name, float(error), 1e-9, above=False))
     return found
 
@@ -137,9 +132,8 @@ def _counterexample() -> list[Check]:
         # 10,000 heads with projections from tiny to huge.
         query, key = torch.randn(2, 10000, 1, 1, generator=generator, dtype=torch.float64)
         size = torch.logspace(-3, 2, 10000, dtype=torch.float64)[:, None, None]
-        errors = torch.linalg.matrix_norm(
-            _weights(embedding, size * query, size * key, normalizer) - target
-        )
+        weights = _weights(embedding, size * query, size * key, normalizer)
+        errors = torch.linalg.matrix_norm(weights - target)
         name = (
             f"theorem 1: {normalizer}, n 2, size 1, the paper's P: smallest error of 10000 heads "
             "(sqrt(1/8) = 0.354)"
@@ -156,22 +150,16 @@ def _full_rank(n: int) -> list[Check]:
     points = torch.stack([angles.cos(), angles.sin()], 1)  # [n, 2]
     gap = 1 - math.cos(2 * math.pi / n)
     scale = math.sqrt(20 * math.sqrt(2) / gap)  # scores off the diagonal are at least 20 lower
-    weights = _weights(points, *(scale * torch.eye(2, dtype=torch.float64)[None],) * 2, "softmax")[
-        0
-    ]
+    projection = scale * torch.eye(2, dtype=torch.float64)[None]  # [1, 2, 2]
+    (weights,) = _weights(points, projection, projection, "softmax")
     smallest = torch.linalg.svdvals(weights)[-1]
-    return [
-        Check(
-            f"softmax, n {n}, head size 2: smallest singular value of a sharp A",
-            float(smallest),
-            0.99,
-            True,
-        )
-    ]
+    name = f"softmax, n {n}, head size 2: smallest singular value of a sharp A"
+    return [Check(name, float(smallest), 0.99, above=True)]
 
 
 def _weights(embedding: Tensor, query: Tensor, key: Tensor, normalizer: str) -> Tensor:
     """Return the weights [H, n, n] for X [n, d], and W_Q and W_K [H, d, D]."""
     identity = torch.eye(len(embedding), dtype=embedding.dtype).expand(1, len(query), -1, -1)
-    queries, keys = project(embedding, query)[None], project(embedding, key)[None]
+    queries = project(embedding, query)[None]  # [1, H, n, D]
+    keys = project(embedding, key)[None]
     return attention(queries, keys, identity, normalizer=normalizer, impl="reference")[0]

@@ -110,7 +110,8 @@ def main(arguments: Any = None) -> None:
         fail(f"--vocabulary {args.vocabulary}: must be at least 1")
     use_nested_archives()
     with data_folder() as data:
-        text, folder = data / "text", data / "binary"
+        text = data / "text"
+        folder = data / "binary"
         refuse_unchecked([text, folder], args.any_counts)
         if not text.is_dir():
             prepare_text(data, text, any_counts=args.any_counts)

@@ -1,7 +1,5 @@
 #!/usr/bin/env python
-"""Nearest neighbour (Amsel, Yehudai, Bruna 2025):
-find the point of a set that is next to a query.
-"""
+"""Nearest neighbour (Amsel, Yehudai, Bruna 2025): find the point of a set next to a query."""
 
 import sys
 from pathlib import Path
@@ -15,7 +13,8 @@ sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in 
 from synthetic import Batch, Task, attention, main
 
 DIMENSION = 16
-POINTS = QUERIES = 16
+POINTS = 16
+QUERIES = 16
 ROWS = 32  # of a batch
 
 
@@ -58,7 +57,18 @@ def problem(head_size: int, width: int) -> str:
 
 
 ARMS = ("softmax", "A", "B", "average", "uniform")
-TASK = Task("nearest_neighbour", ARMS, "width", DIMENSION, 500, 0.03, Model, draw, measure, problem)
+TASK = Task(
+    name="nearest_neighbour",
+    arms=ARMS,
+    axis="width",
+    size=DIMENSION,
+    steps=500,
+    rate=0.03,
+    model=Model,
+    batch=draw,
+    measure=measure,
+    problem=problem,
+)
 
 if __name__ == "__main__":
     main(TASK)

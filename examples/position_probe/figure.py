@@ -32,7 +32,9 @@ def draw(folder: Path, rows: list[dict[str, Any]], n: int) -> None:
         (shown["right answer"],) = axis.plot(
             [1, 2 * n], [1, 2 * n], color="#000000", linewidth=6, alpha=0.15
         )
-        for row in (row for row in rows if row["attention"] == attention):
+        for row in rows:
+            if row["attention"] != attention:
+                continue
             for length, style, kind in ((n, "-", "as in training"), (2 * n, ":", "twice as many")):
                 name = f"{row['position']}: {length} zeros, {kind}"
                 look = {"color": colours[row["position"]], "linestyle": style, "linewidth": 1.6}

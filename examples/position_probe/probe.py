@@ -49,15 +49,15 @@ class Variant(NamedTuple):
     what: str = ""  # explains the variant in --help
 
     def blind(self, causal: bool) -> bool:
-        """Return True if in theory it sees no positions: the weights of a row sum to 1, and all
-        values are equal.
+        """Return True if in theory it sees no positions.
+
+        That is so where the weights of a row sum to 1, and all values are equal.
         """
-        seen = "begin" in self.markers or ("end" in self.markers and not causal)
-        return (
-            not seen
-            and "gain" not in self.flags
-            and ("normalizer" not in self.flags or "softmax" in self.flags)
-        )
+        sees_begin = "begin" in self.markers
+        sees_end = "end" in self.markers and not causal
+        weights_sum_to_1 = "normalizer" not in self.flags or "softmax" in self.flags
+        has_gain = "gain" in self.flags
+        return weights_sum_to_1 and not (sees_begin or sees_end or has_gain)
 
 
 KINDS = {
@@ -132,8 +132,10 @@ class Probe(nn.Module):
 
     def __init__(self, setting: Setting, impl: str = "auto"):
         super().__init__()
-        kind, variant = KINDS[setting.kind], VARIANTS[setting.variant]
-        self.causal, self.markers, self.unit = kind.causal, variant.markers, setting.n
+        kind = KINDS[setting.kind]
+        self.causal = kind.causal
+        self.markers = VARIANTS[setting.variant].markers
+        self.unit = setting.n
         self.words = Dictionary()
         self.words.add_symbol("0")
         task = SimpleNamespace(
@@ -159,12 +161,12 @@ class Probe(nn.Module):
         """
         tokens = self.tokens(lengths)
         if self.causal:
-            states = self.stack.extract_features(tokens, None)[0]  # [B, N, E]
+            states, _ = self.stack.extract_features(tokens, None)  # [B, N, E]
         else:
             real = tokens.ne(self.words.pad()).sum(1)
-            # [B, N, E]
-            states = self.stack(tokens, src_lengths=real)["encoder_out"][0].transpose(0, 1)
-        first = int("begin" in self.markers)
+            (states,) = self.stack(tokens, src_lengths=real)["encoder_out"]  # [N, B, E]
+            states = states.transpose(0, 1)  # [B, N, E]
+        first = 1 if "begin" in self.markers else 0  # the first zero
         return states[:, first : first + max(lengths)]
 
     def forward(self, lengths: list[int]) -> Tensor:
@@ -173,10 +175,14 @@ class Probe(nn.Module):
 
     def tokens(self, lengths: list[int]) -> Tensor:
         """Return the tokens [B, N], padded to the longest row."""
-        zero = self.words.index("0")
-        begin = [self.words.bos()] * ("begin" in self.markers)
-        end = [self.words.eos()] * ("end" in self.markers)
-        rows = [torch.tensor([*begin, *[zero] * length, *end]) for length in lengths]
+        rows = []
+        for length in lengths:
+            row = [self.words.index("0")] * length
+            if "begin" in self.markers:
+                row.insert(0, self.words.bos())
+            if "end" in self.markers:
+                row.append(self.words.eos())
+            rows.append(torch.tensor(row))
         return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.words.pad())
 
 
@@ -242,9 +248,8 @@ def train(setting: Setting, steps: int, learning_rate: float, batch: int = 8) ->
     generator = torch.Generator().manual_seed(setting.seed)
     for step in range(steps):
         warm = min(1.0, 10 * (step + 1) / steps)
-        optimizer.param_groups[0]["lr"] = (
-            learning_rate * warm * (1 + math.cos(math.pi * step / steps)) / 2
-        )
+        rate = learning_rate * warm * (1 + math.cos(math.pi * step / steps)) / 2
+        optimizer.param_groups[0]["lr"] = rate
         lengths = [setting.n]
         if not probe.causal:
             lengths = torch.randint(1, setting.n + 1, (batch,), generator=generator).tolist()

@@ -14,6 +14,7 @@ position_probe.svg to --output.
 """
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -48,9 +49,9 @@ from position_probe.probe import (
 
 from mixhead_plugin.fairseq.analysis.output import plain
 
-DEFAULTS = dict(n=16, seeds=3, steps=800)
-QUICK = dict(n=6, seeds=1, steps=100)
-AT_LEAST = dict(n=2, seeds=1, steps=1, jobs=1)
+DEFAULTS = {"n": 16, "seeds": 3, "steps": 800}
+QUICK = {"n": 6, "seeds": 1, "steps": 100}
+AT_LEAST = {"n": 2, "seeds": 1, "steps": 1, "jobs": 1}
 fail = failing("position_probe")
 FACTORS = (1.5, 2, 4)
 EQUAL = 1e-10  # states that differ by less are equal; rounding makes 1e-15
@@ -117,8 +118,10 @@ def parse(arguments: list[str] | None) -> Namespace:
 
 
 def _flags(name: str) -> str:
+    """Return what --help says of an attention."""
     variant = VARIANTS[name]
-    return "; ".join(filter(None, [variant.flags.format(n="n"), variant.what])) or "fairseq's own"
+    said = [text for text in (variant.flags.format(n="n"), variant.what) if text]
+    return "; ".join(said) or "fairseq's own"
 
 
 def longer(n: int) -> list[int]:
@@ -126,13 +129,10 @@ def longer(n: int) -> list[int]:
 
 
 def measure(setting: Setting, options: Namespace) -> tuple[Setting, Outcome, float]:
-    """Train and test one model; return its setting,
-    its results and its spread at random weights.
-    """
+    """Train and test one model; return its setting, results, and spread at random weights."""
     torch.set_num_threads(1)  # the model is too small for more
-    outcome = examine(
-        train(setting, options.steps, options.learning_rate), setting.n, longer(setting.n)
-    )
+    probe = train(setting, options.steps, options.learning_rate)
+    outcome = examine(probe, setting.n, longer(setting.n))
     return setting, outcome, random_spread(setting)
 
 
@@ -147,16 +147,16 @@ def measure_all(plan: list[Setting], options: Namespace) -> list[tuple[Setting, 
 
 def planned(options: Namespace) -> list[Setting]:
     """Return every model to train."""
-    return [
-        Setting(kind, name, position, options.n, seed)
-        for kind in options.models
-        for name in options.attentions
-        # a causal model cannot see a marker at the end
-        if not (KINDS[kind].causal and VARIANTS[name].markers == "end")
-        for position in options.relative_position
-        if position in KINDS[kind].positions
-        for seed in range(options.seeds)
-    ]
+    choices = itertools.product(options.models, options.attentions, options.relative_position)
+    plan = []
+    for kind, name, position in choices:
+        if KINDS[kind].causal and VARIANTS[name].markers == "end":
+            continue  # a causal model cannot see a marker at the end
+        if position not in KINDS[kind].positions:
+            continue
+        for seed in range(options.seeds):
+            plan.append(Setting(kind, name, position, options.n, seed))
+    return plan
 
 
 def rows_of(found: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]:
@@ -164,34 +164,36 @@ def rows_of(found: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]
     groups: dict[tuple[str, str, str], list[tuple[Setting, Outcome, float]]] = {}
     for result in found:
         groups.setdefault(result[0][:3], []).append(result)
-    rows = []
-    for (kind, name, position), results in groups.items():
-        outcomes = [outcome for _, outcome, _ in results]
-        rows.append(
-            {
-                "model": kind,
-                "attention": name,
-                "position": position,
-                "flags": " ".join(results[0][0].flags()),
-                "markers": VARIANTS[name].markers,
-                "blind": VARIANTS[name].blind(KINDS[kind].causal),
-                "spread_at_random_weights": [random for *_, random in results],
-                "spread_trained": [outcome.spread for outcome in outcomes],
-                **{
-                    name: [getattr(o, name) for o in outcomes]
-                    for name in ("passed", "right", "error", "worst")
-                },
-                "error_of_longer": {
-                    str(length): [outcome.longer[length] for outcome in outcomes]
-                    for length in outcomes[0].longer
-                },
-                "answers": {
-                    str(length): [round(answer, 3) for answer in row]
-                    for length, row in outcomes[0].answers.items()
-                },
-            }
-        )
-    return rows
+    return [row_of(results) for results in groups.values()]
+
+
+def row_of(results: list[tuple[Setting, Outcome, float]]) -> dict[str, Any]:
+    """Return the row of the results of all seeds; the answers are those of the first one."""
+    setting, first, _ = results[0]
+    variant = VARIANTS[setting.variant]
+    outcomes = [outcome for _, outcome, _ in results]
+    errors = {}
+    for length in first.longer:
+        errors[str(length)] = [outcome.longer[length] for outcome in outcomes]
+    answers = {}
+    for length, row in first.answers.items():
+        answers[str(length)] = [round(answer, 3) for answer in row]
+    return {
+        "model": setting.kind,
+        "attention": setting.variant,
+        "position": setting.position,
+        "flags": " ".join(setting.flags()),
+        "markers": variant.markers,
+        "blind": variant.blind(KINDS[setting.kind].causal),
+        "spread_at_random_weights": [random for _, _, random in results],
+        "spread_trained": [outcome.spread for outcome in outcomes],
+        "passed": [outcome.passed for outcome in outcomes],
+        "right": [outcome.right for outcome in outcomes],
+        "error": [outcome.error for outcome in outcomes],
+        "worst": [outcome.worst for outcome in outcomes],
+        "error_of_longer": errors,
+        "answers": answers,
+    }
 
 
 def against_theory(rows: list[dict[str, Any]]) -> list[str]:
@@ -201,17 +203,18 @@ def against_theory(rows: list[dict[str, Any]]) -> list[str]:
     problems = []
     for row in rows:
         where = f"{row['model']}, {row['attention']}, {row['position']}"
-        for weights in ("at_random_weights", "trained"):
-            spreads = row[f"spread_{weights}"]
-            if row["blind"] and not all(spread < EQUAL for spread in spreads):
-                problems.append(
-                    f"{where}: states differ by {max(spreads):.1e} ({weights.replace('_', ' ')})"
-                )
-        if not row["blind"] and not all(
-            spread > EQUAL for spread in row["spread_at_random_weights"]
-        ):
-            problems.append(f"{where}: states are equal at random weights")
-        if row["blind"] and any(row["passed"]):
+        at_random_weights = row["spread_at_random_weights"]
+        trained = row["spread_trained"]
+        if not row["blind"]:
+            if not all(spread > EQUAL for spread in at_random_weights):
+                problems.append(f"{where}: states are equal at random weights")
+            continue
+        if not all(spread < EQUAL for spread in at_random_weights):
+            most = max(at_random_weights)
+            problems.append(f"{where}: states differ by {most:.1e} (at random weights)")
+        if not all(spread < EQUAL for spread in trained):
+            problems.append(f"{where}: states differ by {max(trained):.1e} (trained)")
+        if any(row["passed"]):
             problems.append(f"{where}: passed, which it cannot")
     return problems
 
@@ -236,13 +239,13 @@ def table(rows: list[dict[str, Any]], kind: str) -> str:
     for row in rows:
         spreads = row["spread_at_random_weights"]
         apart = f"{max(spreads):.0e}" if row["blind"] else f"{min(spreads):.2g}"
+        right = math.floor(1000 * statistics.mean(row["right"])) / 10  # 100 % must mean all
         cells = [
             row["attention"],
             row["position"],
             apart,
             f"{sum(row['passed'])}/{len(row['passed'])}",
-            # rounded down: 100 % means all
-            f"{math.floor(1000 * statistics.mean(row['right'])) / 10:.1f} %",
+            f"{right:.1f} %",
             f"{statistics.mean(row['error']):.2f}",
             *(f"{statistics.mean(row['error_of_longer'][length]):.1f}" for length in lengths),
         ]

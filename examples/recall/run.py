@@ -1,6 +1,7 @@
 #!/usr/bin/env python
-"""Multi-query associative recall (Arora et al. 2023, 'Zoology'): name the value that stood behind a
-key.
+"""Multi-query associative recall (Arora et al. 2023, 'Zoology').
+
+Name the value that stood behind a key.
 """
 
 import sys
@@ -30,17 +31,21 @@ def draw(length: int, generator: torch.Generator) -> Batch:
     A row begins with N / 4 pairs of a key and its value; no key comes twice. Each key comes once
     more later, between blanks. There the answer is the number of its value.
     """
-    rows, pairs = TOKENS // length, length // 4
+    rows = TOKENS // length
+    pairs = length // 4
     keys = torch.rand(rows, WORDS, generator=generator).topk(pairs).indices + 1  # [B, K], from 1 on
     answers = torch.randint(WORDS, (rows, pairs), generator=generator)  # [B, K]
     tokens = torch.zeros(rows, length, dtype=torch.long)  # [B, N]
     due = torch.full_like(tokens, -1)  # [B, N]
-    tokens[:, : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, answers + WORDS + 1
+    tokens[:, : 2 * pairs : 2] = keys
+    tokens[:, 1 : 2 * pairs : 2] = answers + WORDS + 1
+
+    # The largest of `likely` plus Gumbel noise are places drawn one after the other, without
+    # putting any back.
     slots = (length - 2 * pairs) // 2
     likely = (POWER - 1) * torch.arange(1, slots + 1).log()
     gumbel = -torch.rand(rows, slots, generator=generator).log_().neg_().log_()
-    # [B, K], drawn one after the other
-    places = 2 * pairs + 2 * (likely + gumbel).topk(pairs).indices
+    places = 2 * pairs + 2 * (likely + gumbel).topk(pairs).indices  # [B, K]
     return tokens.scatter(1, places, keys), due.scatter(1, places, answers)
 
 
@@ -77,8 +82,9 @@ class WideAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, **masks: Any
     ) -> tuple[Tensor, None]:
-        """Return the output [B, N, E] of inputs [B, N, E], and no weights. No other mask is
-        applied.
+        """Return the output [B, N, E] of inputs [B, N, E], and no weights.
+
+        The mask is causal; those of the call are the same and are not read.
         """
         q = self.q_proj(query).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, N, Dq]
         k = self.k_proj(key).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, N, Dq]
@@ -106,7 +112,8 @@ class Model(nn.Module):
 
     def __init__(self, arm: str, head_size: int, length: int):
         super().__init__()
-        self.tokens, self.before = (nn.Embedding(2 * WORDS + 1, WIDTH) for _ in range(2))
+        self.tokens = nn.Embedding(2 * WORDS + 1, WIDTH)
+        self.before = nn.Embedding(2 * WORDS + 1, WIDTH)
         heads = WIDTH // head_size
         layer = partial(
             nn.TransformerEncoderLayer, WIDTH, heads, WIDTH, 0.0, batch_first=True, norm_first=True
@@ -114,7 +121,8 @@ class Model(nn.Module):
         self.layers = nn.ModuleList([layer(), layer()])
         for each in self.layers:
             each.self_attn = attention_of(arm, head_size)
-        self.norm, self.answer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.answer = nn.Linear(WIDTH, WORDS)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the states [B, N, E] of tokens [B, N]."""
@@ -127,8 +135,9 @@ class Model(nn.Module):
 def measure(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Return the cross-entropy of the answers in nats, and their accuracy."""
     tokens, due = batch
-    # [answers, words], [answers]
-    scores, right = model.answer(model(tokens)[due >= 0]), due[due >= 0]
+    states = model(tokens)[due >= 0]  # [answers, E]
+    scores = model.answer(states)  # [answers, words]
+    right = due[due >= 0]  # [answers]
     return {
         "nats an answer": F.cross_entropy(scores, right),
         "accuracy": (scores.argmax(-1) == right).float().mean(),
@@ -150,7 +159,18 @@ def problem(head_size: int, length: int) -> str:
 # 'wide-values' and 'wide-queries' are softmax with heads whose values, or queries and keys, have
 # the model's width
 ARMS = ("softmax", "A", "B", "average", "uniform", "wide-values", "wide-queries")
-TASK = Task("recall", ARMS, "length", 64, 300, 0.01, Model, draw, measure, problem)
+TASK = Task(
+    name="recall",
+    arms=ARMS,
+    axis="length",
+    size=64,
+    steps=300,
+    rate=0.01,
+    model=Model,
+    batch=draw,
+    measure=measure,
+    problem=problem,
+)
 
 if __name__ == "__main__":
     main(TASK)

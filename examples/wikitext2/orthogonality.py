@@ -1,5 +1,4 @@
-"""Measure how far the mixing matrices of trained language models are from orthogonal, on the
-validation set.
+"""Measure how far the mixing matrices of language models are from orthogonal, on validation text.
 
     PYTHONPATH=examples .venv/bin/python -m wikitext2.orthogonality DATA CHECKPOINT...
 
@@ -21,16 +20,17 @@ mixhead_plugin.register()
 
 
 def distance(checkpoint: Path, data: Path) -> float:
+    """Return the mean of ||M^T M - I||_F^2 over the attentions and positions of one model."""
     overrides = {"data": str(data), "batch_size": 16, "max_tokens": None}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(checkpoint)], arg_overrides=overrides
     )
     model.eval()
     task.load_dataset("valid")
-    batches = task.get_batch_iterator(task.dataset("valid"), max_sentences=16).next_epoch_itr(
-        shuffle=False
-    )
-    total, positions = 0.0, 0
+    epochs = task.get_batch_iterator(task.dataset("valid"), max_sentences=16)
+    batches = epochs.next_epoch_itr(shuffle=False)
+    total = 0.0
+    positions = 0
     for sample in tqdm(batches, desc=checkpoint.parent.name, leave=False, disable=None):
         tokens = sample["net_input"]["src_tokens"]
         real = tokens.ne(task.source_dictionary.pad())

@@ -74,7 +74,8 @@ def predict(args: Namespace, classes: int) -> tuple[numpy.ndarray, numpy.ndarray
     task.load_dataset(args.valid_subset)
     data_set = task.dataset(args.valid_subset)
     positions = min(task.max_positions(), model.max_positions())
-    if (longest := max(map(data_set.size, range(len(data_set))))) > positions:
+    longest = max(data_set.size(index) for index in range(len(data_set)))
+    if longest > positions:
         fail(f"{args.data}: has examples of {longest} tokens, the model has {positions} positions")
     batches = task.get_batch_iterator(
         data_set,
@@ -84,18 +85,16 @@ def predict(args: Namespace, classes: int) -> tuple[numpy.ndarray, numpy.ndarray
         required_batch_size_multiple=args.required_batch_size_multiple,
         num_workers=args.num_workers,
     ).next_epoch_itr(shuffle=False)
-    predicted, gold = numpy.full((2, len(data_set)), numpy.nan)
+    head = cfg.criterion.classification_head_name
+    predicted = numpy.full(len(data_set), numpy.nan)
+    gold = numpy.full(len(data_set), numpy.nan)
     for sample in tqdm(batches, args.valid_subset, unit="batch", disable=None):
-        inputs = (
-            utils.move_to_cuda(sample["net_input"], device)
-            if device.type == "cuda"
-            else sample["net_input"]
-        )
+        inputs = sample["net_input"]
+        if device.type == "cuda":
+            inputs = utils.move_to_cuda(inputs, device)
         with torch.no_grad():
-            name = cfg.criterion.classification_head_name
-            # [B, classes]
-            logits, _ = model(**inputs, features_only=True, classification_head_name=name)
-        scores = logits.float().cpu()
+            logits, _ = model(**inputs, features_only=True, classification_head_name=head)
+        scores = logits.float().cpu()  # [B, classes]
         predicted[sample["id"]] = scores.squeeze(-1) if classes == 1 else scores.argmax(-1)
         if "target" in sample:
             gold[sample["id"]] = sample["target"].view(-1)
@@ -114,9 +113,8 @@ def write_predictions(
     else:
         names = [f"{number:.3f}" for number in predicted.clip(0, HIGHEST)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(f"{i}\t{name}\n" for i, name in [("index", "prediction"), *zip(index, names)])
-    )
+    rows = [("index", "prediction"), *zip(index, names)]
+    path.write_text("".join(f"{i}\t{name}\n" for i, name in rows))
     print(f"predictions: {path}")
 
 
@@ -126,7 +124,8 @@ def main() -> None:
         args = options.parse_args_and_arch(options.get_validation_parser())
     except OptionError as error:
         fail(str(error))
-    data, subset = Path(args.data), args.valid_subset
+    data = Path(args.data)
+    subset = args.valid_subset
     name, task = task_of(data, subset)
     if not Path(args.path).is_file():
         fail(f"--path {args.path}: no such file")

@@ -14,8 +14,9 @@ from mixhead_plugin.errors import OptionError
 
 
 class Layout(NamedTuple):
-    """The layout of an example: <s> a </s>, or <s> a </s> b </s>
-    (RoBERTa: <s> a </s></s> b </s>).
+    """The layout of an example: <s> a </s>, or <s> a </s> b </s>.
+
+    RoBERTa has <s> a </s></s> b </s>.
     """
 
     separators: int  # </s> between two texts
@@ -44,18 +45,18 @@ class Encoder:
             self.tokeniser = wordpiece(self.dictionary, lowercase)
             self.numbers = range(len(self.dictionary))
         else:
-            self.tokeniser = Tokenizer(
-                models.BPE.from_file(*(str(folder / name) for name in FILES[model]))
-            )
+            files = [str(folder / name) for name in FILES[model]]
+            self.tokeniser = Tokenizer(models.BPE.from_file(*files))
             self.tokeniser.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             # dict.txt has GPT-2's numbers as words.
-            self.numbers = [
-                self.dictionary.index(str(i)) for i in range(self.tokeniser.get_vocab_size())
-            ]
+            pieces = range(self.tokeniser.get_vocab_size())
+            self.numbers = [self.dictionary.index(str(piece)) for piece in pieces]
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        encodings = self.tokeniser.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [[self.numbers[piece] for piece in encoding.ids] for encoding in encodings]
+        encoded = []
+        for encoding in self.tokeniser.encode_batch_fast(list(texts), add_special_tokens=False):
+            encoded.append([self.numbers[piece] for piece in encoding.ids])
+        return encoded
 
 
 def _check_vocabulary(path: Path, dictionary: Dictionary) -> None:
@@ -63,9 +64,8 @@ def _check_vocabulary(path: Path, dictionary: Dictionary) -> None:
         words = read_vocabulary(path)
     except OptionError as error:
         fail(str(error))
-    strange = sorted(
-        set(words) - set(dictionary.symbols) - {"[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"}
-    )
+    special = {"[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"}
+    strange = sorted(set(words) - set(dictionary.symbols) - special)
     if strange:
         fail(
             f"{path}: has {len(strange):,} pieces that dict.txt beside it lacks, such as "
@@ -81,8 +81,14 @@ def shorten(texts: Sequence[list[int]], room: int) -> list[list[int]]:
     if len(texts) == 1:
         return [texts[0][:room]]
     first, second = map(len, texts)
-    cut = min(abs(first - second), excess)
-    rest = excess - cut
-    first, second = (first - cut, second) if first > second else (first, second - cut)
-    # the second of two equal texts is cut first
-    return [texts[0][: first - rest // 2], texts[1][: second - (rest - rest // 2)]]
+    of_longer = min(abs(first - second), excess)
+    if first > second:
+        first -= of_longer
+    else:
+        second -= of_longer
+
+    # Now both are equally long, or they fit. The second one is cut first.
+    rest = excess - of_longer
+    first -= rest // 2
+    second -= rest - rest // 2
+    return [texts[0][:first], texts[1][:second]]

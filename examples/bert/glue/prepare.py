@@ -1,6 +1,4 @@
-"""Prepare GLUE and a pre-trained model in $DATA/<model>;
-`examples/bert/glue/prepare.sh` runs this.
-"""
+"""Prepare GLUE and a pre-trained model in $DATA/<model>; prepare.sh here runs this."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -41,14 +39,16 @@ def unpack_task(name: str, task: Task, data: Path) -> Path:
                 unpack(path, unfinished, files.__contains__)
             else:
                 copyfile(path, unfinished / path.name)
-        if missing := sorted(file for file in files if not (unfinished / file).is_file()):
+        missing = sorted(file for file in files if not (unfinished / file).is_file())
+        if missing:
             fail(f"{paths[0]}: {', '.join(missing)} is missing")
     return folder
 
 
 def read_set(name: str, task: Task, subset: str, text: Path) -> Table:
     """Read the examples of one of fairseq's sets."""
-    path, labelled = text / task.files[subset], subset not in task.predictions
+    path = text / task.files[subset]
+    labelled = subset not in task.predictions
     if name != "MRPC" or not labelled:
         return read_table(path, task, labelled)
     # MRPC's training file has the validation set, too; another file names its pairs.
@@ -64,9 +64,12 @@ def check_counts(name: str, task: Task, tables: Mapping[str, Table]) -> None:
     """End the program unless every set has as many examples as published."""
     wrong = []
     for subset, table in tables.items():
-        allowed, number = task.examples[subset], len(table.examples)
+        allowed = task.examples[subset]
+        number = len(table.examples)
         if number not in allowed:
-            expected = f"{allowed[0]:,}" + (f" to {allowed[-1]:,}" if len(allowed) > 1 else "")
+            expected = f"{allowed[0]:,}"
+            if len(allowed) > 1:
+                expected += f" to {allowed[-1]:,}"
             wrong.append(f"{subset} has {number:,} examples, must have {expected}")
     if wrong:
         fail(f"{name}: {'; '.join(wrong)}")
@@ -85,11 +88,12 @@ def write_inputs(
     sets = [BinarySet(folder / subset, len(dictionary)) for folder in folders]
     found = dict.fromkeys(("shortened", "empty texts", "pieces", "unknown pieces"), 0)
     for begin in range(0, len(examples), BLOCK):
-        block = examples[begin : begin + BLOCK]
-        columns = [encode([example.texts[i] for example in block]) for i in range(len(folders))]
-        for texts in zip(*columns):
+        # The first text of each example, and then the second one, if there are two.
+        columns = zip(*(example.texts for example in examples[begin : begin + BLOCK]))
+        for texts in zip(*map(encode, columns)):
             shortened = shorten(texts, room)
-            found["shortened"] += shortened != list(texts)
+            if shortened != list(texts):
+                found["shortened"] += 1
             for output, text in zip(sets, shortened):
                 output.add([*text, dictionary.eos()])
                 found["empty texts"] += not text
@@ -141,10 +145,8 @@ def prepare_task(
             found = write_inputs(subset, inputs, examples, encode, room)
             write_labels(unfinished, subset, examples, task)
             counts[subset] = {"examples": len(examples), "left out": len(left_out), **found}
-            note(
-                f"  {subset}: "
-                + ", ".join(f"{number:,} {what}" for what, number in counts[subset].items())
-            )
+            numbers = [f"{number:,} {what}" for what, number in counts[subset].items()]
+            note(f"  {subset}: {', '.join(numbers)}")
             for row in left_out:
                 note(f"  left out of {subset}: {task.files[subset]}, {row}")
         write_settings(unfinished, settings, args.any_counts, task=name, sets=counts)
@@ -177,10 +179,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         dest="source",
         type=Path,
         metavar="FOLDER",
-        help="the pre-trained model: a Hugging Face BERT (config.json, weights, vocab.txt), "
-        "or a checkpoint of fairseq "
-        "(model.pt, dict.txt, and vocab.txt or encoder.json and vocab.bpe); "
-        "default: the published base model, fetched",
+        help=(
+            "the pre-trained model: a Hugging Face BERT (config.json, weights, vocab.txt), or a "
+            "checkpoint of fairseq (model.pt, dict.txt, and vocab.txt or encoder.json and "
+            "vocab.bpe); default: the published base model, fetched"
+        ),
     )
     flags.add_argument(
         "--cased", action="store_true", help="for a cased BERT: keep upper case and accents"

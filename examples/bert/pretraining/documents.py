@@ -45,8 +45,9 @@ def sentences(paragraph: str) -> Iterator[str]:
 
 def from_wikitext(lines: Iterable[str]) -> Iterator[str]:
     """Yield the sentences of WikiText without headings, and an empty line between articles."""
-    begun = False
-    before, line = "", ""
+    begun = False  # whether the article has a sentence so far
+    before = ""
+    line = ""
     for after in chain(lines, [""]):
         if TITLE.fullmatch(line) and not before.strip() and not after.strip():
             if begun:
@@ -55,7 +56,8 @@ def from_wikitext(lines: Iterable[str]) -> Iterator[str]:
         elif line.strip() and not HEADING.fullmatch(line):
             yield from (AT.sub(r"\1", sentence) for sentence in sentences(line))
             begun = True
-        before, line = line, after
+        before = line
+        line = after
 
 
 def wikitext(folder: Path) -> Text:
@@ -63,24 +65,22 @@ def wikitext(folder: Path) -> Text:
 
     def lines() -> Iterator[tuple[str, str]]:
         for split in SPLITS:
-            for line in from_wikitext(
-                read_lines(folder / f"wiki.{split}.tokens", f"sentences of {split}")
-            ):
+            text = read_lines(folder / f"wiki.{split}.tokens", f"sentences of {split}")
+            for line in from_wikitext(text):
                 yield split, line
 
     return Text(SPLITS, lines, "<unk>")
 
 
 def own_text(paths: Sequence[Path], hold_out: int) -> Text:
-    """Read files in BERT's format in turn;
-    one of `hold_out` documents goes to the validation set.
+    """Read files in BERT's format in turn; one of `hold_out` documents goes to the validation
+    set.
     """
     for path in paths:
+        if path.is_dir():
+            fail(f"--text {path}: must be a file, is a folder")
         if not path.is_file():
-            fail(
-                f"--text {path}: "
-                f"{'must be a file, is a folder' if path.is_dir() else 'no such file'}"
-            )
+            fail(f"--text {path}: no such file")
         with path.open("rb") as file:
             beginning = file.read(BEGINNING)
         if b"\r" in beginning and b"\n" not in beginning:
@@ -89,13 +89,16 @@ def own_text(paths: Sequence[Path], hold_out: int) -> Text:
 
 
 def _own_lines(paths: Sequence[Path], hold_out: int) -> Iterator[tuple[str, str]]:
-    document, begun = 0, False
+    """Yield the split and the text of each line of `own_text`."""
+    document = 0
+    begun = False  # whether the document has a line so far
     drawn = _held_out(document, hold_out)
     for path in paths:
         # a file ends a document
         for line in chain(map(str.strip, read_lines(path)), [""]):
             if line or begun:
-                yield ("valid" if document == drawn else "train"), line
+                split = "valid" if document == drawn else "train"
+                yield split, line
             if begun and not line:
                 document += 1
                 if document % hold_out == 0:

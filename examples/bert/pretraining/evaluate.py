@@ -1,5 +1,6 @@
-"""Read the losses of pre-training from fairseq-validate's log: `... | python -m
-bert.pretraining.evaluate FLAG...`.
+"""Read the losses of pre-training from the log of fairseq-validate.
+
+`fairseq-validate ... | python -m bert.pretraining.evaluate DATA [FLAG OF fairseq-validate ...]`
 """
 
 import argparse
@@ -31,9 +32,9 @@ def main() -> None:
             found = json.loads(match[1])
     if not found:
         fail("fairseq-validate has logged no losses; its messages are above")
-    words, pairs, right = (
-        float(found[f"{subset}_{name}"]) for name in ("mlm_loss", "nsp_loss", "nsp_accuracy")
-    )
+    words = float(found[f"{subset}_mlm_loss"])
+    pairs = float(found[f"{subset}_nsp_loss"])
+    right = float(found[f"{subset}_nsp_accuracy"])
     if not math.isfinite(words + pairs):
         fail("fairseq-validate: the losses are no finite numbers")
     print(f"pieces by how often they occur in this set = {sets[subset]['entropy']:.3f} bits")

@@ -1,6 +1,4 @@
-"""Prepare text for BERT's pre-training in $DATA/binary; `examples/bert/pretraining/prepare.sh` runs
-this.
-"""
+"""Prepare text for BERT's pre-training in $DATA/binary; prepare.sh here runs this."""
 
 import os
 from collections import Counter
@@ -42,26 +40,31 @@ def write_sets(text: Text, folder: Path, lowercase: bool) -> dict[str, dict[str,
     within = dict.fromkeys(text.splits, False)  # a document
     lines = text.lines()
     while block := list(islice(lines, BLOCK)):
-        encodings = tokeniser.encode_batch_fast(
-            [line for _, line in block], add_special_tokens=False
-        )
-        for (split, line), ids in zip(block, (encoding.ids for encoding in encodings)):
+        texts = [line for _, line in block]
+        encodings = tokeniser.encode_batch_fast(texts, add_special_tokens=False)
+        for (split, line), encoding in zip(block, encodings):
+            ids = encoding.ids
             if line and not ids:
                 continue
             sets[split].add([*ids, dictionary.eos()])
-            left_out = line.count(text.unknown) if text.unknown else 0
-            unknown = ids.count(dictionary.unk()) - left_out
-            found[split].update(
-                sentences=bool(ids), documents=bool(ids) and not within[split], unknown=unknown
-            )
-            found[split].update(pieces=len(ids) - left_out)
             np.add.at(frequencies[split], ids, 1)
+
+            counts = found[split]
+            if ids:
+                counts["sentences"] += 1
+                if not within[split]:
+                    counts["documents"] += 1
             within[split] = bool(ids)
+
+            # The text's own mark for unknown words is no piece, and says nothing of the vocabulary.
+            marks = line.count(text.unknown) if text.unknown else 0
+            counts["pieces"] += len(ids) - marks
+            counts["unknown"] += ids.count(dictionary.unk()) - marks
+
     for split, output in sets.items():
         output.close()
-        note(
-            f"{split}: " + ", ".join(f"{number:,} {what}" for what, number in found[split].items())
-        )
+        numbers = [f"{number:,} {what}" for what, number in found[split].items()]
+        note(f"{split}: {', '.join(numbers)}")
     return {
         split: {**counts, "entropy": entropy(frequencies[split])} for split, counts in found.items()
     }
@@ -77,18 +80,15 @@ def check(found: dict[str, dict[str, Any]], hold_out: Optional[int], vocabulary:
     """End the program if a set has too few documents, or too many unknown pieces."""
     for split, numbers in found.items():
         if numbers["documents"] < 2:
-            advice = (
-                ""
-                if hold_out is None
-                else f"; an empty line ends a document, --hold-out {hold_out} chooses"
-            )
+            advice = ""
+            if hold_out is not None:
+                advice = f"; an empty line ends a document, --hold-out {hold_out} chooses"
             fail(f"{split}: has {numbers['documents']} documents, random segments need two{advice}")
         if numbers["unknown"] > MOST_UNKNOWN * numbers["pieces"]:
             fail(
                 f"{vocabulary}: {numbers['unknown']:,} of the {numbers['pieces']:,} pieces of "
-                f"{split} are unknown, "
-                f"must be at most {MOST_UNKNOWN:.0%}; take a vocabulary of this language "
-                "(--vocab), or --learn-vocab"
+                f"{split} are unknown, must be at most {MOST_UNKNOWN:.0%}; take a vocabulary of "
+                "this language (--vocab), or --learn-vocab"
             )
 
 
@@ -101,8 +101,11 @@ def vocabulary_of(args: Any, text: Text, data: Path) -> list[str]:
 
         def train() -> Iterator[str]:
             for split, line in text.lines():
-                if split == "train":
-                    yield line.replace(text.unknown, " ") if text.unknown else line
+                if split != "train":
+                    continue
+                if text.unknown:
+                    line = line.replace(text.unknown, " ")
+                yield line
 
         note(f"learning a vocabulary of {args.learn_vocab:,} pieces")
         return learn(train, args.learn_vocab, not args.cased)
@@ -114,15 +117,32 @@ def vocabulary_of(args: Any, text: Text, data: Path) -> list[str]:
 def binarise(args: Any, data: Path) -> None:
     """Make $DATA/binary, unless it exists."""
     folder = data / "binary"
-    files = [*(args.text or ()), *([args.vocab] if args.vocab else ())]
-    hold_out = (args.hold_out or HOLD_OUT) if args.text else None
-    text = own_text(args.text, hold_out) if args.text else None
+    if args.text:
+        hold_out = args.hold_out or HOLD_OUT
+        text = own_text(args.text, hold_out)
+        text_setting = [str(path.resolve()) for path in args.text]
+        files = list(args.text)
+    else:
+        hold_out = None
+        text = None  # which is fetched below, if it is needed
+        text_setting = WIKITEXT2.name
+        files = []
+
+    if args.vocab:
+        vocabulary = args.vocab
+        vocabulary_setting = str(args.vocab.resolve())
+        files.append(args.vocab)
+    elif args.learn_vocab:
+        vocabulary = f"--learn-vocab {args.learn_vocab}"
+        vocabulary_setting = args.learn_vocab
+    else:
+        vocabulary = VOCABULARY.file
+        vocabulary_setting = "bert-base-uncased"
+
     settings = {
-        "text": [str(path.resolve()) for path in args.text] if args.text else WIKITEXT2.name,
+        "text": text_setting,
         "hold-out": hold_out,
-        "vocabulary": str(args.vocab.resolve())
-        if args.vocab
-        else args.learn_vocab or "bert-base-uncased",
+        "vocabulary": vocabulary_setting,
         "cased": args.cased,
         "sha256": [sha256(path) for path in files],
     }
@@ -132,17 +152,14 @@ def binarise(args: Any, data: Path) -> None:
 
     from mixhead_plugin.errors import OptionError
 
-    text = text or wikitext(unpack_text(WIKITEXT2, data, check=not args.any_counts))
-    vocabulary = args.vocab or (
-        f"--learn-vocab {args.learn_vocab}" if args.learn_vocab else VOCABULARY.file
-    )
+    if text is None:
+        text = wikitext(unpack_text(WIKITEXT2, data, check=not args.any_counts))
     with complete(folder) as unfinished:
         unfinished.mkdir()
         try:
             words = vocabulary_of(args, text, data)
-            (unfinished / "vocab.txt").write_text(
-                "".join(f"{word}\n" for word in words), encoding="utf-8"
-            )
+            lines = "".join(f"{word}\n" for word in words)
+            (unfinished / "vocab.txt").write_text(lines, encoding="utf-8")
             write_dictionary(words, unfinished / "dict.txt", vocabulary)
         except OptionError as error:
             fail(str(error))
@@ -186,11 +203,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         fail(f"--hold-out {args.hold_out}: must be at least 2")
     if args.learn_vocab is not None and args.learn_vocab < 1:
         fail(f"--learn-vocab {args.learn_vocab}: must be a number such as 8000")
+    if args.vocab and args.vocab.is_dir():
+        fail(f"--vocab {args.vocab}: must be a file, is a folder")
     if args.vocab and not args.vocab.is_file():
-        fail(
-            f"--vocab {args.vocab}: "
-            f"{'must be a file, is a folder' if args.vocab.is_dir() else 'no such file'}"
-        )
+        fail(f"--vocab {args.vocab}: no such file")
     if args.cased and not args.vocab and args.learn_vocab is None:
         fail(
             "--cased: needs --vocab or --learn-vocab; the pieces of bert-base-uncased are lower "

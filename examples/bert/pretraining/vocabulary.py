@@ -16,15 +16,14 @@ def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> lis
         size: of the vocabulary
         lowercase: fold case and strip accents
     """
-    clean, split = normalizer(lowercase), pre_tokenizers.BertPreTokenizer()
+    clean = normalizer(lowercase)
+    split = pre_tokenizers.BertPreTokenizer()
 
     def words() -> Iterator[list[str]]:
+        """Yield the words of each line."""
         for line in lines():
-            yield [
-                word
-                for word, _ in split.pre_tokenize_str(clean.normalize_str(line))
-                if len(word) <= LONGEST_WORD
-            ]
+            found = split.pre_tokenize_str(clean.normalize_str(line))
+            yield [word for word, _ in found if len(word) <= LONGEST_WORD]
 
     characters: set[str] = set()
     for line in words():
@@ -46,6 +45,7 @@ def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> lis
     pieces = sorted(learnt.get_vocab().items(), key=lambda item: item[1])
     if len(pieces) != size:
         least = len(SPECIAL) + len(characters)
-        limit = f"at least {least:,}" if size < least else f"at most {len(pieces):,}"
-        fail(f"--learn-vocab {size}: must be {limit} for this text")
+        if size < least:
+            fail(f"--learn-vocab {size}: must be at least {least:,} for this text")
+        fail(f"--learn-vocab {size}: must be at most {len(pieces):,} for this text")
     return [piece for piece, _ in pieces]

@@ -27,7 +27,8 @@ def unmixed_step_by_step(attention: MixheadAttention) -> None:
     def forward_unmixed(*args: Any, incremental_state: Any = None, **kwargs: Any) -> Any:
         if incremental_state is None:
             return forward(*args, **kwargs)
-        mixing, attention.head_mixing = attention.head_mixing, None
+        mixing = attention.head_mixing
+        attention.head_mixing = None
         try:
             return forward(*args, incremental_state=incremental_state, **kwargs)
         finally:
