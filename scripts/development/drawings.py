@@ -1,4 +1,4 @@
-"""Draw the pictures that explain an idea: docs/{mixing,layer,value_maps,reads}.svg.
+"""Draw the pictures that explain an idea, each into docs/<name>.svg.
 
 They have the colours of the page of `view`, follow the reader's light or dark theme, and need no
 package. The numbers are made up, but what is computed from them is computed here.
@@ -138,6 +138,10 @@ class Drawing:
         x, y = end
         self.path(steps, "arrow")
         self.path(f"M{number(x - 7)} {number(y - 4)}v8l7 -4z", "tip")
+
+    def arrow_down(self, x: float, start: float, end: float) -> None:
+        self.path(f"M{number(x)} {number(start)}V{number(end)}", "arrow")
+        self.path(f"M{number(x - 4)} {number(end - 7)}h8l-4 7z", "tip")
 
     def heat(
         self, x: float, y: float, matrix: Matrix, cell: float, looks: Sequence[str], columns: int
@@ -429,8 +433,78 @@ def reads() -> Drawing:
     return drawing
 
 
+# ---- the matrix M --------------------------------------------------------------------------------
+
+
+def mixed(head: int) -> list[list[list[float]]]:
+    """Return what each source head gives to the cells of a mixed head, [Nq][Nk][H]."""
+    rows = []
+    for word in range(len(WORDS)):
+        cells = []
+        for seen in range(word + 1):
+            cells.append([PATTERNS[j][word][seen] * MIXING[j][head] for j in range(len(HEADS))])
+        rows.append(cells)
+    return rows
+
+
+def mixing_matrices() -> Drawing:
+    """Draw source heads beside the rows of M, and below each column the head that it mixes."""
+    drawing = Drawing(
+        760,
+        446,
+        "Three source heads are mixed by a matrix M",
+        "Row j of M belongs to source head j, column i to mixed head i. A mixed head is the sum of "
+        "the source heads, each times its number in the column.",
+    )
+    side, cell = 70, 14
+    drawing.text(24, 34, "source heads P", "title")
+    drawing.text(180, 34, "M", "title")
+    for row, look in enumerate(HEADS):
+        top = 52 + 86 * row
+        drawing.heat(56, top, PATTERNS[row], cell, [look] * len(WORDS), len(WORDS))
+        drawing.text(40, top + 40, str(row + 1), f"title {look}", "end")
+        for column in range(len(HEADS)):
+            left = 180 + 100 * column
+            share = MIXING[row][column]
+            drawing.box(left, top, side, side, "quiet", 6)
+            drawing.box(left, top, side, side, look, 6, share**0.6)
+            drawing.text(left + side / 2, top + 40, str(share), "title", "middle")
+
+    # below each column the head that it makes: a layer of colour for each source head
+    for column in range(len(HEADS)):
+        left = 180 + 100 * column
+        drawing.arrow_down(left + side / 2, 300, 324)
+        drawing.box(left, 332, side, side, "quiet")
+        for word, cells in enumerate(mixed(column)):
+            for seen, given in enumerate(cells):
+                for look, part in zip(HEADS, given):
+                    place = left + seen * cell + 1, 332 + word * cell + 1
+                    drawing.box(*place, cell - 2, cell - 2, look, 0, part**0.6)
+        drawing.text(left + side / 2, 422, str(column + 1), "title", "middle")
+    drawing.text(24, 372, "mixed heads", "title")
+    drawing.text(24, 392, "P\u0304", "title")
+
+    drawing.lines(
+        500,
+        74,
+        (
+            "A row of M is a source head,",
+            "a column is a mixed head.",
+            "",
+            "A column says how much of each",
+            "source head goes into the mixed",
+            "head below it.",
+            "",
+            "Without mixing, M is 1 on the",
+            "diagonal and 0 elsewhere.",
+        ),
+    )
+    return drawing
+
+
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "mixing": mixing,
+    "mixing_matrices": mixing_matrices,
     "layer": layer,
     "value_maps": value_maps,
     "reads": reads,
