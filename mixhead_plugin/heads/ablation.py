@@ -18,8 +18,13 @@ def without(attentions: Sequence[Attention], removed: Iterable[Head]) -> Iterato
     """Make the heads `removed` 0 within the context, in this thread: the outputs are those after
     pruning.
 
-    Raise RuntimeError at the end of the context if no call passed any of their attentions, and warn
-    of single ones.
+    Args:
+        attentions: those of the model, in its order
+        removed: the heads to leave out
+
+    Raises:
+        RuntimeError: at the end, if no call passed any of their attentions; a warning names single
+            ones
     """
     named = {attention.name: attention for attention in attentions}
     gates: list[Silence] = []
@@ -39,7 +44,13 @@ def ablate(
 ) -> contextlib.AbstractContextManager[None]:
     """Return a context in which the outputs of some mixed heads are 0, for calls in this thread.
 
-    Raise HeadsError at once for a layer or a head that does not exist; else as `without`.
+    Args:
+        attentions: those of the model, in its order
+        heads: numbers of heads by layer; a layer is the number of an attention, from 0, or its name
+
+    Raises:
+        HeadsError: at once, a layer or a head that does not exist
+        RuntimeError: as `without`
     """
     chosen = choose(attentions, heads)
     removed = []

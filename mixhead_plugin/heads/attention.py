@@ -23,21 +23,32 @@ class HeadsError(ValueError):
 
 
 class Heads(NamedTuple):
-    """What the heads of one attention do in one call."""
+    """What the heads of one attention do in one call.
 
-    mixing: Tensor | None  # M [H, H'] or [B, Nq, H, H']; None where heads do not mix
-    # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better; while the call
-    # lasts
+    Attributes:
+        mixing: M [H, H'] or [B, Nq, H, H']; None where heads do not mix
+        weights: computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better; it can
+            be called while the call of the attention lasts
+    """
+
+    mixing: Tensor | None
     weights: Callable[[], Tensor]
 
 
 class LayerHeads(NamedTuple):
-    """The weights of the heads of one attention in one call."""
+    """The weights of the heads of one attention in one call, in float32 or better.
 
-    name: str  # of the attention in the model
-    source: Tensor  # P [B, H, Nq, Nk]
-    mixing: Tensor | None  # M [H, H'] or [B, Nq, H, H']; None where heads do not mix
-    mixed: Tensor  # [B, H', Nq, Nk]; P where heads do not mix
+    Attributes:
+        name: that of the attention in the model
+        source: P [B, H, Nq, Nk], before mixing
+        mixing: M [H, H'] or [B, Nq, H, H']; None where heads do not mix
+        mixed: the mixed weights [B, H', Nq, Nk]; P where heads do not mix
+    """
+
+    name: str
+    source: Tensor
+    mixing: Tensor | None
+    mixed: Tensor
 
 
 class Attention(Protocol):
@@ -58,23 +69,38 @@ class Attention(Protocol):
     def gate(self, stage: str, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
         """Let `change` replace what heads give in each call, until the handle is removed.
 
-        It is given the outputs of mixed heads [B, Nq, H', Dv], or the rows of M of source heads,
-        [H, H'] or [B, Nq, H, H'], and returns the same shape, or [B, 1, H, H'] for M.
+        Args:
+            stage: a key of STAGES that `heads` has
+            change: is given the outputs of mixed heads [B, Nq, H', Dv], or the rows of M of source
+                heads, [H, H'] or [B, Nq, H, H'], and returns the same shape, or [B, 1, H, H'] for M
         """
         ...
 
     def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
-        """Let `see` have the heads of each call, until the handle is removed."""
+        """Let `see` have the heads of each call, until the handle is removed.
+
+        Args:
+            see: is given the `Heads` of a call, while the call lasts
+        """
         ...
 
     def cut_problem(self, heads: Sequence[int]) -> str:
-        """Return why these mixed heads cannot be cut off, or an empty string if they can."""
+        """Return why these mixed heads cannot be cut off, or an empty string if they can.
+
+        Args:
+            heads: their numbers, from 0
+        """
         ...
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
         """Remove heads of each stage for good.
 
-        Where heads do not mix, a head goes with its queries and keys. Raise HeadsError, before any
-        change, where this is impossible.
+        Where heads do not mix, a head goes with its queries and keys.
+
+        Args:
+            heads: the numbers of those that go, from 0, by stage
+
+        Raises:
+            HeadsError: they cannot go; the attention is as before
         """
         ...

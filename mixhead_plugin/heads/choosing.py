@@ -8,15 +8,25 @@ from mixhead_plugin.heads.attention import STAGES, Attention, HeadNumbers, Heads
 
 
 class Head(NamedTuple):
-    """One head of one attention."""
+    """One head of one attention.
 
-    attention: str  # its name
-    stage: str  # a key of STAGES; always "mixed" where heads do not mix
-    number: int  # from 0
+    Attributes:
+        attention: the name of its attention in the model
+        stage: a key of STAGES; always "mixed" where heads do not mix
+        number: which head it is, from 0
+    """
+
+    attention: str
+    stage: str
+    number: int
 
 
 def all_heads(attentions: Iterable[Attention]) -> list[Head]:
-    """Return the heads of all stages, in the order of the model."""
+    """Return the heads of all stages, in the order of the model.
+
+    Args:
+        attentions: those of the model, in its order
+    """
     heads = []
     for attention in attentions:
         for stage, total in attention.heads.items():
@@ -56,9 +66,12 @@ def choose(
 
 
 def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) -> list[Head]:
-    """Return the least important `fraction` of the heads of each stage.
+    """Return the least important heads of each stage.
 
-    In each attention, the `at_least` most important heads of each stage stay.
+    Args:
+        weights: the importance of each head
+        fraction: which share of the heads of a stage to return, from 0 to 1
+        at_least: how many heads of each stage stay in each attention, the most important ones
     """
     chosen: list[Head] = []
     for stage in STAGES:

@@ -24,7 +24,16 @@ def cuttable(
 
 
 def prune(attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[int]]) -> None:
-    """Remove some mixed heads for good; raise HeadsError, as `cuttable`, before any change."""
+    """Remove some mixed heads for good.
+
+    Args:
+        attentions: those of the model, in its order
+        heads: numbers of heads by layer; a layer is the number of an attention, from 0, or its name
+
+    Raises:
+        HeadsError: a layer or a head that does not exist, or heads that cannot go; the model is as
+            before
+    """
     for layer, some in cuttable(attentions, heads).items():
         if some:
             attentions[layer].cut({"mixed": some})

@@ -121,6 +121,9 @@ def by_layer(numbers: HeadNumbers) -> dict[int, Tensor]:
 def normalized_by_layer(weights: HeadNumbers) -> HeadNumbers:
     """Divide the importances of each attention and stage by their l2 norm (Michel et al. 2019,
     section 4.1); zeros stay.
+
+    Args:
+        weights: the importance of each head
     """
     normalized: HeadNumbers = {}
     for name, by_stage in weights.items():

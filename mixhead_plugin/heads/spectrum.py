@@ -26,8 +26,10 @@ NOTE = (
 
 
 def singular_values(matrices: Tensor) -> Tensor:
-    """Return the singular values [..., min(n, m)] of matrices [..., n, m], descending, in float64
-    on the CPU.
+    """Return the singular values [..., min(n, m)], descending, in float64 on the CPU.
+
+    Args:
+        matrices: [..., n, m]
     """
     return torch.linalg.svdvals(matrices.cpu().double())
 
@@ -40,8 +42,10 @@ def cumulative(values: Tensor) -> Tensor:
 
 
 def effective_rank(values: Tensor) -> Tensor:
-    """Return exp of the entropy of s_k / sum s (Roy and Vetterli 2007): [..., n] -> [...]; NaN for
-    zeros.
+    """Return the effective rank [...], exp of the entropy of s_k / sum s (Roy and Vetterli 2007).
+
+    Args:
+        values: the singular values s [..., n]; zeros alone give NaN
     """
     shares = values / values.sum(-1, keepdim=True)
     return torch.special.entr(shares).sum(-1).exp()
@@ -53,6 +57,9 @@ def log_spectrum(weights: Tensor) -> Tensor:
 
     Softmax of queries and keys of size D gives at most D values above 0. NaN for a matrix with a
     weight that has no logarithm: it is hidden, 0 or negative.
+
+    Args:
+        weights: P [..., n, m]
     """
     logs = weights.double().log()
     centred = logs - logs.mean(-1, keepdim=True)
@@ -62,8 +69,10 @@ def log_spectrum(weights: Tensor) -> Tensor:
 
 
 def rank_over_heads(weights: Tensor) -> Tensor:
-    """Return the effective rank of the rows {P_j[t]} over the heads j: [..., H, Nq, Nk] -> [...,
-    Nq]; NaN for zeros.
+    """Return the effective rank [..., Nq] of the rows {P_j[t]} over the heads j; NaN for zeros.
+
+    Args:
+        weights: P [..., H, Nq, Nk]
     """
     return effective_rank(singular_values(weights.transpose(-3, -2)))
 

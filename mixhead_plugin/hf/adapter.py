@@ -108,6 +108,7 @@ def ablate(
     It acts on calls in the thread that opened it. Compiled models run uncompiled inside.
 
     Args:
+        model: any model that `mix` takes, mixed or not
         heads: numbers of heads by layer; a layer is the number of an attention in the order of the
             model, from 0, or its name in the model. An encoder comes before its decoder.
 
@@ -131,6 +132,7 @@ def importance(
     mixhead_plugin.analysis importance`. Compiled models run uncompiled.
 
     Args:
+        model: any model that `mix` takes, mixed or not
         batches: arguments of the model; the first dimension of their first tensor counts sentences
         loss: takes the model and a batch, and returns the sum of the losses of its sentences
 
@@ -156,6 +158,7 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
     in `ablate`.
 
     Args:
+        model: any model that `mix` takes, mixed or not
         inputs: the arguments of one call of the model, which is made without dropout and cache
     """
     found = attentions_of(model)
@@ -183,7 +186,9 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     `load` reads it.
 
     Args:
-        heads: as in `ablate`, in the present numbering; grouped keys lose whole groups
+        model: any model that `mix` takes, mixed or not
+        heads: as in `ablate`, in the present numbering. Where queries share keys (grouped-query
+            attention), whole groups must go.
 
     Raises:
         ValueError: a layer or a head that does not exist, a part of a group, all heads of a layer,

@@ -22,14 +22,21 @@ class Layout(NamedTuple):
 
     A projection that gives several of queries, keys and values must give them in this order, each
     for all heads.
+
+    Attributes:
+        queries: the projection to the queries of all heads, before any rotation
+        heads: the number of heads, of the attention or of its config
+        head_dim: the size of a head, of the attention or of its config
+        keys: the projection to the keys of all heads
+        values: the projection to the values of all heads
+        output: the projection that reads the outputs of all heads; ".." is the module around
     """
 
-    queries: tuple[str, ...]  # projects to the queries of all heads, before any rotation
-    heads: str | tuple[str, ...]  # of the attention or of its config
+    queries: tuple[str, ...]
+    heads: str | tuple[str, ...]
     head_dim: str | tuple[str, ...]
     keys: tuple[str, ...] = ("k_proj",)
     values: tuple[str, ...] = ("v_proj",)
-    # reads the outputs of all heads; ".." is the module around
     output: tuple[str, ...] = ("o_proj", "out_proj")
 
 

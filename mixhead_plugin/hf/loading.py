@@ -43,11 +43,12 @@ def load(
     part of the mixing.
 
     Args:
-        folder, settings: the arguments of `from_pretrained`; `unmix` goes to the
-            `attn_implementation`
-        cls: the class of the model; by default the one that was saved. Of a pruned model it needs
-            the same attentions
+        folder: the first argument of `from_pretrained`: a folder, or a name on the hub
+        cls: the class of the model; None for the one that was saved. That of a pruned model must
+            have the same attentions
         impl: the implementation of `ops.attention`
+        settings: the other arguments of `from_pretrained`; `unmix` goes back to the
+            `attn_implementation`
 
     Raises:
         ValueError: no entry in config.json, tensors that are missing or have no place, another

@@ -62,9 +62,10 @@ def mix(
     Args:
         model: any model whose attentions go through the AttentionInterface; it gets a config of its
             own, with the variant
-        head_mixing, variant: at least one field of `Variant`; another normalizer than softmax, and
-            another mixing_start than identity, change the outputs
+        head_mixing: where M comes from, as in `Variant`; None for another field alone
         impl: the implementation of `ops.attention`
+        variant: other fields of `Variant`. Another normalizer than softmax, and another
+            mixing_start than identity, change the outputs.
 
     Raises:
         ValueError: an unknown value, nothing that is asked for, a model without such attentions, or
@@ -308,7 +309,14 @@ def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
 def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
     """Remove the mixing of `model`, in place, and return it as it was.
 
-    Raise ValueError if its outputs would change, or if the model has adapters or is offloaded.
+    Args:
+        model: a mixed model
+        attn_implementation: the attention of transformers that computes it then; None for the one
+            that it had before
+
+    Raises:
+        ValueError: a model without mixing, whose outputs would change, or that has adapters or is
+            offloaded
     """
     if has_adapters(model):
         raise ValueError(
@@ -332,8 +340,13 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
     """Multiply the feature mixing of `model` into its projections, in place, and return it without
     mixing, as `unmix`.
 
-    Raise ValueError if another part has an effect, or if the model has adapters, is pruned,
-    quantised or offloaded.
+    Args:
+        model: a model with `feature_mixing`
+        attn_implementation: as in `unmix`
+
+    Raises:
+        ValueError: a model where another part has an effect, or that has adapters, is pruned,
+            quantised or offloaded
     """
     if has_adapters(model):
         raise ValueError(

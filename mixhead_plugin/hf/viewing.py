@@ -24,9 +24,18 @@ def view(
 ) -> None:
     """Write one HTML file that shows the heads of a model, mixed or not, on one text or several.
 
-    An encoder-decoder reads `target` in its decoder, one for all texts or one for each; without it,
-    what `generate` gives. ValueError if no attention is known, if targets do not fit the
-    texts, or if a text is empty, or has more tokens than `length` or the positions of the model.
+    Args:
+        model: any model that `mix` takes, mixed or not
+        tokenizer: that of the model
+        text: what the model reads
+        file: the page
+        target: what the decoder of an encoder-decoder reads, one for all texts or one for each;
+            None for what `generate` gives
+        length: the largest number of tokens
+
+    Raises:
+        ValueError: no attention is known, targets do not fit the texts, or a text is empty, or has
+            more tokens than `length` or than the model has positions
     """
     length = min(length, getattr(model.config, "max_position_embeddings", length))
     sentences = []

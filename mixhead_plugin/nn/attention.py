@@ -35,8 +35,17 @@ class MixedAttention(Assembly):
     it; the weights are those before dropout.
 
     Args:
-        embed_dim, ..., dtype: as in `nn.MultiheadAttention`; add_bias_kv and add_zero_attn must be
-            False
+        embed_dim: the size of queries and outputs
+        num_heads: H, the number of source heads
+        dropout: the probability of dropping a weight while the module trains
+        bias: whether the projections have one
+        add_bias_kv: must be False
+        add_zero_attn: must be False
+        kdim: the size of the inputs of keys; None for embed_dim
+        vdim: the size of the inputs of values; None for embed_dim
+        batch_first: whether inputs and outputs are [B, N, C], not [N, B, C]
+        device: that of the parameters, as in `nn.Linear`
+        dtype: that of the parameters, as in `nn.Linear`
         causal: whether every call is causal, as by `is_causal`; the relative position 't5' depends
             on it
         keywords: the fields of `Variant`, such as head_mixing, head_dim and impl. A trained mixing
@@ -172,7 +181,8 @@ class MixedAttention(Assembly):
         Args:
             query: [Nq, B, embed_dim]; with `batch_first` [B, Nq, embed_dim]; [Nq, embed_dim]
                 without a batch
-            key, value: [Nk, B, kdim] and [Nk, B, vdim], likewise; None for those of `cache` alone
+            key: [Nk, B, kdim], likewise; None for the keys of `cache` alone
+            value: [Nk, B, vdim], likewise; None for the values of `cache` alone
             key_padding_mask: [B, Nk] or [Nk]; bool, True hides a key, or floats to add to the
                 scores
             need_weights: also return the mixed weights

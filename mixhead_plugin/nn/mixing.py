@@ -261,6 +261,9 @@ def unmix(model: nn.Module) -> nn.Module:
     Modules that call scaled_dot_product_attention get their class back, and every `MixedAttention`
     becomes an `nn.MultiheadAttention`.
 
+    Args:
+        model: what `mix` returned, or a model with `MixedAttention` inside
+
     Raises:
         ValueError: no mixing, or one without which the outputs would change. The model is as
             before.
@@ -313,7 +316,10 @@ def load(
     Args:
         model: as it was before it was mixed, or mixed in the same way
         state_dict: of the mixed model, from `model.state_dict()`
-        head_mixing, example, impl, variant: as in `mix`; what the metadata tell may be left out
+        head_mixing: as in `mix`; None for what the metadata tell
+        example: as in `mix`; None where the metadata tell which modules were mixed
+        impl: the implementation of `ops.attention`
+        variant: as in `mix`; what the metadata tell may be left out
 
     Raises:
         ValueError: a state dict that does not tell how to mix, or tells something else than the

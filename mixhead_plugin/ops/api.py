@@ -42,7 +42,11 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def implementation_problem(impl: str) -> str:
-    """Return why `impl` cannot be used on this machine, in a few words; empty if it can."""
+    """Return why `impl` cannot be used on this machine, in a few words; empty if it can.
+
+    Args:
+        impl: "auto" or a key of `IMPLEMENTATIONS`
+    """
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         return "unknown"
     return triton.machine_problem() if impl == "triton" else ""

@@ -14,10 +14,14 @@ class RelativeScores(NamedTuple):
     `scale` does not apply to them. Transformer-XL's position term has the head size as D, T5's bias
     has D = 1. Row 0 of `key` belongs to the largest distance, from the last query to the first key.
     With causal masking and Nq <= Nk the first Nk rows are enough; without a row, a distance adds 0.
+
+    Attributes:
+        query: [B, H, Nq, D], in the dtype of the attention's queries
+        key: [H, P, D] with P = Nk or Nq + Nk - 1, in the same dtype
     """
 
-    query: Tensor  # [B, H, Nq, D]
-    key: Tensor  # [H, P, D], P = Nk or Nq + Nk - 1
+    query: Tensor
+    key: Tensor
 
 
 def relative_scores(query: Tensor, key: Tensor, n_keys: int) -> Tensor:

@@ -33,6 +33,9 @@ def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return by name the parameters of mixings, sinks, gates and relative positions.
 
     None of them needs weight decay, which pulls M to 0, not to the identity.
+
+    Args:
+        model: any module with attentions of this package inside
     """
     parts = {*PARTS, "relative_gain"}
     found = {}
