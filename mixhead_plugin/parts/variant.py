@@ -163,7 +163,11 @@ class Variant:
         return {name: table[getattr(self, name)] for name, table in PARTS.items()}
 
     def value_size(self, head_dim: int) -> int:
-        """Return the size of the values of a source head, where its queries have `head_dim`."""
+        """Return the size of the values of a source head.
+
+        Args:
+            head_dim: the size of its queries
+        """
         return head_dim if self.value_head_dim is None else self.value_head_dim
 
     def sizes(
