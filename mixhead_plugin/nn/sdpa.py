@@ -307,9 +307,13 @@ def _new(plain: Any, *arguments: Any) -> nn.Module:
 def mixed_class(plain: Any) -> type[nn.Module]:
     """Return the subclass that mixed modules of a class are of; it has the name of the class."""
 
-    @functools.wraps(plain.forward)  # torch.export reads its signature
+    # torch.compile does not look into classes that a library puts into graphs whole, as diffusers
+    # does with its Attention. So the compiled code sees the function, and not the class.
+    unmixed = plain.forward
+
+    @functools.wraps(unmixed)  # torch.export reads its signature
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _run(plain.forward, self, args, kwargs)
+        return _run(unmixed, self, args, kwargs)
 
     def fill(namespace: dict[str, Any]) -> None:
         for name in ("__module__", "__qualname__", "__doc__"):

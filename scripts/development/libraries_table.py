@@ -272,12 +272,45 @@ def of_litgpt() -> Iterable[Case]:
         )
 
 
+def of_diffusers() -> Iterable[Case]:
+    from diffusers import DiTTransformer2DModel, UNet2DConditionModel
+
+    image = torch.randn(2, 4, 8, 8, dtype=torch.float64)
+    words = torch.randn(2, 5, 16, dtype=torch.float64)
+    times, labels = torch.tensor([3, 30]), torch.tensor([1, 2])
+
+    def unet() -> nn.Module:
+        return UNet2DConditionModel(
+            sample_size=8,
+            layers_per_block=1,
+            block_out_channels=(16, 32),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            cross_attention_dim=16,
+            attention_head_dim=8,
+            norm_num_groups=8,
+        )
+
+    def transformer() -> nn.Module:
+        return DiTTransformer2DModel(
+            num_attention_heads=4, attention_head_dim=8, num_layers=2, sample_size=8
+        )
+
+    yield Case(
+        "UNet, cross-attention",
+        "diffusers",
+        unet,
+        lambda model: model(image, times, words).sample,
+    )
+    yield Case("DiT", "diffusers", transformer, lambda model: model(image, times, labels).sample)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     define_operators_of_torchvision()
     print(f"| library | {' | '.join(HEADER)} |")
     print(f"|{' --- |' * (len(HEADER) + 1)}")
-    for cases in (of_timm, of_x_transformers, of_whisper, of_litgpt):
+    for cases in (of_timm, of_x_transformers, of_whisper, of_litgpt, of_diffusers):
         for case in cases():
             version = importlib.metadata.version(case.library)
             with torch.no_grad():

@@ -244,6 +244,18 @@ def test_a_compiled_model_has_one_graph_and_the_same_numbers_and_gradients():
     )
 
 
+def test_a_class_that_its_library_puts_into_graphs_whole_compiles_too():
+    """diffusers does so with its Attention."""
+
+    class Whole(Attention):
+        pass
+
+    torch.compiler.allow_in_graph(Whole)
+    model, x = mixed(Whole), inputs()
+    found = torch.compile(model, fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(found, model(x))
+
+
 def test_an_exported_program_takes_other_batches_and_lengths():
     model = mixed(is_causal=True).layers[0]
     sizes = {0: torch.export.Dim("batch", max=9), 1: torch.export.Dim("length", min=2, max=99)}
