@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mixhead_plugin.heads import ablation, cutting, views
 from mixhead_plugin.heads import importance as weighing
-from mixhead_plugin.heads.attention import Heads, LayerHeads
+from mixhead_plugin.heads.attention import Heads, HeadsError, LayerHeads
 from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.attend import MixedHeads
@@ -150,7 +150,10 @@ def importance(
 
 def _sentences(batch: Mapping[str, Any]) -> int:
     """Return the first dimension of the first tensor of a batch."""
-    return next(entry.size(0) for entry in batch.values() if isinstance(entry, Tensor))
+    for entry in batch.values():
+        if isinstance(entry, Tensor):
+            return entry.size(0)
+    raise HeadsError("importance: a batch has no tensor that counts its sentences")
 
 
 def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, LayerHeads]:

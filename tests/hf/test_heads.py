@@ -129,6 +129,9 @@ REFUSED = {
     "T5Model: is mixed already, or pruned": lambda: hf.mix(pruned_t5(), "average"),
     "T5Model: is pruned, and must stay as it is": lambda: hf.unmix(pruned_t5()),
     "importance: must have a batch": lambda: hf.importance(llama(), [], None),
+    "importance: a batch has no tensor that counts its sentences": lambda: hf.importance(
+        llama(), [{"text": "words"}], None
+    ),
 }
 
 
