@@ -25,7 +25,10 @@ def run(file: Path, folder: Path) -> str:
     Raise nbclient's CellExecutionError at the first cell that fails.
     """
     sys.path.insert(0, str(JUPYTER))
-    os.environ["PYTHONPATH"] = str(JUPYTER)  # for the kernel, a process of its own
+    # for the kernel, a process of its own
+    os.environ["PYTHONPATH"] = str(JUPYTER)
+    # tqdm asks for a package that draws bars; the notebooks draw none
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
 
     import nbclient
     import nbformat
