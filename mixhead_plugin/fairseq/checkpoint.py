@@ -48,7 +48,7 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         _warn_of_other_scores(attentions)
 
     for name, attention in attentions.items():
-        tensors = _tensors_of(name, state_dict)
+        tensors = tensors_of(name, state_dict)
         if not tensors:  # fairseq reports missing layers
             continue
         wanted = _record_of(attention)
@@ -90,7 +90,7 @@ def _completed(record: dict[str, Any]) -> dict[str, Any]:
     return completed
 
 
-def _tensors_of(name: str, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+def tensors_of(name: str, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of the module `name`, by their names in it."""
     prefix = f"{name}."
     return {
@@ -127,7 +127,7 @@ def _told_by_tensors(
 
     found: dict[str, Any] = {}
     for option, table in tables.items():
-        part = _tensors_of(option, tensors)
+        part = tensors_of(option, tensors)
         found[option] = _value_of(option, table, part, attention, wanted[option])
 
     mixed = [name[0] for name in ("query", "key", "value") if f"feature_mixing.{name}" in tensors]

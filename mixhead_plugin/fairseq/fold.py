@@ -1,19 +1,15 @@
-"""Fold a model of the plugin into a checkpoint of fairseq's own architecture: `mixhead fold IN
-OUT`.
-"""
+"""Fold a model of the plugin into one of fairseq's own architecture: `mixhead fold`."""
 
-import os
 from argparse import Namespace
 from collections import OrderedDict
 from typing import Any
 
-from fairseq import checkpoint_utils
 from fairseq import models as known
 from fairseq.criterions import CRITERION_REGISTRY
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq import rewriting
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.models.architectures import MODELS
 from mixhead_plugin.fairseq.options import FAMILIES, OPTION_NAMES, AttentionOptions, model_name
@@ -23,39 +19,32 @@ PLUGIN_FLAGS = {*OPTION_NAMES, *(f"{name}_weight" for name in PENALTIES)}
 
 
 def fold(file: str, out: str) -> None:
-    """Write the model in `file` to `out` in fairseq's architecture, with equal outputs and no state
-    of an optimizer.
+    """Write a model of the plugin in fairseq's architecture, with equal outputs.
 
-    Neither data nor dictionaries are read. Products are in float64; tensors that need none stay as
-    they are.
+    Neither data nor dictionaries are read, and the state of the optimizer is left out. Products are
+    in float64; tensors that need none stay as they are.
+
+    Args:
+        file: a checkpoint of the plugin
+        out: a new file
 
     Raises:
         OptionError: a part that cannot fold, a model that fairseq does not have, no `file`, or an
             `out` that exists
     """
-    if not os.path.isfile(file):
-        raise OptionError(f"{file}: no such file; must be a checkpoint")
-    if os.path.exists(out):
-        raise OptionError(f"{out}: exists; must be the name of a new file")
-    state = checkpoint_utils.load_checkpoint_to_cpu(file)
-    if state.get("cfg") is None:
-        raise OptionError(
-            f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its "
-            "tensors alone"
-        )
-    cfg = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
+    state = rewriting.read(file, out)
+    cfg = rewriting.plain(state["cfg"])
     flags = cfg["model"] if isinstance(cfg["model"], Namespace) else Namespace(**cfg["model"])
     arch = str(model_name(flags))
-    names = {arch: _fairseqs_name(file, arch)} | {
-        f"orthogonal_{name}": name for name in CRITERION_REGISTRY
-    }
+    names = {f"orthogonal_{name}": name for name in CRITERION_REGISTRY}
+    names[arch] = _fairseqs_name(file, arch)
     if arch in known.ARCH_CONFIG_REGISTRY and arch not in known.MODEL_DATACLASS_REGISTRY:
         # the config from a YAML file has only the values that differ
         known.ARCH_CONFIG_REGISTRY[arch](flags)
         cfg["model"] = flags
     flags = Namespace(**{**vars(AttentionOptions()), **vars(flags)})
     try:
-        state["model"] = _folded(file, flags, dict(state["model"]))
+        tensors = _folded(file, flags, dict(state["model"]))
     except OptionError:
         raise
     except Exception as error:  # a file that was made by hand fails in many ways
@@ -63,16 +52,12 @@ def fold(file: str, out: str) -> None:
         raise OptionError(
             f"{file}: its tensors are not those of --arch {arch} with its flags: {text}"
         ) from error
-    # `cfg` has what the `args` of old checkpoints have
-    state["cfg"], state["args"] = _without_plugin(cfg, names), None
-    for of_the_former_model in ("last_optimizer_state", "ema", "ema_fp32_params"):
-        state.pop(of_the_former_model, None)
-        state["extra_state"].pop(of_the_former_model, None)
-    criterion = CRITERION_REGISTRY.get((state["cfg"].get("criterion") or {}).get("_name"))
+    cfg = _without_plugin(cfg, names)
+    criterion = CRITERION_REGISTRY.get((cfg.get("criterion") or {}).get("_name"))
     for update in state["optimizer_history"]:
         if criterion is not None:  # one of another plugin keeps its name
             update["criterion_name"] = criterion.__name__
-    checkpoint_utils.torch_persistent_save(state, out)
+    rewriting.write(state, cfg, tensors, out)
 
 
 def _fairseqs_name(file: str, arch: str) -> str:

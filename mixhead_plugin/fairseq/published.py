@@ -9,17 +9,15 @@ Both compute M from them as the plugin does: M[j, i] is the weight of source hea
 not scaled yet.
 """
 
-import os
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fairseq import checkpoint_utils
 from fairseq import models as known
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq import rewriting
 from mixhead_plugin.fairseq.options import SCOPES, model_name
 
 # The authors' code numbers its kinds of mixing. These compute the paper's A (7; 9 and 10 with a
@@ -52,18 +50,9 @@ def convert(file: str, out: str) -> str:
         OptionError: no `file`, an `out` that exists, no mixing of the authors' code, one that the
             plugin does not have, or an architecture that it does not have
     """
-    if not os.path.isfile(file):
-        raise OptionError(f"{file}: no such file")
-    if os.path.exists(out):
-        raise OptionError(f"{out}: is there already; must be a new file")
-    state = checkpoint_utils.load_checkpoint_to_cpu(file)
-    if state.get("cfg") is None:
-        raise OptionError(
-            f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its "
-            "tensors alone"
-        )
+    state = rewriting.read(file, out)
     found = converted(file, state["model"])
-    cfg = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
+    cfg = rewriting.plain(state["cfg"])
     flags = vars(cfg["model"]) if isinstance(cfg["model"], Namespace) else cfg["model"]
     theirs = model_name(Namespace(**flags))
     arch = f"mixhead_{theirs}"
@@ -73,17 +62,13 @@ def convert(file: str, out: str) -> str:
         )
     _refuse_other_mixings(file, flags)
 
-    state["model"] = found.tensors
     for name in ("arch", "_name"):
         if flags.get(name) == theirs:
             flags[name] = arch
     flags["head_mixing"] = found.head_mixing
     flags["attention_scope"] = found.attention_scope
     flags["head_dim"] = found.head_dim
-    state["cfg"] = cfg
-    state["args"] = None  # of old checkpoints; `cfg` has them all
-    state.pop("last_optimizer_state", None)  # its parameters have another order
-    checkpoint_utils.torch_persistent_save(state, out)
+    rewriting.write(state, cfg, found.tensors, out)
     return arch
 
 

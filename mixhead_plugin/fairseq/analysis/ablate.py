@@ -1,8 +1,9 @@
-"""Score a model without each single head, and with only one head per layer (sixteen-heads essay,
-figures 3 to 5).
+"""Score a model without each single head, and with only one head per layer.
 
-  single the model without this head (figure 3) only the model with this head alone in its
-  attention; all other attentions stay whole (figure 5)
+The experiments are those of the sixteen-heads essay, figures 3 to 5:
+
+  single  the model without this head (figure 3)
+  only    the model with this head alone in its attention, and all other attentions whole (figure 5)
 
 The score is the criterion's loss, and with --metric also accuracy or BLEU. The numbers are the
 changes from the whole model, the baseline; red is worse. Each experiment scores the model once per
@@ -11,8 +12,8 @@ head: --limit saves time.
 Where heads mix, source heads and mixed heads are removed, one head at a time.
 
 To see whether the same heads matter on two sets, give --subset valid,test. The command then draws
-the scores on one set over those on the other, a point for each head, and prints Pearson's r (figure
-4).
+the scores on one set over those on the other, a point for each head, and prints Pearson's r
+(figure 4).
 
 Writes ablate-single-<metric>.{png,svg}, ablate-only-<metric>.{png,svg} and ablate.json; for two
 sets also the pictures ablate-*-<metric>-2 of the second one and ablate-*-<metric>-correlation.
@@ -52,22 +53,22 @@ def run(args: Namespace) -> None:
     subsets = loading.subsets_of(args)
     loaded = loading.load_from(args, args.checkpoint)
     metrics = list(dict.fromkeys(["loss", args.metric]))
-    results: dict[str, Any] = {}
     pictures: dict[str, Any] = {}
     found: dict[str, Scores] = {}
     for number, subset in enumerate(subsets, 1):
         if len(subsets) == 2:
             print(f"{subset}:")
-        found[subset] = measure(loaded, list(loading.batches_from(args, loaded, subset)), metrics)
+        batches = list(loading.batches_from(args, loaded, subset))
+        found[subset] = measure(loaded, batches, metrics)
         show(found[subset], pictures, "" if number == 1 else f"-{number}")
 
     if len(subsets) == 1:
         results = as_results(found[args.subset])
     else:
-        results["sets"] = [
-            {"subset": subset, **as_results(scored)} for subset, scored in found.items()
-        ]
-        results["pearson"] = compare(found, pictures)
+        sets = []
+        for subset, scored in found.items():
+            sets.append({"subset": subset, **as_results(scored)})
+        results = {"sets": sets, "pearson": compare(found, pictures)}
     output.write(args, "ablate", results, pictures)
 
 
@@ -78,10 +79,8 @@ def measure(loaded: loading.Loaded, batches: scores.Batches, metrics: Sequence[s
         return scores.score(loaded, batches, metrics)
 
     whole = score()
-    print(
-        "baseline: "
-        + ", ".join(f"{scores.METRICS[metric]} {whole[metric]:.4f}" for metric in metrics)
-    )
+    shown = [f"{scores.METRICS[metric]} {whole[metric]:.4f}" for metric in metrics]
+    print(f"baseline: {', '.join(shown)}")
     attentions = attentions_of(loaded.model)
     ablated = {}
     for experiment in EXPERIMENTS:
@@ -115,8 +114,14 @@ def show(scored: Scores, pictures: dict[str, Any], suffix: str) -> None:
 
 
 def compare(found: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, Any]:
-    """Print and return Pearson's r of the scores on two sets, by experiment, metric and stage;
-    draw them.
+    """Print, draw and return Pearson's r of the scores on two sets.
+
+    Args:
+        found: the scores, by subset
+        pictures: where to add the pictures, by the name of the file
+
+    Returns:
+        r by experiment, metric and stage
     """
     first, second = found.values()
     correlations: dict[str, Any] = {}

@@ -44,9 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         args.run(args)
     except OSError as error:  # a file is missing, or cannot be read or written
-        raise OptionError(
-            f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        ) from error
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise OptionError(message) from error
 
 
 def run_as_program() -> None:

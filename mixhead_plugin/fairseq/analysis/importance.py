@@ -1,8 +1,8 @@
-"""Weigh every head by one backward pass per batch (Michel et al. 2019, section 4.1; essay,
-'Systematic Head Pruning').
+"""Weigh every head by one backward pass per batch.
 
-The essay is 'Are Sixteen Heads Really Better than One?'. The importance of head h is I_h, the mean
-over the sentences of |dL/d xi_h|, for a gate xi_h = 1 on the head.
+The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1 on
+the head (Michel et al. 2019, section 4.1; the essay 'Are Sixteen Heads Really Better than One?',
+'Systematic Head Pruning').
 
 L is the loss that the model was trained with, summed over a sentence (over a window, for language
 models). Where heads mix, the weights of source heads are mixed, and the outputs of mixed heads go
@@ -53,18 +53,25 @@ def run(args: Namespace) -> None:
     if args.normalize != "none":
         title = "importance: mean |dL/dξ| of a head's gate ξ, l2 norm 1 in each layer"
     results: dict[str, Any] = {"sets": []}
-    shown, pictures = {}, {}
+    shown: dict[str, HeadNumbers] = {}
+    pictures: dict[str, Any] = {}
     loaded = loading.load_from(args, args.checkpoint)
     data = str(loaded.cfg.task.data)
     for subset in subsets:
         weights, sentences = weigh(args, loaded, subset)
         shown[subset] = NORMALIZATIONS[args.normalize](weights)
         print(f"{subset}: importance of each head ({sentences} sentences)\n{table(shown[subset])}")
-        pictures["importance" if len(shown) == 1 else "importance-2"] = heat_maps(
-            shown[subset], title
+        picture = "importance" if len(shown) == 1 else "importance-2"
+        pictures[picture] = heat_maps(shown[subset], title)
+        results["sets"].append(
+            {
+                "label": subset,
+                "data": data,
+                "subset": subset,
+                "sentences": sentences,
+                "attentions": as_json(weights),
+            }
         )
-        found = {"label": subset, "data": data, "subset": subset, "sentences": sentences}
-        results["sets"].append({**found, "attentions": as_json(weights)})
     if len(shown) == 2:
         results["pearson"] = pearson(*shown.values())
         for stage, r in results["pearson"].items():

@@ -25,7 +25,15 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis.output import name_of
 from mixhead_plugin.fairseq.attention import MixheadAttention
 
-SAME_SETTINGS = "embed_dim num_heads kdim vdim self_attention encoder_decoder_attention".split()
+# The arguments of fairseq's attention that are attributes of the module, too.
+SAME_SETTINGS = (
+    "embed_dim",
+    "num_heads",
+    "kdim",
+    "vdim",
+    "self_attention",
+    "encoder_decoder_attention",
+)
 DEFAULT_MAX_TOKENS = 4096
 SEED = 1
 
@@ -49,11 +57,19 @@ class Loaded:
 
 
 def add_arguments(parser: ArgumentParser, several: bool = False, batching: bool = True) -> None:
-    """Add the flags for one checkpoint (or `several`) and its data, and with `batching` the flags
-    for batches.
+    """Add the flags for a checkpoint and its data.
+
+    Args:
+        parser: of a command
+        several: whether it takes several checkpoints
+        batching: whether it takes the flags for the size and the number of batches
     """
-    name, number = ("checkpoints", "+") if several else ("checkpoint", None)
-    parser.add_argument(name, nargs=number, metavar="CHECKPOINT", help=f"fairseq {name} (.pt)")
+    if several:
+        parser.add_argument(
+            "checkpoints", nargs="+", metavar="CHECKPOINT", help="fairseq checkpoints (.pt)"
+        )
+    else:
+        parser.add_argument("checkpoint", metavar="CHECKPOINT", help="fairseq checkpoint (.pt)")
     parser.add_argument(
         "--data",
         metavar="DIR",
@@ -127,10 +143,21 @@ def load(
     cpu: bool = False,
     name: str | None = None,
 ) -> Loaded:
-    """Load a checkpoint by fairseq's own functions; `data` and `overrides` replace values of its
-    config.
+    """Load a checkpoint by fairseq's own functions.
+
+    Args:
+        path: of the checkpoint
+        data: the folder of its data; None for the one that its config names
+        overrides: values of its config to replace, by name
+        cpu: compute on the CPU even where there is CUDA
+        name: for legends; None for that of the file
+
+    Raises:
+        OptionError: the checkpoint, its data or the overrides cannot be used
     """
-    changes = {**(overrides or {}), **({} if data is None else {"data": data})}
+    changes = dict(overrides or {})
+    if data is not None:
+        changes["data"] = data
     state = checkpoint_utils.load_checkpoint_to_cpu(path, changes)
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], state=state)
@@ -145,10 +172,13 @@ def load(
         if type(error) is not Exception and not isinstance(error, (RuntimeError, OptionError)):
             raise
         text = textwrap.shorten(str(error), 400, placeholder=" ...")
-        file = "" if text.startswith(path) else f"{path}: "
-        flags = "" if data is None else f"--data {data}: "
-        flags += f"--model-overrides {overrides}: " if overrides else ""
-        raise OptionError(f"{flags}{file}{text}") from error
+        if not text.startswith(path):
+            text = f"{path}: {text}"
+        if overrides:
+            text = f"--model-overrides {overrides}: {text}"
+        if data is not None:
+            text = f"--data {data}: {text}"
+        raise OptionError(text) from error
     _replace_fairseq_attention(model, changes.get("attention_impl", "auto"))
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
     history = {key: state.get(key) for key in ("optimizer_history", "extra_state")}
@@ -158,8 +188,12 @@ def load(
 def batches_from(
     args: Namespace, loaded: Loaded, subset: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Return the batches that the flags of `add_arguments` ask for, of `subset` instead of --subset
-    if it is given.
+    """Return the batches that the flags of `add_arguments` ask for.
+
+    Args:
+        args: the flags
+        loaded: the model
+        subset: of the data; None for --subset
     """
     return batches(loaded, subset or args.subset, args.max_tokens, args.batch_size, args.limit)
 
@@ -172,13 +206,26 @@ def batches(
     limit: int | None = None,
     shuffle: bool | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Return the batches of a set on the model's device, at most `limit`.
+    """Return the batches of a set, on the model's device.
 
-    fairseq sorts sentences by length. With a limit, or with `shuffle`, batches come in a random
-    order, the same in each call. A task with consecutive windows of text keeps their order.
+    fairseq sorts sentences by length, so the first batches would have the shortest ones. With a
+    limit, batches come in a random order, the same in each call. A task with consecutive windows of
+    text keeps their order.
+
+    Args:
+        loaded: the model and its task
+        subset: of the data
+        max_tokens: in a batch; None for the default, or for no limit if `batch_size` is given
+        batch_size: sentences in a batch; None for no limit
+        limit: the number of batches; None for all
+        shuffle: whether the order is random; None for a random one with a `limit`
     """
     dataset = load_subset(loaded, subset)
-    tokens = max_tokens or (None if batch_size else DEFAULT_MAX_TOKENS)
+    tokens = max_tokens
+    if max_tokens is None and batch_size is None:
+        tokens = DEFAULT_MAX_TOKENS
+    if shuffle is None:
+        shuffle = limit is not None
     try:
         epochs = loaded.task.get_batch_iterator(
             dataset=dataset,
@@ -193,47 +240,53 @@ def batches(
             num_workers=0,
             disable_iterator_cache=True,
         )
-        iterator = epochs.next_epoch_itr(shuffle=limit is not None if shuffle is None else shuffle)
+        iterator = epochs.next_epoch_itr(shuffle=shuffle)
     except AssertionError as error:  # of fairseq, about a sentence that is longer than a batch
         raise OptionError(
             f"--max-tokens {tokens}: {' '.join(str(error).split())}; must be at least the longest "
-            "sentence of --subset "
-            f"{subset}, or use --batch-size"
+            f"sentence of --subset {subset}, or use --batch-size"
         ) from error
     if len(iterator) == 0:
         raise OptionError(f"--subset {subset}: has no sentence that fits the model")
-    number = min(len(iterator), limit or len(iterator))
-    some, name = itertools.islice(iterator, number), f"{loaded.name}: {subset}"
-    progress = tqdm(some, total=number, desc=name, unit="batch", disable=None, leave=False)
-    return (
-        utils.move_to_cuda(b, loaded.device) if loaded.device.type == "cuda" else b
-        for b in progress
-    )
+    number = len(iterator)
+    if limit is not None:
+        number = min(number, limit)
+    some = itertools.islice(iterator, number)
+    title = f"{loaded.name}: {subset}"
+    progress = tqdm(some, total=number, desc=title, unit="batch", disable=None, leave=False)
+    if loaded.device.type == "cuda":
+        return (utils.move_to_cuda(batch, loaded.device) for batch in progress)
+    return iter(progress)
 
 
 def load_subset(loaded: Loaded, subset: str) -> Any:
+    """Return the dataset of a set, which is loaded once; refuse a set that is not there."""
     try:
         if subset not in loaded.task.datasets:
             loaded.task.load_dataset(subset, combine=False, epoch=1, task_cfg=loaded.cfg.task)
-    except (
-        AssertionError,
-        FileNotFoundError,
-    ) as error:  # the first is of fairseq's sentence_prediction
+    except (AssertionError, FileNotFoundError) as error:  # sentence_prediction raises the first
         raise OptionError(f"--subset {subset}: {error}") from error
     return loaded.task.dataset(subset)
 
 
 def forward(loaded: Loaded, net_input: dict[str, Any], alone: bool = False) -> None:
-    """Pass a batch through the model, without the projection to the vocabulary if the model can;
-    `alone`: no memory.
+    """Pass a batch through the model.
+
+    The projection to the vocabulary is left out where the model can do without.
+
+    Args:
+        loaded: the model
+        net_input: of a batch of fairseq
+        alone: whether a Transformer-XL forgets the batches before
     """
     model = loaded.model
     if alone and hasattr(model, "reset_memory"):
         model.reset_memory()
+    # A language model passes its arguments on to the decoder.
     called = model.decoder.forward if isinstance(model, FairseqLanguageModel) else model.forward
-    settings = (
-        {"features_only": True} if "features_only" in inspect.signature(called).parameters else {}
-    )
+    settings = {}
+    if "features_only" in inspect.signature(called).parameters:
+        settings["features_only"] = True
     model(**net_input, **settings)
 
 
@@ -241,14 +294,20 @@ def _replace_fairseq_attention(model: nn.Module, impl: str) -> None:
     """Replace fairseq's attentions by MixheadAttention, which computes the same and has hooks."""
     for parent in list(model.modules()):
         for name, original in list(parent.named_children()):
-            if isinstance(original, MultiheadAttention) and not isinstance(
-                original, MixheadAttention
-            ):
-                attention = MixheadAttention(
-                    dropout=original.dropout_module.p,
-                    bias=original.q_proj.bias is not None,
-                    impl=impl,
-                    **{setting: getattr(original, setting) for setting in SAME_SETTINGS},
-                )
-                attention.load_state_dict(original.state_dict())
-                setattr(parent, name, attention)
+            if isinstance(original, MixheadAttention):
+                continue
+            if isinstance(original, MultiheadAttention):
+                setattr(parent, name, _with_hooks(original, impl))
+
+
+def _with_hooks(original: MultiheadAttention, impl: str) -> MixheadAttention:
+    """Return an attention of the plugin that computes what fairseq's does."""
+    settings = {name: getattr(original, name) for name in SAME_SETTINGS}
+    attention = MixheadAttention(
+        dropout=original.dropout_module.p,
+        bias=original.q_proj.bias is not None,
+        impl=impl,
+        **settings,
+    )
+    attention.load_state_dict(original.state_dict())
+    return attention

@@ -1,13 +1,12 @@
-"""Show the matrices that mix the heads, and their distances from the identity and orthogonality
-(mixhead section 3).
+"""Show the matrices that mix the heads, and how far from identity and orthogonality they are.
 
-M[j, i] is the weight of source head j in mixed head i. The first figure shows M - I of every layer,
-because the ones of the diagonal would hide what was learned. Where M depends on the position
-(Mixhead B), it shows the mean over the tokens, and another figure the standard deviation over the
-tokens.
+M[j, i] is the weight of source head j in mixed head i (mixhead section 3). The first figure shows
+M - I of every layer, because the ones of the diagonal would hide what was learned. Where M depends
+on the position (Mixhead B), it shows the mean over the tokens, and another figure shows the
+standard deviation over the tokens.
 
-It prints the Frobenius norms ||M - I|| and ||M^T M - I||, where M depends on the position their
-means over the tokens: the mean of M can be near the identity although no token's M is. The
+It prints the Frobenius norms ||M - I|| and ||M^T M - I||. Where M depends on the position, they are
+means over the tokens, because the mean of M can be near the identity although no token's M is. The
 orthogonal_* criteria penalise the second, squared.
 
 A pruned model's M is rectangular, [source heads, mixed heads]. It has no distance from the identity
@@ -35,8 +34,12 @@ from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 
 
 def over_tokens(loaded: Loaded, args: Namespace, head_mixing: str) -> dict[str, LayerMixing]:
-    """Return the mixing of all attentions of a model, where M depends on the position, over the
-    tokens of a set.
+    """Return the mixing of all attentions over the tokens of a set.
+
+    Args:
+        loaded: a model whose M depends on the position
+        args: the flags of the command
+        head_mixing: its --head-mixing
     """
     # the tokens of the batch that are not padding, by side, bool [B, Nq]
     real: dict[str, Tensor] = {}
@@ -95,10 +98,14 @@ def run(args: Namespace) -> None:
         if math.isnan(layer.from_identity):
             first = "rectangular"
         print(f"{where(name)}: M {shape}, {first}, from orthogonal {layer.from_orthogonal:.3f}")
-        entries = layer._asdict().items()
-        results[name] = {key: value for key, value in entries if value is not None}
+        results[name] = {}
+        for key, value in layer._asdict().items():
+            if value is not None:
+                results[name][key] = value
 
-    sites = {site: [layers[name] for name in names] for site, names in by_site(layers).items()}
+    sites = {}
+    for site, names in by_site(layers).items():
+        sites[site] = [layers[name] for name in names]
     with figures.style():
         pictures = {"mixing": draw_matrices(sites)}
         if by_position:

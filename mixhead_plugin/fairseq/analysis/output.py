@@ -18,10 +18,12 @@ import mixhead_plugin
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.heads import figures
 
+# Files whose name says nothing; that of their folder does.
 USUAL_NAMES = ("checkpoint_best", "checkpoint_last", "model", "log", "train", "training")
 
 
 def add_arguments(parser: ArgumentParser, labels: bool = False) -> None:
+    """Add --output, and with `labels` a flag for the names of several inputs."""
     text = "folder for PNG, SVG and JSON (default: %(default)s)"
     parser.add_argument(
         "--output", type=writable_folder, default="analysis", metavar="DIR", help=text
@@ -35,11 +37,13 @@ def add_arguments(parser: ArgumentParser, labels: bool = False) -> None:
 
 
 def writable_folder(path: str) -> str:
-    """Parse a folder for argparse, which may not exist yet; refuse one where files cannot be
-    written.
+    """Parse a folder for argparse; refuse one where files cannot be written.
+
+    It may not exist yet: then the folder above it counts.
     """
-    absolute = Path(path).absolute()
-    there = next(parent for parent in (absolute, *absolute.parents) if os.path.lexists(parent))
+    there = Path(path).absolute()
+    while not os.path.lexists(there):
+        there = there.parent
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise argparse.ArgumentTypeError(f"{path}: {there} is not a writable folder")
     return path
@@ -48,9 +52,9 @@ def writable_folder(path: str) -> str:
 def writable_file(path: str) -> str:
     """Parse a file for argparse; refuse one that cannot be written."""
     writable_folder(str(Path(path).absolute().parent))
-    if path.endswith("/") or (
-        os.path.exists(path) and not (os.path.isfile(path) and os.access(path, os.W_OK))
-    ):
+    is_new = not os.path.exists(path)
+    is_writable = os.path.isfile(path) and os.access(path, os.W_OK)
+    if path.endswith("/") or not (is_new or is_writable):
         raise argparse.ArgumentTypeError(
             f"{path}: is a folder or read-only, must be a writable file"
         )
@@ -58,11 +62,10 @@ def writable_file(path: str) -> str:
 
 
 def name_of(path: str) -> str:
-    """Return the name of a file without its suffix, or of its folder if the file has one of the
-    USUAL_NAMES.
-    """
+    """Return the name of a file without its suffix, or of its folder if that says more."""
+    name = Path(path).stem
     folder = Path(path).resolve().parent.name
-    return folder if Path(path).stem in USUAL_NAMES and folder else Path(path).stem
+    return folder if name in USUAL_NAMES and folder else name
 
 
 def labels(args: Namespace, defaults: Sequence[str]) -> list[str]:
@@ -81,23 +84,23 @@ def labels(args: Namespace, defaults: Sequence[str]) -> list[str]:
 
 def write(args: Namespace, command: str, results: dict[str, Any], pictures: dict[str, Any]) -> None:
     """Write the pictures and <command>.json into --output, and print the names of the files."""
-    files = [
-        file
-        for name, figure in pictures.items()
-        for file in figures.save(figure, args.output, name)
-    ]
-    flags = {
-        key: value
-        for key, value in vars(args).items()
-        if isinstance(value, (str, int, float, list, dict))
-    }
+    files = []
+    for name, figure in pictures.items():
+        files += figures.save(figure, args.output, name)
+
+    flags = {}
+    for key, value in vars(args).items():
+        if isinstance(value, (str, int, float, list, dict)):  # argparse also holds functions
+            flags[key] = value
     versions = {module.__name__: module.__version__ for module in (mixhead_plugin, torch, fairseq)}
     versions["python"] = platform.python_version()
     content = plain({"command": command, "versions": versions, "flags": flags, **results})
+
     Path(args.output).mkdir(parents=True, exist_ok=True)
-    files.append(Path(args.output) / f"{command}.json")
+    file = Path(args.output) / f"{command}.json"
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    files[-1].write_text(f"{text}\n", encoding="utf-8")
+    file.write_text(f"{text}\n", encoding="utf-8")
+    files.append(file)
     for file in files:
         print(f"wrote {file}")
 

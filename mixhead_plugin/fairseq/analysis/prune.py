@@ -1,8 +1,8 @@
-"""Show the score without the least important heads, or write a smaller checkpoint (sixteen-heads
-essay, figures 7, 8).
+"""Show the score without the least important heads, or write a smaller checkpoint.
 
 For one checkpoint, the figure shows the score over the fraction of heads removed, in steps of 10%.
-For several checkpoints of one training, it shows how much worse each score becomes.
+For several checkpoints of one training, it shows how much worse each score becomes (sixteen-heads
+essay, figures 7 and 8).
 
 The importance comes from a pass over --importance-subset. At least one head stays in each
 attention. Where heads mix, the same fraction of source and of mixed heads is removed. Attentions
@@ -90,9 +90,7 @@ def run(args: Namespace) -> None:
 
 
 def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
-    """Return the importances of the heads, before --normalize; refuse an --at-least that keeps all
-    heads.
-    """
+    """Return the importances before --normalize; refuse an --at-least that keeps all heads."""
     found = prunable(loaded)
     most = max(max(attention.heads.values()) for attention in found)
     if most <= args.at_least:
@@ -164,7 +162,8 @@ def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
     batches = list(loading.batches_from(args, loaded))
     progress = f"{loaded.name}: pruning"
     done: list[Step] = []
-    for i in tqdm(range(round(1 / STEP) + 1), progress, unit="step", disable=None, leave=False):
+    rounds = range(round(1 / STEP) + 1)
+    for i in tqdm(rounds, progress, unit="step", disable=None, leave=False):
         removed = least_important(weights, i * STEP, args.at_least)
         if done and len(removed) == done[-1].removed:
             continue  # --at-least keeps all that are left
@@ -207,10 +206,11 @@ def profile_figure(found: dict[str, list[Step]], metric: str) -> Any:
         figure, ((panel,),) = figures.subplots(1, 1, (4.6, 3.4))
         lines = figures.lines(found)
         for label, steps in found.items():
+            x = [100 * step.fraction for step in steps]
             y = worse_by(steps, metric) if several else [step.score for step in steps]
             legend = f"{label} ({steps[0].score:.2f} with all heads)"
             look = {**lines[label], "marker": "o", "markersize": 3, "label": legend}
-            panel.plot([100 * step.fraction for step in steps], y, **look)
+            panel.plot(x, y, **look)
         panel.axhline(y[0], color="grey", linewidth=0.8, zorder=0)  # the whole model
         if several:
             change = "increase" if metric == "loss" else "decrease"
@@ -245,29 +245,36 @@ def cut_off(args: Namespace) -> None:
 
     batches = list(loading.batches_from(args, whole))
     metrics = list(dict.fromkeys(["loss", args.metric]))
-    some = batches[:TIMED_BATCHES]
-    report: dict[str, dict[str, Any]] = {}
-    for name, model in {"whole": whole, "pruned": pruned}.items():
-        report[name] = {**sizes(model), **scores.score(model, batches, metrics)}
-        report[name]["forward_s"] = seconds(partial(scores.criterion_averages, model, some))
-        if scores.translates(model):
-            translate = partial(scores.translate, model, some[:1])
-            tokens = sum(map(len, translate()[0]))  # the outputs of both have different lengths
-            report[name]["decoding_ms"] = 1000 * seconds(translate) / tokens
+    report = {
+        "whole": measured(whole, batches, metrics),
+        "pruned": measured(pruned, batches, metrics),
+    }
     with without(found, removed):
         report["masked"] = scores.score(whole, batches, metrics)
     print(comparison(report))
     print("to train on: fairseq-train with the flags of its training, followed by")
     print(f"  {smaller.training_flags(pruned, args.save, args.user_dir)}")
     print(f"wrote {args.save}")
-    stays = {name: heads._asdict() for name, heads in kept.items()}
     results = {
         "checkpoint": path,
         "heads_per_layer": pruned.cfg.model.heads_per_layer,
-        "kept": stays,
+        "kept": {name: heads._asdict() for name, heads in kept.items()},
         **report,
     }
     output.write(args, "prune-save", results, {})
+
+
+def measured(loaded: Loaded, batches: scores.Batches, metrics: Sequence[str]) -> dict[str, Any]:
+    """Return the sizes, the scores and the times of a model."""
+    found: dict[str, Any] = {**sizes(loaded), **scores.score(loaded, batches, metrics)}
+    some = batches[:TIMED_BATCHES]
+    found["forward_s"] = seconds(partial(scores.criterion_averages, loaded, some))
+    if scores.translates(loaded):
+        translate = partial(scores.translate, loaded, some[:1])
+        # A token, because two models write translations of different lengths.
+        tokens = sum(len(translation) for translation in translate()[0])
+        found["decoding_ms"] = 1000 * seconds(translate) / tokens
+    return found
 
 
 def sizes(loaded: Loaded) -> dict[str, int]:

@@ -35,12 +35,14 @@ def criterion_averages(loaded: Loaded, batches: Batches) -> dict[str, float]:
         logs = [loaded.criterion(loaded.model, batch)[2] for batch in batches]
     with metrics.aggregate(new_root=True) as meters:
         type(loaded.criterion).reduce_metrics(logs)
-    # Some meters, such as the accuracy of --report-accuracy, have no average: fairseq derives them
-    # from other meters.
-    return {
-        name: float(meter.avg if hasattr(meter, "avg") else meters.get_smoothed_value(name))
-        for name, meter in meters.items()
-    }
+    found = {}
+    for name, meter in meters.items():
+        if hasattr(meter, "avg"):
+            found[name] = float(meter.avg)
+        else:
+            # Such as the accuracy of --report-accuracy, which fairseq derives from other meters.
+            found[name] = float(meters.get_smoothed_value(name))
+    return found
 
 
 def score(loaded: Loaded, batches: Batches, wanted: Sequence[str]) -> dict[str, float]:
@@ -48,8 +50,15 @@ def score(loaded: Loaded, batches: Batches, wanted: Sequence[str]) -> dict[str, 
 
     The loss is the criterion's, in bits per token for language models and translation, per sentence
     for other tasks.
+
+    Args:
+        loaded: the model
+        batches: of fairseq, with their targets
+        wanted: keys of METRICS
     """
-    found = criterion_averages(loaded, batches) if set(wanted) != {"bleu"} else {}
+    found: dict[str, float] = {}
+    if set(wanted) != {"bleu"}:
+        found = criterion_averages(loaded, batches)
     if "bleu" in wanted:
         found["bleu"] = bleu(loaded, batches)
     for metric in wanted:
@@ -68,9 +77,8 @@ def score(loaded: Loaded, batches: Batches, wanted: Sequence[str]) -> dict[str, 
 def translate(loaded: Loaded, batches: Batches) -> list[list[torch.Tensor]]:
     """Return the best translation of each sentence, by batch, as tokens [length]."""
     trained_with = json.loads(getattr(loaded.cfg.task, "eval_bleu_args", None) or "{}")
-    generator = loaded.task.build_generator(
-        [loaded.model], Namespace(**{"beam": 5, **trained_with})
-    )
+    search = Namespace(**{"beam": 5, **trained_with})
+    generator = loaded.task.build_generator([loaded.model], search)
     found = []
     for batch in batches:
         hypotheses = loaded.task.inference_step(generator, [loaded.model], batch)
@@ -79,26 +87,28 @@ def translate(loaded: Loaded, batches: Batches) -> list[list[torch.Tensor]]:
 
 
 def bleu(loaded: Loaded, batches: Batches) -> float:
+    """Return the BLEU that --eval-bleu logs; refuse a model that does not translate."""
     if not translates(loaded):
         raise OptionError(f"--metric bleu: {type(loaded.task).__name__} does not translate")
-    task, words = loaded.cfg.task, loaded.task.target_dictionary
+    task = loaded.cfg.task
+    words = loaded.task.target_dictionary
     tokenizer = "none" if getattr(task, "eval_tokenized_bleu", False) else "13a"
 
     def text(tokens: torch.Tensor, unknown: str) -> str:
-        # fairseq gives unknown words different names in hypothesis and reference, so that they
-        # never match.
-        return words.string(
-            tokens.int().cpu(), getattr(task, "eval_bleu_remove_bpe", None), unk_string=unknown
-        )
+        pieces = getattr(task, "eval_bleu_remove_bpe", None)
+        return words.string(tokens.int().cpu(), pieces, unk_string=unknown)
 
-    hypotheses, references = [], []
+    # As fairseq: unknown words have different names in hypothesis and reference, and never match.
+    hypotheses: list[str] = []
+    references: list[str] = []
     for batch, translations in zip(batches, translate(loaded, batches), strict=True):
-        hypotheses += [text(tokens, "UNKNOWNTOKENINHYP") for tokens in translations]
-        references += [
-            text(target[target.ne(words.pad())], "UNKNOWNTOKENINREF") for target in batch["target"]
-        ]
+        for tokens in translations:
+            hypotheses.append(text(tokens, "UNKNOWNTOKENINHYP"))
+        for target in batch["target"]:
+            references.append(text(target[target.ne(words.pad())], "UNKNOWNTOKENINREF"))
     return BLEU(tokenize=tokenizer).corpus_score(hypotheses, [references]).score
 
 
 def translates(loaded: Loaded) -> bool:
+    """Return whether a model reads one sentence and writes another."""
     return hasattr(loaded.model, "encoder") and hasattr(loaded.model, "decoder")

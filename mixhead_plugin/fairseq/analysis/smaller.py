@@ -16,6 +16,7 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq import rewriting
 from mixhead_plugin.fairseq.analysis.adapter import prunable
 from mixhead_plugin.fairseq.analysis.loading import Loaded
 from mixhead_plugin.fairseq.options import OPTION_NAMES, AttentionOptions, model_name
@@ -37,8 +38,10 @@ def refuse_uncut(attention: AssemblyAttention) -> None:
 
 
 def cut_parameters(attention: AssemblyAttention, kept: KeptHeads) -> dict[str, Tensor]:
-    """Return the parameters and buffers of an attention with only the heads of `kept`; refuse what
-    cannot be cut.
+    """Return the parameters and buffers of an attention with only the heads of `kept`.
+
+    Raises:
+        OptionError: the attention cannot be cut
     """
     refuse_uncut(attention)
     try:
@@ -50,27 +53,39 @@ def cut_parameters(attention: AssemblyAttention, kept: KeptHeads) -> dict[str, T
 def pruned_flags(
     attentions: Sequence[AssemblyAttention], kept: Mapping[str, Sequence[KeptHeads]]
 ) -> dict[str, Any]:
-    """Return the options that the pruned model needs beside those of the whole one; `kept` is by
-    site.
+    """Return the options that the pruned model needs beside those of the whole one.
+
+    Args:
+        attentions: of the whole model
+        kept: the heads of each layer, by site
     """
-
-    def number(layer: KeptHeads) -> str:
-        source, mixed = len(layer.source), len(layer.mixed)
-        return str(source) if source == mixed else f"{source}:{mixed}"
-
     sizes = sorted({attention.module.head_dim for attention in attentions})
     if len(sizes) != 1:
         found = ", ".join(map(str, sizes))
         raise OptionError(
             f"heads of sizes {found}: cannot be cut, --head-dim names one size for all attentions"
         )
-    per_layer = ";".join(f"{site}={','.join(map(number, layers))}" for site, layers in kept.items())
-    return {"heads_per_layer": per_layer, "head_dim": sizes[0]}
+    sites = []  # as in 'encoder-self=8,6;cross=4:3,4'
+    for site, layers in kept.items():
+        numbers = [_number(layer) for layer in layers]
+        sites.append(f"{site}={','.join(numbers)}")
+    return {"heads_per_layer": ";".join(sites), "head_dim": sizes[0]}
+
+
+def _number(layer: KeptHeads) -> str:
+    """Return the numbers of source and mixed heads, as '8:6', or '8' for equal ones."""
+    source = len(layer.source)
+    mixed = len(layer.mixed)
+    return str(source) if source == mixed else f"{source}:{mixed}"
 
 
 def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
-    """Save the model with only the heads `kept` of each attention of `prunable`, without the
-    optimizer's state.
+    """Write a checkpoint with only some of the heads, without the state of the optimizer.
+
+    Args:
+        loaded: the whole model
+        kept: the heads of each attention of `prunable`, by its name
+        file: the checkpoint
     """
     found = prunable(loaded)
     smaller = dict(loaded.model.state_dict())
@@ -88,71 +103,73 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
             "have"
         )
     model = loaded.task.build_model(config)
-    # the model's own method would refuse other numbers of heads
+    # Not the model's own method, which would refuse other numbers of heads.
     nn.Module.load_state_dict(model, smaller)
 
     state = checkpoint_utils.load_checkpoint_to_cpu(loaded.path)
     tensors = model.state_dict()  # has the record of the smaller attentions
     for name, tensor in tensors.items():
-        tensors[name] = tensor.to(
-            "cpu", state["model"][name].dtype if name in state["model"] else tensor.dtype
-        )
-    state["cfg"] = _plain(state["cfg"])
-    state["cfg"]["model"] = _plain(config)
-    state["args"] = None  # of an old checkpoint; `cfg` has them all
-    state["model"] = tensors
-    for of_the_whole_model in ("last_optimizer_state", "ema", "ema_fp32_params"):
-        state.pop(of_the_whole_model, None)
-        state["extra_state"].pop(of_the_whole_model, None)
-    checkpoint_utils.torch_persistent_save(state, file)
+        # In the dtype of the checkpoint; the model may compute in another one.
+        written = state["model"].get(name, tensor)
+        tensors[name] = tensor.to("cpu", written.dtype)
+    cfg = rewriting.plain(state["cfg"])
+    cfg["model"] = rewriting.plain(config)
+    rewriting.write(state, cfg, tensors, file)
 
 
 def training_flags(cut: Loaded, file: str, user_dir: str | None = None) -> str:
-    """Return the flags to train `cut`, the model in `file`, further; they follow those of the whole
-    model's training.
+    """Return the flags to train a smaller model further, to follow those of the whole one.
 
-    `user_dir` is another plugin that the model needs; it registers this one, too, because fairseq
-    takes one alone. --save-dir is a new folder, because in the old one fairseq would load the whole
-    model's checkpoint_last.pt.
+    --save-dir is a new folder, because in the old one fairseq would load the whole model's
+    checkpoint_last.pt.
+
+    Args:
+        cut: the smaller model
+        file: its checkpoint
+        user_dir: another plugin that the model needs; it registers this one, too, because fairseq
+            takes one alone
     """
-    model, save_dir = cut.cfg.model, f"{os.path.splitext(file)[0]}-finetuned"
+    model = cut.cfg.model
     flags = {
         "arch": model_name(model),
         "head-mixing": model.head_mixing,
         "heads-per-layer": model.heads_per_layer,
+        "head-dim": str(model.head_dim),
+        "finetune-from-model": file,
+        "save-dir": f"{os.path.splitext(file)[0]}-finetuned",
     }
-    flags |= {"head-dim": str(model.head_dim), "finetune-from-model": file, "save-dir": save_dir}
     if getattr(model, "value_head_dim", None) is not None:
         flags["value-head-dim"] = str(model.value_head_dim)
-    words = [f"--{flag} {shlex.quote(value)}" for flag, value in flags.items()]
     folder = '"$(python -m mixhead_plugin)"' if user_dir is None else shlex.quote(user_dir)
-    return " ".join([f"--user-dir {folder}", *words])
+    words = [f"--user-dir {folder}"]
+    for flag, value in flags.items():
+        words.append(f"--{flag} {shlex.quote(value)}")
+    return " ".join(words)
 
 
 def _plugin_config(config: Any, flags: dict[str, Any]) -> Any:
-    """Return a copy of a model's config with `flags`, for the plugin's architecture instead of
-    fairseq's own.
+    """Return a copy of a model's config with `flags`.
+
+    fairseq's own architecture becomes that of the plugin, with the defaults of its flags.
     """
+    changes: dict[str, Any] = {}
     if not hasattr(config, "attention_scope"):  # fairseq's own architecture
-        defaults, arch = AttentionOptions(), f"mixhead_{model_name(config)}"
+        arch = f"mixhead_{model_name(config)}"
         if arch not in ARCH_MODEL_REGISTRY:
             raise OptionError(
                 f"--save: {model_name(config)} has no counterpart in the plugin, which could be "
                 "smaller"
             )
-        names = {name: arch for name in ("arch", "_name") if hasattr(config, name)}
-        flags = {**{name: getattr(defaults, name) for name in OPTION_NAMES}, **names, **flags}
+        defaults = AttentionOptions()
+        for name in OPTION_NAMES:
+            changes[name] = getattr(defaults, name)
+        for name in ("arch", "_name"):
+            if hasattr(config, name):
+                changes[name] = arch
+    changes |= flags
+
     config = copy.deepcopy(config)
     with open_dict(config) if OmegaConf.is_config(config) else nullcontext():
-        for name, value in flags.items():
+        for name, value in changes.items():
             setattr(config, name, value)
     return config
-
-
-def _plain(config: Any) -> Any:
-    """Return a config as fairseq-train writes it."""
-    return (
-        OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-        if OmegaConf.is_config(config)
-        else config
-    )

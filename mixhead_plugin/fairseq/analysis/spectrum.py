@@ -1,14 +1,13 @@
-"""Show how many dimensions the attention matrices have (mixhead figures 1 and 3; Roy and Vetterli
-2007).
+"""Show how many dimensions the attention matrices have.
 
-spectrum: the matrix of a head on a window of n tokens has n singular values s_1 >= s_2 >= ... The
-curves are (s_1 + ... + s_k) / (s_1 + ... + s_n) over k, means over heads and windows, after the
-mixing: thin for a layer, bold for the mean of the layers. A curve near the upper left corner means
-a low rank.
+spectrum (mixhead figures 1 and 3): the matrix of a head on a window of n tokens has n singular
+values s_1 >= s_2 >= ... The curves are (s_1 + ... + s_k) / (s_1 + ... + s_n) over k, means over
+heads and windows, after the mixing: thin for a layer, bold for the mean of the layers. A curve near
+the upper left corner means a low rank.
 
-effective_rank: exp(-sum_k p_k ln p_k) with p_k = s_k / sum s, of each head. It is n if all singular
-values are equal, and 1 if only one is not 0. Where heads mix, the source heads stand beside the
-mixed ones.
+effective_rank (Roy and Vetterli 2007): exp(-sum_k p_k ln p_k) with p_k = s_k / sum s, of each head.
+It is n if all singular values are equal, and 1 if only one is not 0. Where heads mix, the source
+heads stand beside the mixed ones.
 
 log_and_heads: above the singular values of log P minus the mean of each row, of which softmax gives
 at most D. Hidden, zero and negative weights have no logarithm, so causal attention is left out.
@@ -18,8 +17,7 @@ linear and adds no row outside their span.
 A window is the first --length tokens of a sentence (of a block, for language models), on both sides
 of a translation. Shorter sentences are left out. Checkpoints are only comparable on the same data.
 
-Example: spectrum fairseq/checkpoint_best.pt mixhead/checkpoint_best.pt --labels fairseq,Mixhead
---length 128
+Example: spectrum plain/best.pt mixhead/best.pt --labels fairseq,Mixhead --length 128
 """
 
 import itertools
@@ -52,19 +50,26 @@ def usual_length(loaded: Loaded, subset: str) -> int:
     dataset = loading.load_subset(loaded, subset)
     if not hasattr(dataset, "size"):  # the windows of --task truncated_bptt_lm
         return int(loaded.cfg.task.tokens_per_sample)
-    return int(np.median([min(np.atleast_1d(dataset.size(i))) for i in range(len(dataset))]))
+    lengths = []
+    for i in range(len(dataset)):
+        # a number, or those of both sides
+        lengths.append(min(np.atleast_1d(dataset.size(i))))
+    return int(np.median(lengths))
 
 
 def windows(loaded: Loaded, subset: str, length: int) -> Iterator[dict[str, Tensor]]:
     """Yield the inputs of one window after another, from random places of the set."""
-    source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
-    pads = {"src_tokens": source.pad(), "prev_output_tokens": (target or source).pad()}
-    # Sentences of one batch would have similar lengths.
+    source = loaded.task.source_dictionary
+    target = loaded.task.target_dictionary or source
+    pads = {"src_tokens": source.pad(), "prev_output_tokens": target.pad()}
+    # One sentence a batch, because sentences of one batch would have similar lengths.
     for batch in loading.batches(loaded, subset, batch_size=1, shuffle=True):
         net_input = batch["net_input"]
-        rows = {name: net_input[name][:1] for name in pads if name in net_input}
-        # [1, length]
-        tokens = {name: row[row.ne(pads[name])][None, :length] for name, row in rows.items()}
+        tokens = {}
+        for name, pad in pads.items():
+            if name in net_input:
+                row = net_input[name][:1]
+                tokens[name] = row[row.ne(pad)][None, :length]  # [1, length]
         if all(row.shape[1] == length for row in tokens.values()):
             if "src_lengths" in net_input:
                 tokens["src_lengths"] = net_input["src_lengths"][:1].clamp(max=length)

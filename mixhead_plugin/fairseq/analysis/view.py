@@ -105,15 +105,21 @@ class Input(NamedTuple):
 
 
 def words(dictionary: Dictionary, tokens: Tensor, unknown: list[str]) -> list[str]:
-    """Return the words of tokens [N]; those that the dictionary lacks come from `unknown`, in their
-    order.
+    """Return the words of tokens [N].
+
+    Args:
+        dictionary: of the tokens
+        tokens: [N]
+        unknown: the words that the dictionary lacks, in their order
     """
     left = iter(unknown)
     found = []
     for token in tokens.tolist():
         word = dictionary[token]
-        if token == dictionary.unk() and (lacking := next(left, "")):
-            word = f"{lacking} (unknown)"
+        if token == dictionary.unk():
+            lacking = next(left, "")  # a translation of the model may have more of them
+            if lacking:
+                word = f"{lacking} (unknown)"
         found.append(word)
     return found
 
@@ -128,7 +134,10 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     net_input, written, (lacking, lacking_target) = inputs
     longest = max(net_input[name].size(1) for name in TOKENS if name in net_input)
     say_if_cut(length, longest)
-    net_input = {name: x[:, :length] if name in TOKENS else x for name, x in net_input.items()}
+    net_input = dict(net_input)
+    for name in TOKENS:
+        if name in net_input:
+            net_input[name] = net_input[name][:, :length]
     if "src_lengths" in net_input:
         net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
 
@@ -159,14 +168,12 @@ def from_data(args: Namespace, loaded: Loaded) -> Iterator[Input]:
 
 def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:
     """Yield each --text, with its --target or the model's own translation."""
-    source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
+    source = loaded.task.source_dictionary
+    target = loaded.task.target_dictionary
     for number, text in enumerate(args.text):
         tokens, unknown = encode(args, loaded, source, text, "--text")
         if not scores.translates(loaded):
-            sites = {where(attention.name).site for attention in attentions_of(loaded.model)}
-            masked = "encoder-self" in sites
-            first = tokens.new_tensor([source.bos() if masked else source.eos()])
-            read = torch.cat([first, tokens if masked else tokens[:-1]])
+            read = _read_by_one_side(loaded, tokens)
             net_input = {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}
             yield Input(net_input, tokens, (unknown, []))
             continue
@@ -183,11 +190,33 @@ def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:
         yield Input({**net_input, "prev_output_tokens": read[None]}, written, (unknown, lacking))
 
 
+def _read_by_one_side(loaded: Loaded, tokens: Tensor) -> Tensor:
+    """Return what a model that does not translate reads for the tokens of a text [N].
+
+    masked language model   <s>  a  b  </s>
+    language model          </s> a  b            and predicts a b </s>
+    """
+    source = loaded.task.source_dictionary
+    sites = {where(attention.name).site for attention in attentions_of(loaded.model)}
+    if "encoder-self" in sites:
+        return torch.cat([tokens.new_tensor([source.bos()]), tokens])
+    return torch.cat([tokens.new_tensor([source.eos()]), tokens[:-1]])
+
+
 def encode(
     args: Namespace, loaded: Loaded, dictionary: Dictionary, text: str, flag: str
 ) -> tuple[Tensor, list[str]]:
-    """Return the tokens of a text [N] on the model's device, and the words that the dictionary
-    lacks.
+    """Return the tokens of a text, and the words that the dictionary lacks.
+
+    Args:
+        args: the flags of the command
+        loaded: the model
+        dictionary: of this side
+        text: words with spaces between them
+        flag: of the text, for messages
+
+    Returns:
+        [N] on the model's device, with the end of the sentence; words
     """
     pieces = text.split()
     if args.sentencepiece is not None:

@@ -117,8 +117,12 @@ class FamilyModel(BaseFairseqModel):
         model_cfg: Any = None,
         args: Any = None,
     ) -> Any:
-        check_checkpoint(self, state_dict)
+        self.check_checkpoint(state_dict)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    def check_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        """Refuse the tensors of a model with other flags; see `checkpoint.check_checkpoint`."""
+        check_checkpoint(self, state_dict)
 
 
 def register_families(

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
+from mixhead_plugin.fairseq.checkpoint import tensors_of
 from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
 
 
@@ -22,11 +23,7 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     for name, unit in model.named_modules():
         if not isinstance(unit, GatedAttentionUnit):
             continue
-        tensors = {
-            key.removeprefix(f"{name}."): tensor
-            for key, tensor in state_dict.items()
-            if key.startswith(f"{name}.")
-        }
+        tensors = tensors_of(name, state_dict)
         if not tensors:  # fairseq reports missing layers
             continue
         if "shared_proj.weight" not in tensors:

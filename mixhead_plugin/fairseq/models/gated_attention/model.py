@@ -1,5 +1,6 @@
-"""Language model and masked language model of gated attention units: architectures `gau_lm` and
-`gau_roberta`, also in the families l2 and sigsoftmax.
+"""Language model and masked language model of gated attention units.
+
+Architectures `gau_lm` and `gau_roberta`, also in the families l2 and sigsoftmax.
 """
 
 import copy
@@ -112,7 +113,7 @@ MEANINGLESS: dict[str, tuple[tuple[Any, ...], str]] = {
 class GatedModel(FamilyModel):
     """What both models share: their families, and the check of their flags and checkpoints."""
 
-    # The others are about several heads.
+    # The other families are about several heads, and a unit has one.
     families = ("", "sigsoftmax", "l2")
     side: ClassVar[str]  # "encoder" or "decoder"
 
@@ -146,15 +147,9 @@ class GatedModel(FamilyModel):
         if args.attention_impl == "triton":
             check_kernels(args, getattr(args, f"{cls.side}_embed_dim"))
 
-    def load_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        strict: bool = True,
-        model_cfg: Any = None,
-        args: Any = None,
-    ) -> Any:
+    def check_checkpoint(self, state_dict: dict[str, Any]) -> None:
         check_units(self, state_dict)
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
+        super().check_checkpoint(state_dict)
 
 
 def _refuse(option: str, value: Any, problem: str) -> None:
@@ -181,8 +176,8 @@ def _set_missing(args: Any, defaults: dict[str, Any]) -> None:
 
 
 # Both have twice as many layers as fairseq's model, because two units stand where an attention and
-# a feed-forward block stood. Of these flags only the first is preset by the family l2, to another
-# value: the essay leaves the start of units as it is.
+# a feed-forward block stood. The family l2 presets a smaller value_init_scale for attentions; the
+# essay leaves the start of units as it is.
 
 
 def gau_lm(args: Any) -> None:
@@ -225,8 +220,9 @@ def _own_defaults() -> dict[str, Any]:
 
 
 def _set_norm_and_positions(args: Any, side: str) -> None:
-    """Ask for a norm after the last unit, because each has its norm at its beginning, and for no
-    positions beside the rotary ones.
+    """Ask for a norm after the last unit, and for no positions beside the rotary ones.
+
+    Each unit has its norm at its beginning, so nothing else normalises the output of the last one.
     """
     setattr(args, f"{side}_normalize_before", True)
     args.no_token_positional_embeddings = True

@@ -1,5 +1,6 @@
-"""The gated attention unit (Hua et al. 2022, 'Transformer Quality in Linear Time'), as a layer of
-fairseq's encoder and of its decoder.
+"""The gated attention unit, as a layer of fairseq's encoder and of its decoder.
+
+Hua et al. 2022, 'Transformer Quality in Linear Time'.
 
 B sentences, N positions, Nk keys; d is the size of the model, e = expansion * d, and s is the size
 of queries and keys.
@@ -93,7 +94,7 @@ class GatedAttentionUnit(Assembly, FairseqIncrementalState, nn.Module):
             impl=cfg.attention_impl,
         )
         self.add_parts(variant, variant.sizes(1, embed_dim, causal=causal))
-        # TorchScript cannot look it up by name
+        # TorchScript cannot look it up by name.
         self.normalize = NORMALIZERS[self.normalizer].weights
 
         # The name is for --retain-dropout-modules.
@@ -219,10 +220,18 @@ class GatedAttentionUnit(Assembly, FairseqIncrementalState, nn.Module):
         key_padding_mask: Tensor | None,
         incremental_state: dict[str, dict[str, Tensor | None]],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return keys [B, 1, Nk, s], values [B, 1, Nk, e] and their padding mask [B, Nk], those of
-        earlier steps first, and cache them.
+        """Return keys, values and padding mask with those of earlier steps first, and cache them.
 
         Keys are cached before they are rotated.
+
+        Args:
+            k: of this step, [B, 1, N, s]
+            v: of this step, [B, 1, N, e]
+            key_padding_mask: of this step, bool [B, N]; None for no padding
+            incremental_state: the cache
+
+        Returns:
+            [B, 1, Nk, s], [B, 1, Nk, e] and [B, Nk]
         """
         if key_padding_mask is None:
             key_padding_mask = torch.zeros(k.size(0), k.size(2), dtype=torch.bool, device=k.device)

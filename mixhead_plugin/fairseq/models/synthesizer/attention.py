@@ -36,8 +36,13 @@ class Sizes(NamedTuple):
 
 
 class TokenNetwork(nn.Module):
-    """Compute relu(W1 q + b1) over all heads; its products with `output`, a W2 that all heads
-    share, are scores.
+    """Compute relu(W1 q + b1) over all heads.
+
+    Its products with `output`, a W2 that all heads share, are scores.
+
+    Args:
+        sizes: of the attention
+        outputs: the number of rows of W2, scores for each query
     """
 
     def __init__(self, sizes: Sizes, outputs: int):
@@ -46,8 +51,7 @@ class TokenNetwork(nn.Module):
         self.hidden = nn.Linear(inner_dim, inner_dim)
         # as fairseq starts k_proj, which it replaces
         nn.init.xavier_uniform_(self.hidden.weight, gain=2**-0.5)
-        # Each output starts as a vector of length about 1.
-        # [outputs, D]
+        # [outputs, D]; each row starts with a length of about 1
         self.output = nn.Parameter(torch.randn(outputs, sizes.head_dim) * sizes.head_dim**-0.5)
 
     def forward(self, query: Tensor) -> Tensor:
@@ -58,8 +62,7 @@ class TokenNetwork(nn.Module):
 
 
 class DenseSynthesizer(nn.Module):
-    """Compute the scores of all n keys from the projected query (Tay et al. 2020, Dense
-    Synthesizer).
+    """Compute the scores of all n keys from the query (Tay et al. 2020, Dense Synthesizer).
 
     W1 replaces the key projection, and all heads share W2: this gives the 248M parameters of the
     Mixhead paper.
@@ -76,8 +79,10 @@ class DenseSynthesizer(nn.Module):
 
 
 class FactorizedDenseSynthesizer(nn.Module):
-    """Compute scores A[t, k mod a] B[t, k div a] by two networks of the token (Tay et al. 2020,
-    Factorized Dense).
+    """Compute scores A[t, k mod a] B[t, k div a] by two networks of the token t.
+
+    Tay et al. 2020, Factorized Dense: a factor of 3 gives key 0 the outputs A0 B0, key 1 A1 B0, key
+    2 A2 B0, key 3 A0 B1, and so on.
 
     The scores are not a product of queries and keys, so memory holds all of them, [B, H, Nq, Nk].
     """
@@ -93,14 +98,14 @@ class FactorizedDenseSynthesizer(nn.Module):
         a = upcast(torch.matmul(self.first(query), self.first.output.t()))  # [B, H, Nq, a]
         # [B, H, Nq, rows]
         b = upcast(torch.matmul(self.second(query), self.second.output[:rows].t()))
-        return _bias_alone(
-            query, n_keys, (b[..., :, None] * a[..., None, :]).flatten(3)[..., :n_keys]
-        )
+        scores = (b[..., :, None] * a[..., None, :]).flatten(3)  # [B, H, Nq, rows * a]
+        return _bias_alone(query, n_keys, scores[..., :n_keys])
 
 
 class RandomSynthesizer(nn.Module):
-    """Give the same scores R[h, t, k] to all inputs, at first normal ones (Tay et al. 2020, Random
-    and Fixed Random).
+    """Give the same scores R[h, t, k] to all inputs; they are drawn from a normal distribution.
+
+    Tay et al. 2020, Random and Fixed Random.
 
     Fixed scores are a buffer, so that checkpoints keep them.
     """
@@ -111,25 +116,27 @@ class RandomSynthesizer(nn.Module):
         self.scores = nn.Parameter(scores) if trained else nn.Buffer(scores)
 
     def forward(self, query: Tensor, n_keys: int) -> Scores:
-        return _bias_alone(
-            query, n_keys, self.scores[None, :, n_keys - query.size(2) : n_keys, :n_keys]
-        )
+        first = n_keys - query.size(2)  # the position of the first query
+        return _bias_alone(query, n_keys, self.scores[None, :, first:n_keys, :n_keys])
 
 
 class FactorizedRandomSynthesizer(nn.Module):
-    """Give the scores R1[h, t] . R2[h, k] (Tay et al. 2020, Factorized Random); at first their
-    deviation is 1.
+    """Give the same scores R1[h, t] . R2[h, k] to all inputs (Tay et al. 2020, Factorized Random).
+
+    At first their deviation is 1.
     """
 
     def __init__(self, sizes: Sizes):
         super().__init__()
         shape = (sizes.num_heads, sizes.max_length, sizes.own)
+        # Products of k pairs with deviations s have the deviation sqrt(k) s^2, here 1.
         self.query = nn.Parameter(torch.randn(shape) * sizes.own**-0.25)  # [H, n, k]
         self.key = nn.Parameter(torch.randn(shape) * sizes.own**-0.25)  # [H, n, k]
 
     def forward(self, query: Tensor, n_keys: int) -> Scores:
         batch = query.size(0)
-        rows = self.query[:, n_keys - query.size(2) : n_keys].to(query.dtype)
+        first = n_keys - query.size(2)  # the position of the first query
+        rows = self.query[:, first:n_keys].to(query.dtype)
         columns = self.key[:, :n_keys].to(query.dtype)
         return Scores(rows.expand(batch, -1, -1, -1), columns.expand(batch, -1, -1, -1), None)
 
@@ -138,7 +145,9 @@ def _bias_alone(query: Tensor, n_keys: int, bias: Tensor) -> Scores:
     """Return `bias` beside queries and keys whose product is 0."""
     batch, heads, n_queries, _ = query.size()
     return Scores(
-        query.new_zeros(batch, heads, n_queries, 1), query.new_zeros(batch, heads, n_keys, 1), bias
+        query.new_zeros(batch, heads, n_queries, 1),
+        query.new_zeros(batch, heads, n_keys, 1),
+        bias,
     )
 
 
@@ -179,15 +188,16 @@ SYNTHESIZERS = {
 
 
 class SynthesizerAttention(MixheadAttention):
-    """Compute self-attention of a decoder with synthetic scores; called like `MixheadAttention`,
-    with one input.
+    """Compute self-attention of a decoder with synthetic scores; called like `MixheadAttention`.
 
     It has no k_proj, and has q_proj only if the synthesizer or the head mixing reads the query:
     DistributedDataParallel refuses parameters without a gradient. The cache of decoding has values
     but no keys.
 
     Args:
-        embed_dim, num_heads, options: as in `MixheadAttention`
+        embed_dim: size of inputs and outputs
+        num_heads: number of source heads
+        options: further arguments of `MixheadAttention`
         max_length: of the input, cached tokens included
         synthesizer: a key of `SYNTHESIZERS`
         own_size: the size that only this synthesizer has; None for its default
@@ -229,9 +239,7 @@ class SynthesizerAttention(MixheadAttention):
         return signature
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Add the query projection that only the mixing reads to a checkpoint without
-        head mixing.
-        """
+        """Give a checkpoint without head mixing the query projection that only a mixing reads."""
         super().upgrade_state_dict_named(state_dict, name)
         if self.q_proj is not None and not SYNTHESIZERS[self.synthesizer_name].reads_query:
             for key, value in self.q_proj.state_dict().items():
@@ -250,10 +258,12 @@ class SynthesizerAttention(MixheadAttention):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from `query` to itself, as `MixheadAttention.forward`; `key`, `value` and
-        `static_kv` are ignored.
+        """Attend from `query` to itself, with the call and the result of `MixheadAttention`.
 
-        Raise OptionError if the input, cached tokens included, is longer than `max_length`.
+        `key`, `value` and `static_kv` are ignored.
+
+        Raises:
+            OptionError: the input, cached tokens included, is longer than `max_length`
         """
         v = self._split_heads(self.values(query), self.num_mixed_heads)
         if incremental_state is not None:
@@ -263,11 +273,9 @@ class SynthesizerAttention(MixheadAttention):
             self._set_input_buffer(incremental_state, saved)
         n_keys = v.size(2)
         if n_keys > self.max_length:
-            problem = (
-                f"an input has {n_keys} tokens, this --synthesizer has scores for {self.max_length}"
-            )
             raise OptionError(
-                f"--tokens-per-sample: {problem} (its length in training); must be at most that"
+                f"--tokens-per-sample: an input has {n_keys} tokens, this --synthesizer has scores "
+                f"for {self.max_length} (its length in training); must be at most that"
             )
         # [B, H, Nq, D]; only its shape matters if nothing reads it
         q = v.new_zeros(query.size(1), self.num_heads, query.size(0), self.head_dim)

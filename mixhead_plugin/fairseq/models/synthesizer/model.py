@@ -1,6 +1,4 @@
-"""Language model without query-key products, which fairseq lacks: architectures
-`<family>_synthesizer_lm*`.
-"""
+"""Language model without query-key products, which fairseq lacks: `<family>_synthesizer_lm*`."""
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -85,42 +83,38 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
 
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
-        # These heads cannot be pruned, so --heads-per-layer has no meaning here.
-        return {
-            site: shape._replace(layers=None)
-            for site, shape in super().attention_sites(args).items()
-        }
+        sites = super().attention_sites(args)
+        for site, shape in sites.items():
+            # These heads cannot be pruned, so --heads-per-layer has no meaning here.
+            sites[site] = shape._replace(layers=None)
+        return sites
 
     @classmethod
     def check_args(cls, args: Any) -> None:
         super().check_args(args)
-        options, longest = (
-            cls.config.from_namespace(args),
-            getattr(args, "max_target_positions", None),
-        )
+        options = cls.config.from_namespace(args)
+        longest = getattr(args, "max_target_positions", None)
         if longest is None and not getattr(args, "tokens_per_sample", None):
             raise OptionError(
                 "--max-target-positions is missing: a synthesizer has scores only up to this "
                 "position"
             )
-        # With --sample-break-mode eos, fairseq leaves out sentences that are too long.
-        # into blocks of --tokens-per-sample
-        cuts = getattr(args, "sample_break_mode", "eos") != "eos"
-        if longest is not None and cuts and longest < _longest_block(args):
+        # With --sample-break-mode eos, fairseq leaves out sentences that are too long. All other
+        # modes cut the text into blocks of --tokens-per-sample.
+        in_blocks = getattr(args, "sample_break_mode", "eos") != "eos"
+        if longest is not None and in_blocks and longest < _longest_block(args):
             raise OptionError(
                 f"--max-target-positions {longest}: must be at least {_longest_block(args)}, for "
-                "--tokens-per-sample "
-                f"{args.tokens_per_sample}; a synthesizer has scores only up to this position"
+                f"--tokens-per-sample {args.tokens_per_sample}; a synthesizer has scores only up "
+                "to this position"
             )
         _check_synthesizer(options, longest or _longest_block(args))
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "SynthesizerLanguageModel":
         args = as_namespace(args)
-        if (
-            getattr(args, "max_target_positions", None) is None
-            and getattr(args, "tokens_per_sample", None) is not None
-        ):
+        has_longest = getattr(args, "max_target_positions", None) is not None
+        if not has_longest and getattr(args, "tokens_per_sample", None) is not None:
             args.max_target_positions = _longest_block(args)
         model = super().build_model(args, task)
         task.longest_input = args.max_target_positions  # see repairs/longer_inputs.py
@@ -129,10 +123,13 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
 
 def _longest_block(args: Any) -> int:
     """Return the length of the longest input that the task cuts from a text."""
-    return args.tokens_per_sample + bool(getattr(args, "add_bos_token", False))
+    if getattr(args, "add_bos_token", False):  # one more token, at the beginning
+        return args.tokens_per_sample + 1
+    return args.tokens_per_sample
 
 
 def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) -> None:
+    """Refuse flags that a Synthesizer cannot have; `longest` is the length of its inputs."""
     kind = SYNTHESIZERS.get(options.synthesizer)
     if kind is None:
         raise OptionError(

@@ -15,8 +15,9 @@ from mixhead_plugin.ops.reference import upcast
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Embeddings by bands of the vocabulary, with fewer columns for rare words; scaled by
-    sqrt(dim).
+    """Embeddings by bands of the vocabulary, with fewer columns for rare words.
+
+    They are scaled by sqrt(dim).
 
     Args:
         cutoffs: where each band ends, ascending; the last one is the size of the vocabulary
@@ -29,20 +30,24 @@ class AdaptiveEmbedding(nn.Module):
         super().__init__()
         self.cutoffs = cutoffs
         self.dim = dim
-        self.bands = nn.ModuleList(
-            nn.Embedding(stop - start, dim // div_val**i)
-            for i, (start, stop) in enumerate(zip([0, *cutoffs], cutoffs))
-        )
-        self.projections = nn.ModuleList(
-            nn.Linear(band.embedding_dim, dim, bias=False) for band in self.bands if div_val != 1
-        )
+        self.bands = nn.ModuleList()
+        self.projections = nn.ModuleList()  # empty if div_val is 1
+        start = 0
+        for i, stop in enumerate(cutoffs):
+            self.bands.append(nn.Embedding(stop - start, dim // div_val**i))
+            start = stop
+        if div_val != 1:
+            for band in self.bands:
+                self.projections.append(nn.Linear(band.embedding_dim, dim, bias=False))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [..., dim] of tokens [...], in the dtype of the weights."""
         out = self.bands[0].weight.new_empty(*tokens.shape, self.dim)
-        # The first and the last band have no outer limit, so that nn.Embedding refuses other
-        # tokens.
-        bands = sum((tokens >= stop for stop in self.cutoffs[:-1]), torch.zeros_like(tokens))
+        # The number of each token's band. The first and the last band have no outer limit, so that
+        # nn.Embedding refuses a token outside the vocabulary.
+        bands = torch.zeros_like(tokens)
+        for stop in self.cutoffs[:-1]:
+            bands += tokens >= stop
         for i, (band, start) in enumerate(zip(self.bands, [0, *self.cutoffs])):
             # A band without tokens runs too: DistributedDataParallel needs a gradient of every
             # parameter.
@@ -54,11 +59,15 @@ class AdaptiveEmbedding(nn.Module):
 
 
 class Band(nn.Module):
-    """Logits of the words of one band and, in the first band, of `clusters` other bands; in float32
-    or better.
+    """The logits of the words of one band, in float32 or better.
 
-    The weights of `embedding` are shared. A projection, if wanted, maps `dim` to the columns of the
-    embedding.
+    The first band has one more logit for each of the other bands, a cluster of words.
+
+    Args:
+        embedding: of the band; its weights are shared
+        dim: columns of the input
+        projected: whether a projection maps them to the columns of the embedding
+        clusters: how many other bands there are, in the first band; 0 in the others
     """
 
     def __init__(self, embedding: nn.Embedding, dim: int, projected: bool, clusters: int = 0):
@@ -77,12 +86,11 @@ class Band(nn.Module):
         x = x.to(self.weight.dtype)
         if self.projection is not None:
             x = self.projection(x)
-        weight, bias = self.weight, self.bias
+        weight = self.weight
+        bias = self.bias
         if self.cluster_weight is not None:
-            weight, bias = (
-                torch.cat([weight, self.cluster_weight]),
-                torch.cat([bias, self.cluster_bias]),
-            )
+            weight = torch.cat([weight, self.cluster_weight])
+            bias = torch.cat([bias, self.cluster_bias])
         # fairseq normalizes logits and sums losses in the dtype of the logits.
         return upcast(F.linear(x, weight, bias))
 
@@ -108,19 +116,18 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
         self.tail = nn.ModuleList(Band(band, embedding.dim, projected) for band in others)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Do nothing: fairseq's method needs a version number, which its moving averages do not
-        contain.
-        """
+        """Do nothing: fairseq's method needs a version number, which its moving averages lack."""
 
     def get_log_prob(self, input: Tensor, target: Tensor | None) -> Tensor:
-        """Return log-probabilities of the words, in float32 or better.
+        """Return the log-probabilities of the words, [B, N, vocabulary] in float32 or better.
 
         fairseq's method overwrites tensors that its backward pass needs, so only the adaptive loss
-        can train with it.
+        could train with it.
 
-        Shapes: input [B, N, dim], target [B, N], result [B, N, vocabulary]. Words outside the band
-        of a target, and of the first band, get -inf. Without targets all words get their
-        log-probability.
+        Args:
+            input: [B, N, dim]
+            target: [B, N]; words outside the band of the target, and of the first band, get -inf.
+                None for the log-probabilities of all words
         """
         x = input.flatten(0, 1)  # [B * N, dim]
         head = self.lsm(self.head(x))  # [B * N, words + bands]
@@ -128,7 +135,8 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
         parts = [head[:, :first]]
         for i, band in enumerate(self.tail):
             cluster = head[:, first + i, None]
-            start, stop = self.cutoff[i : i + 2]
+            start = self.cutoff[i]
+            stop = self.cutoff[i + 1]
             if target is None:
                 parts.append(self.lsm(band(x)) + cluster)
                 continue
@@ -136,7 +144,6 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
             # A band without targets runs too: DistributedDataParallel needs a gradient of every
             # parameter.
             words = self.lsm(band(x[rows])) + cluster[rows]
-            parts.append(
-                head.new_full((x.size(0), stop - start), float("-inf")).index_copy(0, rows, words)
-            )
+            hidden = head.new_full((x.size(0), stop - start), float("-inf"))
+            parts.append(hidden.index_copy(0, rows, words))
         return torch.cat(parts, 1).view(*input.shape[:2], -1)

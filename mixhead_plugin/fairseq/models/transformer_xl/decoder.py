@@ -1,6 +1,4 @@
-"""Attention, layers and decoder of Transformer-XL (Dai et al. 2019), which see the previous
-segment, too.
-"""
+"""Attention, layers and decoder of Transformer-XL (Dai et al. 2019), with a memory."""
 
 from typing import Any
 
@@ -24,26 +22,36 @@ from mixhead_plugin.ops.relative import RelativeScores
 
 
 def distance_encodings(length: int, dim: int, clamp: int, like: Tensor) -> Tensor:
-    """Return R [length, dim] in the dtype of `like`: sinusoids of the distances length - 1 down to
-    0.
+    """Return R [length, dim], the sinusoids of the distances length - 1 down to 0.
 
     All sines come before all cosines, as in the published code of Dai et al. The computation is in
-    float32 or better: half precision cannot tell distances above 2048 apart. Distances above
-    `clamp` count as `clamp`, if it is positive.
+    float32 or better, because half precision cannot tell distances above 2048 apart.
+
+    Args:
+        length: the number of keys
+        dim: the number of sines and cosines, even
+        clamp: larger distances count as this one; 0 or less for all distances as they are
+        like: a tensor with the dtype and device of the result
     """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     distance = torch.arange(length - 1, -1, -1, dtype=dtype, device=like.device)
     if clamp > 0:
         distance = distance.clamp(max=clamp)
-    # [dim / 2]
-    frequency = 10000 ** (-torch.arange(0, dim, 2, dtype=dtype, device=like.device) / dim)
-    angle = distance[:, None] * frequency
+    exponent = torch.arange(0, dim, 2, dtype=dtype, device=like.device) / dim  # [dim / 2]
+    frequency = 10000 ** (-exponent)
+    angle = distance[:, None] * frequency  # [length, dim / 2]
     return torch.cat([angle.sin(), angle.cos()], 1).to(like.dtype)
 
 
 def span_mask(n_queries: int, n_keys: int, span: int | None, like: Tensor) -> Tensor | None:
-    """Return an additive mask [n_queries, n_keys]: each query sees `span` keys up to its own; None
-    for all of them.
+    """Return an additive mask [n_queries, n_keys], in which each query sees `span` keys.
+
+    The last one is the query's own. Later keys are not hidden here. For a `span` of None, all are
+    seen, and the mask is None.
+
+        span 2, three queries after a memory of two     -inf  0    0    0    0
+                                                        -inf -inf  0    0    0
+                                                        -inf -inf -inf  0    0
     """
     if span is None:
         return None
@@ -53,10 +61,19 @@ def span_mask(n_queries: int, n_keys: int, span: int | None, like: Tensor) -> Te
 class SegmentAttention(MixheadAttention):
     """Multi-head attention with content and position terms (Dai et al. 2019, section 3.3).
 
-    The score of key k for query t is scale * ((q_t + u) . k_k + (q_t + v) . r_{t-k}), with r =
-    position_proj(R). The caller gives u and v. Normalization and mixing are those of the base
-    class. Position-wise mixing reads q_t without u and v; score mixing acts on the content terms.
-    No projection has a bias. Arguments are those of the base class.
+    The score of key k for query t is
+
+        scale * ((q_t + u) . k_k + (q_t + v) . r_{t-k}),   r = position_proj(R)
+
+    The caller gives u and v. Normalization and mixing are those of the base class. Position-wise
+    mixing reads q_t without u and v; score mixing acts on the content terms. No projection has a
+    bias.
+
+    Args:
+        embed_dim: size of inputs and outputs
+        num_heads: H
+        dropout: probability of dropping a weight
+        options: further arguments of `MixheadAttention`
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, **options: Any):
@@ -106,12 +123,12 @@ class SegmentAttention(MixheadAttention):
             k = self._after_cached(saved, "prev_key", k)[:, :, -positions.size(0) :]
             v = self._after_cached(saved, "prev_value", v)[:, :, -positions.size(0) :]
             self._set_input_buffer(incremental_state, {"prev_key": k, "prev_value": v})
-        # [H, Nk, D]
-        r = self.position_proj(positions).view(-1, self.num_heads, self.head_dim).transpose(0, 1)
-        # Autocast lowers the projections but not the parameters u and v. `attention` does not scale
-        # relative scores.
-        relative = RelativeScores((q + position_bias[:, None].to(q)) * self.scaling, r.to(q))
+        r = self.position_proj(positions).view(-1, self.num_heads, self.head_dim)  # [Nk, H, D]
+        # Autocast lowers the projections, but not the parameters u and v.
         content = q + content_bias[:, None].to(q)
+        by_position = q + position_bias[:, None].to(q)
+        # `attention` scales the products of queries and keys, but no relative scores.
+        relative = RelativeScores(by_position * self.scaling, r.transpose(0, 1).to(q))
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         inputs = self.inputs_of(
             content,
@@ -134,9 +151,7 @@ class SegmentAttention(MixheadAttention):
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward block, each with a residual connection
-    and a layer norm after it.
-    """
+    """Attention and feed-forward block, each with a residual connection and a norm after it."""
 
     def __init__(self, cfg: Any):
         super().__init__()
@@ -153,8 +168,11 @@ class TransformerXLLayer(nn.Module):
         self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
 
     def forward(self, x: Tensor, *attention: Any) -> Tensor:
-        """Return the output [Nq, B, C] for x [Nq, B, C]; the rest is passed to
-        `SegmentAttention.forward`.
+        """Return [Nq, B, C].
+
+        Args:
+            x: [Nq, B, C]
+            attention: the other arguments of `SegmentAttention.forward`
         """
         x = self.self_attn_layer_norm(x + self.dropout_module(self.self_attn(x, *attention)))
         inner = self.dropout_module(F.relu(self.fc1(x)))  # [Nq, B, d_inner]
@@ -164,7 +182,10 @@ class TransformerXLLayer(nn.Module):
 class TransformerXLDecoder(FairseqIncrementalDecoder):
     """Embeddings, layers and adaptive softmax; all layers share the two biases of the attention.
 
-    `cfg` is complete and checked; `cutoffs` are those of `AdaptiveEmbedding`.
+    Args:
+        cfg: the config of the model, complete and checked
+        dictionary: of the words
+        cutoffs: those of `AdaptiveEmbedding`
     """
 
     def __init__(self, cfg: Any, dictionary: Any, cutoffs: list[int]):
@@ -172,20 +193,19 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         self.mem_len = cfg.mem_len
         self.clamp_len = cfg.clamp_len
         self.max_target_positions = cfg.max_target_positions
-        # how many positions a token sees; None for all
+        # How many positions a token sees; None for all.
         self.span = cfg.mem_len if cfg.same_length else None
         self.embed_tokens = AdaptiveEmbedding(cutoffs, cfg.d_model, cfg.div_val)
         self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
-        # u of eq. (d) in section 3.3
+        # u and v of term (d) in section 3.3
         self.content_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))
-        self.position_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))  # v
-        layers = [TransformerXLLayer(cfg) for _ in range(cfg.n_layer)]
-        if cfg.checkpoint_activations or cfg.offload_activations:
-            layers = [
-                checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-                for layer in layers
-            ]
-        self.layers = nn.ModuleList(layers)
+        self.position_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))
+        self.layers = nn.ModuleList()
+        for _ in range(cfg.n_layer):
+            layer = TransformerXLLayer(cfg)
+            if cfg.checkpoint_activations or cfg.offload_activations:
+                layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+            self.layers.append(layer)
         self.adaptive_softmax = AdaptiveSoftmax(self.embed_tokens)
         self.memory = Mems(cfg.mem_len, cfg.max_target_positions)
         self.reset_parameters()
@@ -206,7 +226,7 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         for layer in self.layers:
             layer.self_attn.scale_values()
 
-    # `extract_features` and `output_layer`; that of the base class raises
+    # It calls `extract_features` and `output_layer`; that of the base class raises.
     forward = FairseqDecoder.forward
 
     def extract_features(
@@ -240,8 +260,8 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
             # A token sees at most as many positions as the last token of a window does in training.
             most = self.mem_len + self.max_target_positions if self.span is None else self.span
             n_keys = min(1 + self.layers[0].self_attn.cached(incremental_state), most)
-        # [Nk, C]
-        positions = self.dropout_module(distance_encodings(n_keys, x.size(2), self.clamp_len, x))
+        positions = distance_encodings(n_keys, x.size(2), self.clamp_len, x)  # [Nk, C]
+        positions = self.dropout_module(positions)
 
         inputs = []
         for i, layer in enumerate(self.layers):
@@ -253,9 +273,8 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         if incremental_state is None:
             self.memory.keep(window, memory, inputs)
         x = self.dropout_module(x).transpose(0, 1)  # [B, N, C]
-        return upcast(
-            x
-        ), None  # fairseq sums the adaptive loss in this dtype: float16 ends at 65504
+        # fairseq sums the adaptive loss in this dtype, and float16 ends at 65504.
+        return upcast(x), None
 
     def output_layer(self, features: Tensor, **kwargs: Any) -> Tensor:
         """Return `features`: criterion, scorer and search call `adaptive_softmax` themselves."""

@@ -10,14 +10,24 @@ from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
-# fairseq's moving average of a model (--store-ema) skips names with "version", and must skip these.
-STATES, POSITION = "version_1.states", "version_1.place"
+# The names of two tensors in a checkpoint. fairseq's moving average of a model (--store-ema) skips
+# names with "version", and must skip these: an average of memories has no meaning.
+STATES = "version_1.states"
+POSITION = "version_1.place"
 
 
 class Memory(NamedTuple):
+    """What a decoder remembers at the end of a window.
+
+        window          5                6             7
+        text      | ... | x x x x x | x x x x x | ...
+                        |  before   |  states   |           after window 6
+
+    `states` serve window 7, `before` serves window 6 if it is computed again.
+    """
+
     states: list[Tensor]  # [M, B, C] for each layer: its inputs at the last M positions, detached
-    # the number of the window at whose end they are; None if windows have no numbers
-    window: int | None
+    window: int | None  # the number of the window that has ended; None if windows have no numbers
     before: list[Tensor]  # the states that this window saw
 
 
@@ -30,9 +40,12 @@ class Mems(nn.Module):
     continue from call to call. A change from training to evaluation empties the memory of
     evaluation.
 
-    A checkpoint contains the memory of training, of `length` positions, so that training can resume
-    within an epoch. It belongs to the first worker and to numbered windows of `window_length`;
-    otherwise training resumes without it.
+    A checkpoint contains the memory of training, so that training can resume within an epoch. It
+    belongs to the first worker and to numbered windows; otherwise training resumes without it.
+
+    Args:
+        length: M, the number of positions; 0 for no memory
+        window_length: the number of tokens in a window; a checkpoint with another one is not used
     """
 
     def __init__(self, length: int, window_length: int):
@@ -42,27 +55,42 @@ class Mems(nn.Module):
         self._memories: dict[bool, Memory] = {}  # by `self.training`
 
     def recall(self, window: int | None, like: Tensor) -> list[Tensor]:
-        """Return the states [M, B, C] before a window, one for each layer; an empty list if there
-        are none.
+        """Return the states [M, B, C] before a window for each layer; empty if there are none.
 
-        `window` is its number, None if it has none; `like` are states of the window, [Nq, B, C].
+        Args:
+            window: its number; None if it has none
+            like: states of the window, [Nq, B, C]
         """
         memory = self._memories.get(self.training)
         if memory is None or memory.states[0].size(1) != like.size(1):
             return []
-        if window is None or (memory.window is not None and window == memory.window + 1):
-            return [states.to(like) for states in memory.states]
-        return [states.to(like) for states in memory.before] if window == memory.window else []
+        is_next = memory.window is not None and window == memory.window + 1
+        if window is None or is_next:
+            found = memory.states
+        elif window == memory.window:
+            found = memory.before
+        else:
+            return []
+        return [states.to(like) for states in found]
 
     def keep(self, window: int | None, before: list[Tensor], states: list[Tensor]) -> None:
-        """Remember a window by its number, what `recall` returned for it, and the input of each
-        layer, [Nq, B, C].
+        """Remember a window.
+
+        Args:
+            window: its number; None if it has none
+            before: what `recall` returned for it
+            states: the input of each layer, [Nq, B, C]
         """
-        if self.length > 0:
-            every = (torch.cat([*before[i : i + 1], new.detach()]) for i, new in enumerate(states))
-            # a view would keep all states in memory
-            kept = [rows[-self.length :].clone() for rows in every]
-            self._memories[self.training] = Memory(kept, window, before)
+        if self.length == 0:
+            return
+        kept = []
+        for i, new in enumerate(states):
+            rows = new.detach()
+            if before:
+                rows = torch.cat([before[i], rows])
+            # Not a view, which would keep all states in memory.
+            kept.append(rows[-self.length :].clone())
+        self._memories[self.training] = Memory(kept, window, before)
 
     def reset(self) -> None:
         """Empty both memories."""
@@ -92,10 +120,8 @@ class Mems(nn.Module):
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        states, position = (
-            state_dict.pop(prefix + STATES, None),
-            state_dict.pop(prefix + POSITION, None),
-        )
+        states = state_dict.pop(prefix + STATES, None)
+        position = state_dict.pop(prefix + POSITION, None)
         self.reset()
         if states is not None and position is not None and self.length > 0:
             self._load(states, *position.tolist())
@@ -104,6 +130,15 @@ class Mems(nn.Module):
     def _load(
         self, states: Tensor, window: int, held: int, workers: int, window_length: int
     ) -> None:
+        """Take the memory of a checkpoint, if it is of this training.
+
+        Args:
+            states: [layers, M, B, C], with zeros before the positions that it held
+            window: the number of the window that had ended
+            held: how many of the M positions are no zeros
+            workers: how many there were
+            window_length: the number of tokens in a window
+        """
         if (workers, window_length) != (_workers(), self.window_length):
             logger.info(
                 "memory: empty, the checkpoint has another number of workers or length of windows"

@@ -25,6 +25,7 @@ except ImportError:  # a fairseq without its examples: no Transformer-XL is regi
 
 DEFAULT_MAX_TARGET_POSITIONS = 1024
 
+# The smallest value of each flag.
 LEAST = {
     "n_layer": 1,
     "n_head": 1,
@@ -48,9 +49,7 @@ class TransformerXLConfig(AttentionOptions, UpstreamConfig):
 
 
 class TransformerXLModel(FamilyModel, FairseqLanguageModel):
-    """A language model with a memory of the text before each window (Dai et al. 2019) and the
-    plugin's attention.
-    """
+    """Dai et al. 2019: a language model with a memory of the text before each window."""
 
     config = TransformerXLConfig
     by_dataclass = True
@@ -67,10 +66,9 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
     def check_args(cls, args: Any) -> None:
         cfg = cls.config.from_namespace(args)
         for name, least in LEAST.items():
-            if getattr(cfg, name) < least:
-                raise OptionError(
-                    f"{option_name(name)} {getattr(cfg, name)}: must be at least {least}"
-                )
+            value = getattr(cfg, name)
+            if value < least:
+                raise OptionError(f"{option_name(name)} {value}: must be at least {least}")
         if cfg.d_model % 2:
             raise OptionError(
                 f"--d-model {cfg.d_model}: must be even, for as many sines as cosines of the "
@@ -92,7 +90,9 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
                 "its own"
             )
         super().check_args(args)
-        task = getattr(args, "task", None)  # a name only on the command line
+        # The flags of a command have the name of the task. `build_model` checks the task that a
+        # program, or a YAML file, gives.
+        task = getattr(args, "task", None)
         if isinstance(task, str):
             _check_order(cfg, task, TASK_REGISTRY.get(task, FairseqTask))
 
@@ -101,14 +101,16 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         args = cls.prepared(args)
         cfg = cls.config.from_namespace(args)
         if isinstance(task, FairseqTask):
-            _check_order(cfg, getattr(task.cfg, "_name", None) or type(task).__name__, type(task))
+            name = getattr(task.cfg, "_name", None) or type(task).__name__
+            _check_order(cfg, name, type(task))
         cfg.head_dim = cfg.head_dim or cfg.d_head
         cfg.max_target_positions = (
             cfg.max_target_positions or cfg.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
         )
         cutoffs = _cutoffs(cfg, len(task.target_dictionary))
         if isinstance(task, OrderedTask):
-            # for repairs/truncated_bptt.py: a new epoch or set empties the memory
+            # The repair `truncated_bptt` then gives each window its number, so that a new epoch or
+            # set begins with an empty memory.
             task.numbers_windows = True
         return cls(TransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
 
@@ -122,8 +124,7 @@ def _check_order(cfg: TransformerXLConfig, name: str, task: type[FairseqTask]) -
     if cfg.mem_len > 0 and not issubclass(task, OrderedTask):
         raise OptionError(
             f"--mem-len {cfg.mem_len}: --task {name} does not keep the windows of a text in order; "
-            "must be 0 "
-            f"(for a trained model: --model-overrides \"{{'mem_len': 0}}\"), or --task "
+            "must be 0 (for a trained model: --model-overrides \"{'mem_len': 0}\"), or --task "
             "truncated_bptt_lm"
         )
 
@@ -134,7 +135,6 @@ def _cutoffs(cfg: TransformerXLConfig, vocabulary: int) -> list[int]:
     if cfg.d_model < cfg.div_val ** (len(cutoffs) - 1):
         raise OptionError(
             f"--div-val {cfg.div_val}: leaves the last of {len(cutoffs)} bands (--cutoffs) no "
-            "column of --d-model "
-            f"{cfg.d_model}"
+            f"column of --d-model {cfg.d_model}"
         )
     return cutoffs
