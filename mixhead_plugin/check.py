@@ -35,7 +35,9 @@ from mixhead_plugin.ops.accuracy import (
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 MIXINGS = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M or L
-MIXED = {  # the fields of a `CallKind`; the mixing of weights has its dtype, too
+MIXED: dict[
+    str, dict[str, Any]
+] = {  # the fields of a `CallKind`; the mixing of weights has its dtype, too
     "none": {"mixing_dim": 0},
     "position-independent": {"mixing_dim": 2},
     "position-wise": {"mixing_dim": 4},
@@ -43,7 +45,7 @@ MIXED = {  # the fields of a `CallKind`; the mixing of weights has its dtype, to
     "of scores, position-independent": {"score_mixing_dim": 2},
     "of scores, position-wise": {"score_mixing_dim": 4},
 }
-MASKS = {
+MASKS: dict[str, dict[str, Any]] = {
     "none": {},
     "causal": {"causal": True},
     "mask, padding": {"mask": torch.float32, "padding": True},
@@ -161,8 +163,9 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
     query, key, value, d_out = (
         torch.randn(SPEED_SHAPE, device=device, dtype=dtype) for _ in range(4)
     )
-    matrices = {0: None, 2: torch.eye(heads, device=device, dtype=dtype)}
-    matrices[4] = matrices[2].expand(batch, length, heads, heads).contiguous()
+    matrix = torch.eye(heads, device=device, dtype=dtype)
+    by_position = matrix.expand(batch, length, heads, heads).contiguous()
+    matrices = {0: None, 2: matrix, 4: by_position}
 
     def torchs(call: AttentionInputs) -> Tensor:
         return F.scaled_dot_product_attention(call.query, call.key, call.value, is_causal=True)
@@ -190,7 +193,7 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
 
 def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
     """Return the whole report; a row of `variants` whose `fault` is not empty is wrong."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     todo = list(variants(device, heads, head_dim))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small problems wait for more threads longer than these save

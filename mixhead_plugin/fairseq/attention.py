@@ -101,7 +101,7 @@ class MixheadAttention(Assembly, CachedAttention):
         self.dropout_module = FairseqDropout(dropout, module_name=MultiheadAttention.__name__)
 
         # In fairseq's order, so that the same seed gives the same projections.
-        def projection(inputs: int, outputs: int) -> nn.Module:
+        def projection(inputs: int, outputs: int) -> Any:
             return quant_noise(nn.Linear(inputs, outputs, bias=bias), q_noise, qn_block_size)
 
         inner_dim = num_heads * sizes.head_dim

@@ -184,6 +184,7 @@ def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[s
             part = build_part(variant.parts()[option], variant, sizes)
     except PartError:
         return {}
+    assert part is not None  # the value is not `none`
     return {name: tensor.shape for name, tensor in part.state_dict().items()}
 
 
@@ -277,7 +278,7 @@ def _starts_off(option: str, own: Any) -> bool:
     return option in PARTS and PARTS[option][own].loads_without
 
 
-def _flag_of(model: nn.Module, name: str, option: str) -> str:
+def _flag_of(model: Any, name: str, option: str) -> str:
     """Return the flag that sets an entry of a record, for the attention `name`."""
     side = "decoder" if name.startswith("decoder") else "encoder"
     if option == "embed_dim":

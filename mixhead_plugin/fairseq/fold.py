@@ -132,16 +132,19 @@ def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, 
 
 
 def _without_plugin(value: Any, names: dict[str, str]) -> Any:
-    """Return a config without the plugin's flags and folder, and with other names of architecture
-    and criterion.
+    """Return a config without the plugin's flags and folder, and with fairseq's own names.
 
     Without the plugin torch refuses to load a Namespace. It loads an OrderedDict with attributes,
     which fairseq and CTranslate2 read as they read a Namespace.
+
+    Args:
+        value: the config, or a value in it
+        names: fairseq's names of the architecture and of criterions, by those of the plugin
     """
     if isinstance(value, Namespace):
-        plain = OrderedDict(_without_plugin(vars(value), names))
-        vars(plain).update(plain)
-        return plain
+        flags = OrderedDict(_without_plugin(vars(value), names))
+        vars(flags).update(flags)
+        return flags
     if not isinstance(value, dict):
         return value
     plain = {

@@ -1,10 +1,9 @@
-"""fairseq's Transformer layers, encoder and decoder, with the plugin's attention at the sites that
-the flags cover.
+"""fairseq's Transformer layers, encoder and decoder, with the plugin's attention.
 
-`cfg` is fairseq's config with the plugin's flags, an `options.AttentionOptions`.
+The flags say at which sites. `cfg` is fairseq's config with the plugin's flags, an `options.AttentionOptions`.
 """
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
@@ -36,6 +35,11 @@ class _Layer(nn.Module):
     """
 
     fairseq_class: ClassVar[type]
+
+    # Set by fairseq's __init__. TorchScript would take these annotations for its own types.
+    if TYPE_CHECKING:
+        quant_noise: float
+        quant_noise_block_size: int
 
     def __init__(self, *args: Any, layer: int = 0, **kwargs: Any):
         self.layer = layer  # nn.Module lets a plain int be set before its own __init__ ran
@@ -105,7 +109,7 @@ class MixheadDecoderLayer(_Layer, TransformerDecoderLayerBase):
         )
 
 
-def _layer_number(stack: nn.Module) -> int:
+def _layer_number(stack: Any) -> int:
     """Return the number of the layer that an encoder or a decoder builds now.
 
     fairseq builds the layers in order, but does not tell the hook which one it wants.
@@ -122,9 +126,8 @@ class MixheadEncoder(TransformerEncoderBase):
         self.dropout_module.module_name = "TransformerEncoder"  # for --retain-dropout-modules
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
-        return _wrapped(
-            self.layer_type(cfg, return_fc=self.return_fc, layer=_layer_number(self)), cfg
-        )
+        layer = self.layer_type(cfg, return_fc=self.return_fc, layer=_layer_number(self))
+        return _wrapped(layer, cfg)
 
 
 class MixheadDecoder(TransformerDecoderBase):
@@ -135,7 +138,8 @@ class MixheadDecoder(TransformerDecoderBase):
         self.dropout_module.module_name = "TransformerDecoder"  # for --retain-dropout-modules
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
-        return _wrapped(self.layer_type(cfg, no_encoder_attn, layer=_layer_number(self)), cfg)
+        layer = self.layer_type(cfg, no_encoder_attn, layer=_layer_number(self))
+        return _wrapped(layer, cfg)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
         super().upgrade_state_dict_named(state_dict, name)

@@ -25,7 +25,7 @@ def scale_learning_rate(module: nn.Module, factor: float) -> None:
     for parameter in module.parameters():
         # Under fp16 and bf16 fairseq copies this attribute to the float32 parameters that it
         # optimizes.
-        parameter.optim_overrides = {_FACTOR: factor}
+        parameter.optim_overrides = {_FACTOR: factor}  # type: ignore[attr-defined]
 
 
 def scale_steps(optimizer: torch.optim.Optimizer) -> None:

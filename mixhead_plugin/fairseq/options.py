@@ -201,7 +201,7 @@ def as_namespace(args: Any) -> Any:
     """
     if OmegaConf.is_config(args):
         common = (args._get_parent() or {}).get("common", {})
-        own = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
+        own: Any = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
         args = Namespace(**{**common, **own})
     if getattr(args, "head_dim", None) == TOKENS_PER_SAMPLE:
         args.head_dim = _input_length(args)

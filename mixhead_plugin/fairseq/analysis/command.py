@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(required=True, metavar="<command>")
     for name in COMMANDS:
         module = import_module(f"mixhead_plugin.fairseq.analysis.{name}")
+        assert module.__doc__ is not None
         subparser = commands.add_parser(
             name,
             usage=f"{PROGRAM} {name} ...",

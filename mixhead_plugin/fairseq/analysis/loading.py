@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.criterions import FairseqCriterion
-from fairseq.models import FairseqLanguageModel
+from fairseq.models import BaseFairseqModel, FairseqLanguageModel
 from fairseq.modules import MultiheadAttention
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
@@ -42,7 +42,7 @@ SEED = 1
 class Loaded:
     """A trained model, its task and its config."""
 
-    model: nn.Module  # in eval mode, on `device`; all its attentions are MixheadAttention
+    model: BaseFairseqModel  # in eval mode, on `device`; all its attentions are MixheadAttention
     task: FairseqTask
     cfg: DictConfig  # the checkpoint's, with the overrides
     name: str  # for legends

@@ -129,7 +129,7 @@ def _check_model(model: Any, weights: Mapping[str, float]) -> None:
         model: the part `model` of a config
         weights: of the penalties, without those of weight 0
     """
-    registered = model_class(model)
+    registered: Any = model_class(model)
     if registered is None:  # a model that neither fairseq nor the plugin knows
         return
     # Only the plugin's models know their complete flags; fairseq's own have nothing to act on.

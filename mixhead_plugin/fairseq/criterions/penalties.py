@@ -12,7 +12,7 @@ its penalty a graph. Mixture-of-experts models do the same (Megatron-LM's MoEAux
 DeepSeek's AddAuxiliaryLoss).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -45,8 +45,9 @@ class Penalty(NamedTuple):
 
 def _mixing_penalty(attention: MixheadAttention, inputs: AttentionInputs, real: Tensor) -> Tensor:
     """Return the sum of the penalties on M and on the matrices that mix features."""
-    matrices = []
+    matrices: list[Tensor] = []
     if attention.variant.parts()["head_mixing"].orthogonal:
+        assert inputs.mixing is not None
         matrices.append(inputs.mixing)
     if attention.feature_mixing is not None:
         matrices += attention.feature_mixing.matrices()
@@ -91,7 +92,7 @@ class RegularizedPass:
         real: for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]
     """
 
-    def __init__(self, model: nn.Module, weights: dict[str, float], real: dict[str, Tensor]):
+    def __init__(self, model: nn.Module, weights: Mapping[str, float], real: dict[str, Tensor]):
         self.weights = weights
         self.query_masks: dict[MixheadAttention, Tensor] = {}
         for name, module in model.named_modules():

@@ -171,7 +171,7 @@ def check_state(path: str, state: Any) -> None:
     """
     foreign = f"{path}: not a checkpoint that fairseq-train wrote"
     model = state.get("model") if isinstance(state, dict) else None
-    if not _has_tensors(model):
+    if not isinstance(model, dict) or not _has_tensors(model):
         raise OptionError(f"{foreign}: no tensors of a model")
     cfg = state.get("cfg")
     if not isinstance(cfg, (dict, DictConfig, type(None))):
@@ -184,9 +184,7 @@ def check_state(path: str, state: Any) -> None:
     check_finite(path, model)
 
 
-def _has_tensors(model: Any) -> bool:
-    if not isinstance(model, dict):
-        return False
+def _has_tensors(model: dict[str, Any]) -> bool:
     return any(isinstance(value, torch.Tensor) for value in model.values())
 
 

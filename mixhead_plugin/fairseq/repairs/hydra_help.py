@@ -34,4 +34,4 @@ def _get_args_parser(original) -> ArgumentParser:
 
 def apply() -> None:
     # hydra.main has imported the function by its name before.
-    sys.modules["hydra.main"].get_args_parser = utils.get_args_parser
+    vars(sys.modules["hydra.main"])["get_args_parser"] = utils.get_args_parser

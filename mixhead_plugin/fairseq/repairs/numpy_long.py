@@ -13,4 +13,4 @@ VERSIONS = "fairseq 0.12.2 and its main branch, with NumPy >= 2"
 
 def apply() -> None:
     if not hasattr(np, "compat"):
-        np.compat = SimpleNamespace(long=int)
+        np.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]

@@ -44,7 +44,7 @@ UNDECLARED = frozenset(
 
 
 # The flags that hold a dict: what reads them, and an example.
-DICTS = {
+DICTS: dict[str, tuple[Callable[[str], Any], str]] = {
     "model_overrides": (ast.literal_eval, "\"{'dropout': 0.1}\""),
     "optimizer_overrides": (ast.literal_eval, "\"{'lr': 0.1}\""),
     "eval_bleu_args": (json.loads, "'{\"beam\": 5}'"),
@@ -86,8 +86,9 @@ def _overwrite(original, cfg: DictConfig, overrides: dict[str, Any]) -> None:
     original(cfg, overrides)
     # Only a warning: an ensemble, or a language model beside the translation model, gets the
     # overrides of all.
+    content: Any = OmegaConf.to_container(cfg)
     for name, value in overrides.items():
-        reason = why_unread(OmegaConf.to_container(cfg), name, value)
+        reason = why_unread(content, name, value)
         if reason:
             logger.warning(f"{_flag(name)} changes nothing, because {reason}")
 
@@ -203,7 +204,7 @@ def _has_field(cfg: dict[str, Any], name: str) -> bool:
             return True
         if _is_flags(part):
             # fairseq sets every override there, read or not.
-            arch = getattr(part, "_name", None)
+            arch = getattr(part, "_name", "")
             kind = ARCH_MODEL_REGISTRY.get(arch)
             if kind is None or not is_checked(kind) or name in known_fields(kind, arch):
                 return True

@@ -38,7 +38,7 @@ class _Known(KeysView):
     """
 
     def __contains__(self, name: object) -> bool:
-        if name not in self._mapping:
+        if name not in ARCH_MODEL_REGISTRY:
             near = " or ".join(difflib.get_close_matches(str(name), self)) or "mixhead_transformer"
             raise OptionError(f"--arch {name}: unknown; did you mean {near}?")
         return True

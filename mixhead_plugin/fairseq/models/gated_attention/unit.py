@@ -103,7 +103,7 @@ class GatedAttentionUnit(Assembly, FairseqIncrementalState, nn.Module):
         self.reset_parameters()
 
     @staticmethod
-    def _linear(cfg: Any, inputs: int, outputs: int) -> nn.Module:
+    def _linear(cfg: Any, inputs: int, outputs: int) -> Any:
         noise = cfg.quant_noise
         return quant_noise(nn.Linear(inputs, outputs, bias=False), noise.pq, noise.pq_block_size)
 

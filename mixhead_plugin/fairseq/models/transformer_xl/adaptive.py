@@ -5,6 +5,8 @@ of the softmax. Projections are never tied. The published code ties some for div
 WikiText-103, which no table reports.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from fairseq.modules import AdaptiveSoftmax as FairseqAdaptiveSoftmax
@@ -30,19 +32,20 @@ class AdaptiveEmbedding(nn.Module):
         super().__init__()
         self.cutoffs = cutoffs
         self.dim = dim
+        columns = [dim // div_val**i for i in range(len(cutoffs))]
         self.bands = nn.ModuleList()
-        self.projections = nn.ModuleList()  # empty if div_val is 1
-        start = 0
         for i, stop in enumerate(cutoffs):
-            self.bands.append(nn.Embedding(stop - start, dim // div_val**i))
-            start = stop
+            start = cutoffs[i - 1] if i > 0 else 0
+            self.bands.append(nn.Embedding(stop - start, columns[i]))
+        self.projections = nn.ModuleList()  # empty if div_val is 1
         if div_val != 1:
-            for band in self.bands:
-                self.projections.append(nn.Linear(band.embedding_dim, dim, bias=False))
+            for number in columns:
+                self.projections.append(nn.Linear(number, dim, bias=False))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [..., dim] of tokens [...], in the dtype of the weights."""
-        out = self.bands[0].weight.new_empty(*tokens.shape, self.dim)
+        weight = next(self.bands.parameters())
+        out = weight.new_empty(*tokens.shape, self.dim)
         # The number of each token's band. The first and the last band have no outer limit, so that
         # nn.Embedding refuses a token outside the vocabulary.
         bands = torch.zeros_like(tokens)
@@ -86,8 +89,8 @@ class Band(nn.Module):
         x = x.to(self.weight.dtype)
         if self.projection is not None:
             x = self.projection(x)
-        weight = self.weight
-        bias = self.bias
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
         if self.cluster_weight is not None:
             weight = torch.cat([weight, self.cluster_weight])
             bias = torch.cat([bias, self.cluster_bias])
@@ -110,7 +113,8 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
         # Transformer-XL has its dropout before the softmax.
         self.dropout_module = FairseqDropout(0.0, module_name=FairseqAdaptiveSoftmax.__name__)
         self.lsm = nn.LogSoftmax(dim=1)
-        first, *others = embedding.bands
+        bands: list[Any] = list(embedding.bands)
+        first, *others = bands
         projected = len(embedding.projections) > 0
         self.head = Band(first, embedding.dim, projected, clusters=len(others))
         self.tail = nn.ModuleList(Band(band, embedding.dim, projected) for band in others)

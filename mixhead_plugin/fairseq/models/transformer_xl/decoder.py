@@ -88,7 +88,7 @@ class SegmentAttention(MixheadAttention):
         )
         self.position_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=False)
 
-    def forward(
+    def forward(  # type: ignore[override]  # only TransformerXLLayer calls it
         self,
         x: Tensor,
         memory: Tensor | None,
@@ -215,16 +215,18 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.01 if "projection" in name else 0.02)
-                if getattr(module, "bias", None) is not None:
-                    nn.init.zeros_(module.bias)
+                bias = getattr(module, "bias", None)
+                if bias is not None:
+                    nn.init.zeros_(bias)
             elif isinstance(module, Band) and module.cluster_weight is not None:
                 nn.init.normal_(module.cluster_weight, std=0.02)
             elif name.endswith("layer_norm"):
                 nn.init.normal_(module.weight, mean=1.0, std=0.02)
         for bias in (self.content_bias, self.position_bias):
             nn.init.normal_(bias, std=0.02)
-        for layer in self.layers:
-            layer.self_attn.scale_values()
+        for module in self.modules():
+            if isinstance(module, SegmentAttention):
+                module.scale_values()
 
     # It calls `extract_features` and `output_layer`; that of the base class raises.
     forward = FairseqDecoder.forward
@@ -259,7 +261,8 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         else:
             # A token sees at most as many positions as the last token of a window does in training.
             most = self.mem_len + self.max_target_positions if self.span is None else self.span
-            n_keys = min(1 + self.layers[0].self_attn.cached(incremental_state), most)
+            first: Any = self.layers[0]  # each layer has cached as many keys
+            n_keys = min(1 + first.self_attn.cached(incremental_state), most)
         positions = distance_encodings(n_keys, x.size(2), self.clamp_len, x)  # [Nk, C]
         positions = self.dropout_module(positions)
 
