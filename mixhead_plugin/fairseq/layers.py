@@ -1,6 +1,7 @@
 """fairseq's Transformer layers, encoder and decoder, with the plugin's attention.
 
-The flags say at which sites. `cfg` is fairseq's config with the plugin's flags, an `options.AttentionOptions`.
+The flags say at which sites. `cfg` is fairseq's config with the plugin's flags, an
+`options.AttentionOptions`.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar
