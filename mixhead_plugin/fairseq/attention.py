@@ -1,6 +1,4 @@
-"""Extend fairseq's multi-head attention by a choice of normalizer, mixed heads and a free head
-size.
-"""
+"""fairseq's multi-head attention with normalizers, mixed heads and a free head size."""
 
 from typing import Any, ClassVar
 
@@ -27,8 +25,9 @@ from mixhead_plugin.parts import MIXINGS, PARTS, Assembly, Variant
 
 
 class MixheadAttention(Assembly, CachedAttention):
-    """Replace fairseq's `MultiheadAttention`: same call, buffers, parameter names and random
-    initialisation.
+    """Replace fairseq's `MultiheadAttention`.
+
+    It has the same call, buffers, parameter names and random initialisation.
 
     The same computation (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and
     TorchScript.
@@ -141,8 +140,9 @@ class MixheadAttention(Assembly, CachedAttention):
         self.skip_embed_dim_check = False
 
     def scale_values(self) -> None:
-        """Shrink the initial W_V and W_O (l2 essay); call it again after another initialisation,
-        such as BERT's.
+        """Shrink the initial W_V and W_O (l2 essay).
+
+        Call it again after another initialisation, such as BERT's.
         """
         with torch.no_grad():
             self.v_proj.weight.mul_(self.value_init_scale)
@@ -300,14 +300,13 @@ class MixheadAttention(Assembly, CachedAttention):
 
     @torch.jit.unused
     def _attend(self, inputs: AttentionInputs, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, H', Nq, Dv] and, where needed, the mixed weights
-        [B, H', Nq, Nk].
-        """
+        """Return the output [B, H', Nq, Dv] and, where needed, the weights [B, H', Nq, Nk]."""
         return self.attend(inputs, self.impl, need_weights)
 
     def _attend_by_definition(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """Compute `reference_with_weights` step by step: TorchScript cannot look up a normalizer by
-        its name.
+        """Compute `reference_with_weights` step by step.
+
+        TorchScript cannot look up a normalizer by its name.
         """
         weights = mix_heads(self._weights(inputs), inputs.mixing)  # [B, H', Nq, Nk]
         return weighted_values(weights, inputs), weights

@@ -1,5 +1,6 @@
-"""Refuse a checkpoint that was trained with other attention flags, in one line, before torch lists
-tensors.
+"""Refuse a checkpoint that was trained with other attention flags, in one line.
+
+Otherwise torch would list tensors.
 
 A model's `load_state_dict` calls `check_checkpoint` first. Then fairseq calls the
 `upgrade_state_dict_named` of every module, which completes what an accepted checkpoint lacks.
@@ -173,8 +174,9 @@ def _value_of(
 
 
 def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[str, torch.Size]:
-    """Return the shapes of the tensors that a part would have in this attention; none if it could
-    not be built.
+    """Return the shapes of the tensors that a part would have in this attention.
+
+    There are none if it could not be built.
     """
     try:
         variant = Variant.of({option: value, "head_dim": attention.head_dim})
@@ -191,9 +193,7 @@ def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[s
 def _told_by_sizes(
     tensors: dict[str, Tensor], attention: MultiheadAttention, head_mixing: str
 ) -> dict[str, Any]:
-    """Return the sizes that the tensors of an attention tell, if it has as many heads as the
-    model's.
-    """
+    """Return the sizes that the tensors tell, if there are as many heads as in the model."""
     gain = tensors.get("relative_gain.weight")  # [H, 2 * clip + 1]
     found: dict[str, Any] = {"relative_gain": 0 if gain is None else gain.shape[1] // 2}
     query = tensors.get("q_proj.weight")
@@ -225,9 +225,7 @@ def _told_by_sizes(
 
 
 def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
-    """Warn of flags that change the weights of fairseq's attention, but leave no tensor in a
-    checkpoint.
-    """
+    """Warn of flags that change the weights of fairseq's attention, but leave no tensor."""
     silent = set()
     for attention in attentions.values():
         if not isinstance(attention, MixheadAttention):

@@ -86,8 +86,9 @@ def refuse_relative(options: Any, reason: str) -> None:
 
 
 def covered_sites(options: AttentionOptions, sites: Sites) -> dict[str, AttentionSite]:
-    """Return those of `sites` that --attention-scope covers; refuse a scope that covers none, or
-    that has no effect.
+    """Return those of `sites` that --attention-scope covers.
+
+    A scope that covers none, or that has no effect, is refused.
     """
     scope = options.attention_scope
     covered = {site: shape for site, shape in sites.items() if options.covers(site)}
@@ -111,8 +112,9 @@ def covered_sites(options: AttentionOptions, sites: Sites) -> dict[str, Attentio
 def numbers_of_heads(
     options: AttentionOptions, site: str, shape: AttentionSite
 ) -> list[tuple[int, int]]:
-    """Return the numbers of source and mixed heads of the layers at a site; one entry if they are
-    all equal.
+    """Return the numbers of source and mixed heads of the layers at a site.
+
+    There is one entry if they are all equal.
     """
     equal = [(shape.num_heads, shape.num_heads)]
     return parse_heads_per_layer(options.heads_per_layer).get(site, equal)
@@ -135,8 +137,9 @@ def _check_scale(name: str, value: Any) -> None:
 
 
 def _check_division(args: Any, site: str, shape: AttentionSite, own_size: bool) -> None:
-    """Refuse a number of heads that does not divide the embedding, unless --head-dim sets their
-    size, which is `own_size`.
+    """Refuse a number of heads that does not divide the embedding.
+
+    Where --head-dim sets their size, which is `own_size`, every number is accepted.
     """
     divides = shape.num_heads >= 1 and shape.embed_dim % shape.num_heads == 0
     if divides or (shape.num_heads >= 1 and own_size):
@@ -165,8 +168,9 @@ def _check_scale_heads(args: Any, variant: Variant, shape: AttentionSite, covere
 
 
 def _check_parts(options: AttentionOptions, covered: Sites) -> None:
-    """Refuse parts that do not fit the number of heads or their size, and parts that cannot be
-    pruned in a pruned model.
+    """Refuse parts that do not fit the number of heads or their size.
+
+    In a pruned model, also refuse parts that cannot be pruned.
     """
     for site, shape in covered.items():
         variant = options.variant(site)
@@ -244,8 +248,9 @@ def _check_heads_per_layer(args: Any, options: AttentionOptions, covered: Sites)
 
 
 def _check_learning_rate(args: Any, options: AttentionOptions, variant: Variant) -> None:
-    """Refuse --mixing-lr-scale without a trained mixing, or with an optimizer that cannot tell its
-    parameters from the others.
+    """Refuse --mixing-lr-scale where it would have no effect.
+
+    There is no trained mixing, or the optimizer cannot tell its parameters from the others.
     """
     if options.mixing_lr_scale == 1:
         return
@@ -307,9 +312,7 @@ def _check_implementation(args: Any, options: AttentionOptions, covered: Sites) 
 
 
 def _triton_problem(args: Any, options: AttentionOptions, covered: Sites) -> str:
-    """Return the first reason why the kernels cannot compute the model's attentions, or an empty
-    string.
-    """
+    """Return why the kernels cannot compute the model's attentions; empty if they can."""
     if getattr(args, "cpu", False):
         return "needs a GPU, which --cpu excludes"
     for site, shape in covered.items():

@@ -61,8 +61,9 @@ def fold(file: str, out: str) -> None:
 
 
 def _fairseqs_name(file: str, arch: str) -> str:
-    """Return fairseq's name of an architecture of the plugin, or of its model, for which the config
-    has all values.
+    """Return fairseq's name of an architecture of the plugin.
+
+    Or that of its model, for which the config has all values.
     """
     model = known.ARCH_MODEL_REGISTRY.get(arch, known.MODEL_REGISTRY.get(arch))
     name = next((name for name, own in MODELS.items() if own is model), "")
@@ -80,8 +81,9 @@ def _fairseqs_name(file: str, arch: str) -> str:
 
 
 def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of fairseq's model;
-    refuse a part without which the outputs would change.
+    """Return the tensors of fairseq's model.
+
+    A part without which the outputs would change is refused.
     """
 
     def refuse(option: str, where: str = "") -> None:

@@ -1,5 +1,6 @@
-"""The plugin's flags: what each one is, the families that preset them, and how they are read from
-fairseq's configs. `checks.py` refuses what cannot work.
+"""The plugin's flags: what each one is, their families, and how configs hold them.
+
+`checks.py` refuses what cannot work.
 """
 
 from argparse import Namespace
@@ -116,8 +117,9 @@ class AttentionOptions(_VariantFlags):
         return site in SCOPES[self.attention_scope]
 
     def heads_at(self, site: str, layer: int) -> tuple[int, int] | None:
-        """Return the numbers of source and mixed heads by --heads-per-layer, None if it does not
-        name `site`.
+        """Return the numbers of source and mixed heads by --heads-per-layer.
+
+        None if it does not name `site`.
         """
         heads = parse_heads_per_layer(self.heads_per_layer).get(site)
         return None if heads is None else heads[layer]

@@ -1,5 +1,6 @@
-"""What people do with the heads of any model: weigh them, leave them out, cut them off, look at
-them; needs torch alone, and matplotlib for pictures.
+"""What people do with the heads of any model: weigh, leave out, cut and look.
+
+It needs torch alone, and matplotlib for pictures.
 
 | module | holds |
 |---|---|

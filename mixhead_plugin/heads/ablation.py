@@ -15,8 +15,9 @@ EXPERIMENTS = {"single": "without this head", "only": "with this head alone in i
 
 @contextlib.contextmanager
 def without(attentions: Sequence[Attention], removed: Iterable[Head]) -> Iterator[None]:
-    """Make the heads `removed` 0 within the context, in this thread: the outputs are those after
-    pruning.
+    """Make the heads `removed` 0 within the context, in this thread.
+
+    The outputs are those after pruning.
 
     Args:
         attentions: those of the model, in its order

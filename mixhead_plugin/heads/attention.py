@@ -61,8 +61,9 @@ class Attention(Protocol):
 
     @property
     def heads(self) -> Mapping[str, int]:
-        """The number of its heads, by the stages that can be studied: 'mixed', and 'source' where
-        heads mix and the adapter can reach them.
+        """The number of its heads, by the stages that can be studied.
+
+        They are 'mixed', and 'source' where heads mix and the adapter can reach them.
         """
         ...
 

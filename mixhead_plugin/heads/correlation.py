@@ -1,5 +1,6 @@
-"""Compare a number of each head on two sets of the data: Pearson's r, and a picture with a point
-for each head.
+"""Compare a number of each head on two sets of the data.
+
+Pearson's r, and a picture with a point for each head.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,7 @@ from mixhead_plugin.heads.sites import SITES
 
 
 def pearson(left: HeadNumbers, right: HeadNumbers) -> dict[str, float]:
-    """Return Pearson's r of two numbers of the same heads, by stage; NaN where one of them is
-    constant.
-    """
+    """Return Pearson's r of two numbers of the same heads, by stage; NaN for constant ones."""
     found = {}
     for stage in shown_stages(left):
         pair = torch.stack([points(left, stage), points(right, stage)])

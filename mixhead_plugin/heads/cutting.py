@@ -40,8 +40,9 @@ def prune(attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[in
 
 
 def whole_part(parts: Mapping[str, PartKind]) -> tuple[str, str]:
-    """Return the option of the first part for which every head needs all heads, and why; or two
-    empty strings.
+    """Return the first part for which every head needs all heads, and why.
+
+    The part by the name of its option; two empty strings if there is none.
     """
     for option, kind in parts.items():
         if kind.uncut:

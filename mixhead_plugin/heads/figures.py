@@ -63,8 +63,9 @@ def style() -> AbstractContextManager[None]:
 def subplots(
     rows: int, columns: int, size: tuple[float, float], square: bool = False
 ) -> tuple[Any, np.ndarray]:
-    """Return a figure and its axes [rows, columns], each of `size` inches; set `square` for axes of
-    a fixed shape.
+    """Return a figure and its axes [rows, columns], each of `size` inches.
+
+    Set `square` for axes of a fixed shape.
     """
     from matplotlib.figure import Figure
 
@@ -151,8 +152,9 @@ def legend_below(figure: Any, axes: np.ndarray) -> None:
 
 
 def ragged(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    """Return rows of different lengths as a matrix [rows, longest row], with NaN after the end of a
-    row.
+    """Return rows of different lengths as a matrix [rows, longest row].
+
+    NaN follows the end of a row.
     """
     return np.array([*itertools.zip_longest(*rows, fillvalue=np.nan)]).T
 

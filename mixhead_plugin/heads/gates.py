@@ -82,8 +82,9 @@ def opened(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 
 
 def notice(what: str, gates: Sequence[Gate], stacklevel: int) -> None:
-    """Say which attentions no call passed: the model was not called in this thread, or its graph
-    does not know the gates.
+    """Say which attentions no call passed.
+
+    The model was not called in this thread, or its graph does not know the gates.
 
     Raise RuntimeError if none was passed, and warn of single ones; `stacklevel` is that of
     `warnings.warn` in the caller.
@@ -121,8 +122,9 @@ _eager_blocks: list[Any] = []
 
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Let compiled modules run as they are written: a compiled graph does not see hooks that come
-    later.
+    """Let compiled modules run as they are written.
+
+    A compiled graph does not see hooks that come later.
 
     It holds for all models, because a model that is compiled inside the block would keep the hooks
     afterwards. The stance of torch is one for all threads, so the last block restores it.

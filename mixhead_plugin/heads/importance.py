@@ -1,5 +1,6 @@
-"""Weigh every head by one backward pass a batch (Michel et al. 2019, section 4.1; sixteen-heads
-essay).
+"""Weigh every head by one backward pass a batch.
+
+Michel et al. 2019, section 4.1; the sixteen-heads essay.
 """
 
 import warnings
@@ -119,8 +120,9 @@ def by_layer(numbers: HeadNumbers) -> dict[int, Tensor]:
 
 
 def normalized_by_layer(weights: HeadNumbers) -> HeadNumbers:
-    """Divide the importances of each attention and stage by their l2 norm (Michel et al. 2019,
-    section 4.1); zeros stay.
+    """Divide the importances of each attention and stage by their l2 norm; zeros stay.
+
+    Michel et al. 2019, section 4.1.
 
     Args:
         weights: the importance of each head

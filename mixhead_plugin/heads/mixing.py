@@ -1,5 +1,6 @@
-"""The matrices M that mix the heads: their distances from the identity and from orthogonality, and
-pictures (mixhead section 3).
+"""The matrices M that mix the heads: distances and pictures (mixhead section 3).
+
+The distances are those from the identity and from orthogonality.
 """
 
 import math
@@ -15,8 +16,9 @@ PANELS_IN_A_ROW = 8
 
 
 def distances(mixing: Tensor) -> Tensor:
-    """Return ||M - I|| (NaN if M is not square) and ||M^T M - I||, [..., 2], of matrices M [...,
-    H, H'].
+    """Return ||M - I|| and ||M^T M - I||, [..., 2], of matrices M [..., H, H'].
+
+    The first is NaN if M is not square.
     """
     sources, mixed = mixing.shape[-2:]
     eye = torch.eye(mixed).to(mixing)
@@ -29,8 +31,9 @@ def distances(mixing: Tensor) -> Tensor:
 
 
 class LayerMixing(NamedTuple):
-    """The mixing of one attention, as in mixing.json; where M depends on the position, means over
-    the tokens.
+    """The mixing of one attention, as in mixing.json.
+
+    Where M depends on the position, the numbers are means over the tokens.
     """
 
     place: str  # its site
@@ -87,8 +90,9 @@ def of_matrix(name: str, head_mixing: str, mixing: Tensor) -> LayerMixing:
 
 
 def draw_matrices(sites: dict[str, list[LayerMixing]], spread: bool = False) -> Any:
-    """Draw M - I or the spread of M of each layer: a row of panels for each site and eight of its
-    layers.
+    """Draw M - I, or the spread of M, of each layer.
+
+    A site has a row of panels for eight of its layers.
     """
     panels: list[list[tuple[str, Any] | None]] = []
     rectangular = False

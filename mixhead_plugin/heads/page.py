@@ -62,8 +62,9 @@ def pack_floats(blob: bytearray, tensor: Tensor) -> dict[str, Any]:
 
 
 def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
-    """Append weights [H, Nq, Nk] in 8 bits; a weight is (code - zero) * step of its row, and 0
-    stays 0.
+    """Append weights [H, Nq, Nk] in 8 bits.
+
+    A weight is (code - zero) * step of its row, and 0 stays 0.
 
     The error is at most half a step: 1/510 of a row's largest weight, or 1/508 of its range if some
     are negative.

@@ -38,8 +38,9 @@ def where(name: str, causal: bool = False) -> Where:
 
 
 def by_site(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return names of attentions by site; the sites are in the order of SITES, the names in that of
-    the layers.
+    """Return names of attentions by site.
+
+    The sites are in the order of SITES, the names in that of the layers.
     """
 
     def order(name: str) -> tuple[int, int]:

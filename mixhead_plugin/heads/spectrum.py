@@ -35,9 +35,7 @@ def singular_values(matrices: Tensor) -> Tensor:
 
 
 def cumulative(values: Tensor) -> Tensor:
-    """Return (s_1 + ... + s_k) / (s_1 + ... + s_n) for each k (mixhead figure 1): [..., n] -> [...,
-    n].
-    """
+    """Return (s_1 + ... + s_k) / (s_1 + ... + s_n) for each k, [..., n] (mixhead figure 1)."""
     return values.cumsum(-1) / values.sum(-1, keepdim=True)
 
 
@@ -52,8 +50,9 @@ def effective_rank(values: Tensor) -> Tensor:
 
 
 def log_spectrum(weights: Tensor) -> Tensor:
-    """Return the singular values [..., min(n, m)] of log P minus the mean of each row, divided by
-    the largest.
+    """Return the singular values of log P minus the mean of each row, [..., min(n, m)].
+
+    They are divided by the largest.
 
     Softmax of queries and keys of size D gives at most D values above 0. NaN for a matrix with a
     weight that has no logarithm: it is hidden, 0 or negative.
@@ -136,8 +135,9 @@ class Spectra:
             self.found.setdefault((True, *where(name)), []).append(spectrum_of(weights[0]))
 
     def means(self, checkpoint: str, windows: int) -> list[Measured]:
-        """Return the means over the windows for the heads of a model and, if heads mix, for its
-        source heads.
+        """Return the means over the windows for the heads of a model.
+
+        If heads mix, those for its source heads follow.
         """
         measured = {source: Measured(checkpoint, source, windows, {}) for source in (False, True)}
         for (source, site, layer), spectra in self.found.items():
@@ -170,8 +170,9 @@ def _sites(measured: list[Measured]) -> list[str]:
 
 
 def draw_curves(measured: list[Measured], length: int) -> Any:
-    """Draw the shares of the largest singular values: a colour for each checkpoint, thin for a
-    layer, bold for the mean of the layers.
+    """Draw the shares of the largest singular values.
+
+    A checkpoint has a colour. Layers are thin, and the mean of the layers is bold.
     """
     sites = _sites(measured)
     width = 3.6 if len(sites) > 1 else 4.8

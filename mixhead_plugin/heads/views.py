@@ -15,8 +15,9 @@ from mixhead_plugin.ops.reference import mix_heads
 def watched(
     attentions: Sequence[Attention], see: Callable[[Attention, Heads], None]
 ) -> Iterator[None]:
-    """Call `see(attention, heads)` in each call of each attention in this thread, without
-    gradients.
+    """Call `see(attention, heads)` in each call of each attention in this thread.
+
+    The calls run without gradients.
     """
     thread = threading.get_ident()
 
@@ -32,8 +33,10 @@ def watched(
 
 
 def seen(attentions: Sequence[Attention], call: Callable[[], object]) -> dict[int, LayerHeads]:
-    """Return what the heads of every attention do when it is first used in a call of the model, by
-    layer: the number of the attention in the order of the model.
+    """Return what the heads of every attention do, by layer.
+
+    It is what they do when they are first used in a call of the model. The layer is the number of
+    the attention in the order of the model.
     """
     layers = {attention.name: layer for layer, attention in enumerate(attentions)}
     found: dict[int, LayerHeads] = {}

@@ -1,6 +1,4 @@
-"""Mixed heads in models of Hugging Face's `transformers`, from 5.4 on; docs/huggingface.md has
-examples.
-"""
+"""Mixed heads in models of `transformers`, from 5.4 on; docs/huggingface.md has examples."""
 
 from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.hf import saving

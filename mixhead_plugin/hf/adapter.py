@@ -1,5 +1,6 @@
-"""Look at the heads of a model of `transformers`, silence them, weigh them and cut them off; mixed
-or not.
+"""Look at the heads of a model of `transformers`, silence, weigh and cut them.
+
+The model may be mixed or not.
 """
 
 import contextlib
@@ -157,8 +158,9 @@ def _sentences(batch: Mapping[str, Any]) -> int:
 
 
 def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, LayerHeads]:
-    """Return source weights, M and mixed weights of every attention that a call uses, by layer, as
-    in `ablate`.
+    """Return source weights, M and mixed weights of every attention, by layer.
+
+    An attention that a call does not use is left out. Layers are those of `ablate`.
 
     Args:
         model: any model that `mix` takes, mixed or not
@@ -181,8 +183,9 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
 
 
 def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
-    """Remove some heads of `model`, in place, and return it; it computes what it does while they
-    are ablated.
+    """Remove some heads of `model`, in place, and return it.
+
+    It computes what it does while they are ablated.
 
     Where heads mix, mixed heads lose their values, their columns of M and their share of the output
     projection. Else queries and keys shrink, too. `save_pretrained` writes the smaller model, and

@@ -63,8 +63,9 @@ def note_wishes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 class MixedHeads(Hooked):
-    """What `mix` adds to one attention: hooks, numbers, and parts, which become children of the
-    attention.
+    """What `mix` adds to one attention: hooks, numbers and parts.
+
+    The parts become children of the attention.
 
     The hook of a projection has to be the last one, because mixings read what other hooks have made
     of the queries. `mix` places it. Each call looks whether it is still there and last, since hooks
@@ -120,8 +121,9 @@ class MixedHeads(Hooked):
         return self.sizes.num_heads // self.sizes.key_heads
 
     def attach(self) -> None:
-        """Add the parts to the attention, under the names that its files have, and follow its
-        calls.
+        """Add the parts to the attention, and follow its calls.
+
+        The parts have the names that the attention's files have.
         """
         vars(self.attention)[NAME] = self
         for option in PARTS:
@@ -174,8 +176,9 @@ class MixedHeads(Hooked):
         THREADS.own.call = Call(self, projections)
 
     def slices(self, kinds: list[str]) -> dict[str, slice]:
-        """Return where queries, keys and values are among the outputs of a projection, which GPT-2
-        has for several.
+        """Return where queries, keys and values are among the outputs of a projection.
+
+        GPT-2 has one projection for several of them.
         """
         widths = {"queries": self.sizes.num_heads, "keys": self.sizes.key_heads}
         found, start = {}, 0
@@ -188,9 +191,7 @@ class MixedHeads(Hooked):
     def _project(
         self, projection: nn.Module, args: tuple[Tensor, ...], output: Tensor
     ) -> Tensor | None:
-        """Mix the features of what a projection gives in a call of the attention, and keep what
-        mixings read.
-        """
+        """Mix the features of what a projection gives, and keep what mixings read."""
         call = THREADS.own.call
         if call is None or call.heads is not self:
             return None  # someone else calls the projection
@@ -249,8 +250,9 @@ def mixed_attention(
     output_attentions: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention of a module that `mix` has seen, by the contract of the
-    `AttentionInterface`.
+    """Compute the attention of a module that `mix` has seen.
+
+    The call is the contract of the `AttentionInterface`.
 
     Args:
         query, key, value: [B, H, Nq, D], and twice [B, G, Nk, D] where G divides H

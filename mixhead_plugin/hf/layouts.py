@@ -82,23 +82,20 @@ class Site(NamedTuple):
         return _number(self.module, self.layout.head_dim)
 
     def group(self, model: nn.Module) -> int:
-        """Return how many heads of queries share a head of keys,
-        where nothing is mixed or pruned.
-        """
+        """Return how many heads of queries share a head of keys, before mixing and pruning."""
         return self.heads * self.head_dim // self.widths(model)["keys"]
 
     def packed(self) -> dict[str, list[str]]:
-        """Return which of queries, keys and values each projection gives,
-        by its name in the model.
-        """
+        """Return which of queries, keys and values each projection gives, by its name."""
         found: dict[str, list[str]] = {}
         for kind in KINDS:
             found.setdefault(self.paths[kind], []).append(kind)
         return found
 
     def widths(self, model: nn.Module) -> dict[str, int]:
-        """Return how many features queries, keys and values have, as far as the sizes of the
-        projections tell.
+        """Return how many features queries, keys and values have.
+
+        They are known as far as the sizes of the projections tell.
         """
         widths = {}
         for path, kinds in self.packed().items():
@@ -123,8 +120,9 @@ class Site(NamedTuple):
         return ""
 
     def check_sizes(self, model: nn.Module) -> None:
-        """Raise ValueError unless the projections have the sizes of heads times head size, for keys
-        of fewer heads.
+        """Raise ValueError unless the projections have the sizes of heads times head size.
+
+        Keys may have fewer heads.
         """
         widths = self.widths(model)
         inner = self.heads * self.head_dim
@@ -198,8 +196,9 @@ def _names_the_interface(cls: Any) -> bool:
 
 
 def sites_of(model: nn.Module) -> list[Site]:
-    """Return the attentions of a model in its order; raise ValueError if there are none, or one has
-    lacks what its row names.
+    """Return the attentions of a model in its order.
+
+    Raise ValueError if there are none, or one lacks what its row names.
     """
     found = [site for name, module in model.named_modules() if (site := _site(model, name, module))]
     if not found:

@@ -39,8 +39,9 @@ def load(
     impl: str = "auto",
     **settings: Any,
 ) -> Any:
-    """Load a mixed or pruned model that `save_pretrained` wrote; raise ValueError if it lacks a
-    part of the mixing.
+    """Load a mixed or pruned model that `save_pretrained` wrote.
+
+    Raise ValueError if it lacks a part of the mixing.
 
     Args:
         folder: the first argument of `from_pretrained`: a folder, or a name on the hub

@@ -53,8 +53,9 @@ REFUSED = dict.fromkeys(
 def mix(
     model: PreTrainedModel, head_mixing: str | None = None, *, impl: str = "auto", **variant: str
 ) -> PreTrainedModel:
-    """Mix the heads of every attention of `model`, in place, and return it; a trained mixing starts
-    as the identity.
+    """Mix the heads of every attention of `model`, in place, and return it.
+
+    A trained mixing starts as the identity.
 
     Mix the outermost model: an outer one could not save what is inside. A warning names the
     attentions, as of another tower, that cannot be mixed and stay as they are.
@@ -167,8 +168,9 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def refuse_offloaded(model: nn.Module, what: str) -> None:
-    """Raise ValueError if weights are elsewhere between the calls, because a change of them would
-    be lost.
+    """Raise ValueError if weights are elsewhere between the calls.
+
+    A change of them would be lost.
 
     They are on the device meta then, as they are while `from_pretrained` makes a model, but a hook
     brings them back.
@@ -183,8 +185,9 @@ def refuse_offloaded(model: nn.Module, what: str) -> None:
 
 
 def refuse_quantised(model: nn.Module, what: str) -> None:
-    """Raise ValueError if projections keep no weights of floats, which `mix` follows, and `fold`
-    and `prune` change.
+    """Raise ValueError if projections keep no weights of floats.
+
+    `mix` follows their dtype, and `fold` and `prune` change them.
     """
     for site in sites_of(model):
         for path in (*site.packed(), site.paths["output"]):
@@ -197,8 +200,9 @@ def refuse_quantised(model: nn.Module, what: str) -> None:
 
 
 def _refuse_compiled(sites: Sequence[Site], model: nn.Module) -> None:
-    """Raise ValueError if a projection is compiled alone: its graph would not see the hook of the
-    mixing, because torch does not look for new hooks.
+    """Raise ValueError if a projection is compiled alone.
+
+    Its graph would not see the hook of the mixing, because torch does not look for new hooks.
     """
     for site in sites:
         for path in site.packed():
@@ -337,8 +341,9 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
 
 
 def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
-    """Multiply the feature mixing of `model` into its projections, in place, and return it without
-    mixing, as `unmix`.
+    """Multiply the feature mixing of `model` into its projections, in place.
+
+    Return the model without mixing, as `unmix` does.
 
     Args:
         model: a model with `feature_mixing`

@@ -137,8 +137,9 @@ def _features(heads: Sequence[int], size: int) -> list[int]:
 
 
 def _keep(projection: Any, features: Sequence[int], of_outputs: bool) -> None:
-    """Keep some input or output features of an nn.Linear or of a Conv1D of GPT-2, whose weight is
-    transposed.
+    """Keep some input or output features of an nn.Linear or of a Conv1D of GPT-2.
+
+    The weight of a Conv1D is transposed.
     """
     is_linear = isinstance(projection, nn.Linear)
     rows = of_outputs == is_linear  # else columns of the weight

@@ -112,9 +112,7 @@ def _checked(function: Any, check: Any) -> Any:
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the parts with tensors of all attentions that are mixed,
-    by the name of their option.
-    """
+    """Yield the parts of all mixed attentions that have tensors, by the name of their option."""
     for module in model.modules():
         if NAME in vars(module):
             for option in PARTS:

@@ -110,8 +110,9 @@ class Trial:
         return self.returned.clone()  # as some attentions change it in place
 
     def source_of_the_last_head(self, kind: str) -> dict[str, Tensor]:
-        """Return on which features of each projection the last head of what arrived depends, at the
-        last position of the last sentence.
+        """Return on which features of each projection the last head of what arrived depends.
+
+        It is the head at the last position of the last sentence.
 
         Bool [B, N, features] for each, by its path.
         """
@@ -129,8 +130,10 @@ class Trial:
         return found
 
     def keeps_the_last_output(self) -> bool:
-        """Return whether the last head that the attention function returned is the last one that
-        the output projection gets.
+        """Return whether the last head that the function returned is the last of the projection.
+
+        It is the last head of what the attention function returned, and the last one that the
+        output projection gets.
 
         True, too, if that is not known: no output depends on what was returned.
         """
@@ -251,8 +254,10 @@ def _can_be_tried(site: Site) -> bool:
 
 
 def check_row(site: Site, model: nn.Module, variant: Variant) -> None:
-    """Raise ValueError unless queries, keys and values arrive from where the row says, and
-    `mixed_attention` serves all that the attention asks of it, together with the variant.
+    """Raise ValueError unless the attention is as its row says.
+
+    Queries, keys and values have to arrive from where the row says. `mixed_attention` has to serve
+    all that the attention asks of it, together with the variant.
     """
     if not _can_be_tried(site):
         return

@@ -1,5 +1,6 @@
-"""Attention with mixed heads for any torch model; needs torch and nothing else; docs/python.md has
-examples.
+"""Attention with mixed heads for any torch model; docs/python.md has examples.
+
+It needs torch and nothing else.
 """
 
 from mixhead_plugin.heads.attention import LayerHeads

@@ -12,8 +12,9 @@ from mixhead_plugin.parts import Assembly, Variant
 
 
 class ShapeError(ValueError, AssertionError, RuntimeError):
-    """Say which shape or type was expected; torch's module raises one of the last two, this project
-    the first.
+    """Say which shape or type was expected.
+
+    torch's module raises one of the last two, this project the first.
     """
 
 
@@ -28,8 +29,9 @@ class _NotTorchs:
 
 
 class MixedAttention(Assembly):
-    """Replace `nn.MultiheadAttention`: same call and masks; loads a state dict of torch's or of
-    fairseq's attention.
+    """Replace `nn.MultiheadAttention`, with the same call and masks.
+
+    It loads a state dict of torch's or of fairseq's attention.
 
     These differ: a row that sees no key gives 0, not NaN; `is_causal` needs no `attn_mask` beside
     it; the weights are those before dropout.
@@ -114,8 +116,9 @@ class MixedAttention(Assembly):
         self.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the projections anew, as `nn.MultiheadAttention` draws its own; each part has such a
-        method, too.
+        """Draw the projections anew, as `nn.MultiheadAttention` does.
+
+        Each part has such a method, too.
 
         A loop over all modules reaches the projections themselves afterwards, which `nn.Linear`
         draws in its own way.
@@ -140,8 +143,9 @@ class MixedAttention(Assembly):
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, local_metadata: Any, *settings: Any
     ) -> None:
-        """Split the packed projections of `nn.MultiheadAttention`; a part that it lacks wholly
-        starts anew. Refuse the state of another variant.
+        """Split the packed projections of `nn.MultiheadAttention`.
+
+        A part that the state lacks wholly starts anew. The state of another variant is refused.
         """
         saved = local_metadata.get(record.NAME)
         problem = record.difference(saved, self.entry()) if saved else ""
@@ -259,8 +263,9 @@ class MixedAttention(Assembly):
     def _of_nested(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, need_weights: bool
     ) -> Tensor:
-        """Attend within each row of a nested tensor; torch's TransformerEncoder makes one of a
-        padded batch in eval.
+        """Attend within each row of a nested tensor.
+
+        torch's TransformerEncoder makes one of a padded batch in eval.
         """
         if query is not key or query is not value or need_weights or not self.batch_first:
             raise ShapeError(

@@ -1,5 +1,6 @@
-"""Look at the heads of a torch model, silence them, weigh them and cut them off; called as the
-functions of `mixhead_plugin.hf`.
+"""Look at the heads of a torch model, silence them, weigh them and cut them off.
+
+The functions are called as those of `mixhead_plugin.hf`.
 """
 
 import contextlib
@@ -134,8 +135,9 @@ def importance(
 
 
 def attentions(model: nn.Module, inputs: Inputs) -> dict[int, LayerHeads]:
-    """Return source weights, M and mixed weights of every attention that a call uses, by layer, as
-    in `ablate`.
+    """Return source weights, M and mixed weights of every attention, by layer.
+
+    An attention that a call does not use is left out. Layers are those of `ablate`.
 
     Args:
         model: as in `ablate`
@@ -151,8 +153,9 @@ def attentions(model: nn.Module, inputs: Inputs) -> dict[int, LayerHeads]:
 
 
 def prune(model: nn.Module, heads: Mapping[int | str, Iterable[int]]) -> nn.Module:
-    """Remove some heads of `model`, in place, and return it; it computes what it does while they
-    are ablated.
+    """Remove some heads of `model`, in place, and return it.
+
+    It computes what it does while they are ablated.
 
     Where heads mix, mixed heads lose their values, their columns of M and their share of the output
     projection. Else queries and keys shrink, too. A state dict of the smaller model loads into a
@@ -238,8 +241,9 @@ def _sentence(
 
 
 def _site(source: Tensor) -> str:
-    """Return the site of a self-attention by its weights P [B, H, N, N]: those of a decoder do not
-    see later keys.
+    """Return the site of a self-attention by its weights P [B, H, N, N].
+
+    Those of a decoder do not see later keys.
     """
     return "encoder-self" if source.triu(1).any() else "decoder-self"
 

@@ -51,8 +51,10 @@ def mixed_of(old: nn.MultiheadAttention, keywords: dict[str, Any]) -> MixedAtten
 
 
 def _former_name(name: str, given: dict[str, Any]) -> str:
-    """Return what torch calls a parameter: `q_proj.weight` is part of `in_proj_weight`, or
-    `q_proj_weight` where queries, keys and values have their own sizes.
+    """Return what torch calls a parameter.
+
+    `q_proj.weight` is a part of `in_proj_weight`, or it is `q_proj_weight` where queries, keys and
+    values have their own sizes.
     """
     if name in given:
         return name
@@ -99,8 +101,9 @@ def _take(parameter: Any, *parts: Tensor) -> None:
 
 
 def _move_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Let a module have torch's hooks of another, but for those of state dicts, which know names of
-    the old one.
+    """Let a module have torch's hooks of another.
+
+    But not those of state dicts, which know names of the old one.
     """
     for name in vars(nn.Module()):
         if "_hook" in name and "state_dict" not in name:

@@ -62,8 +62,9 @@ class MixedSdpa(Hooked):
 
 
 def reads_input(variant: Variant) -> str:
-    """Return the first field whose part reads the input of the queries, not the queries alone; an
-    empty string if there is none.
+    """Return the first field whose part reads the input of the queries; empty if none does.
+
+    Others read the queries alone.
     """
     for name, kind in variant.parts().items():
         if kind.reads == "input" or (name == "attention_gate" and kind.build is not None):
@@ -236,8 +237,10 @@ def _as_autocast(tensor: Tensor) -> Tensor:
 def _masks(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, bool]:
-    """Return what to add to the scores, and whether attention is causal as `ops.attention` has it:
-    there the last query sees all keys, with `is_causal` the first query sees one.
+    """Return what to add to the scores, and whether attention is causal.
+
+    It is causal as `ops.attention` has it: the last query sees all keys. With `is_causal` of torch,
+    the first query sees one.
     """
     if isinstance(attn_mask, CausalBias):
         if attn_mask.variant == CausalVariant.LOWER_RIGHT:
@@ -268,9 +271,7 @@ class CallsSdpa(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *settings: Any
     ) -> None:
-        """Let a checkpoint of the plain module start the mixing anew, and refuse that of another
-        variant.
-        """
+        """Let a checkpoint of the plain module start the mixing anew; refuse another variant's."""
         if is_mixed(self):
             saved = local_metadata.get(record.NAME)
             problem = record.difference(saved, self.__dict__[NAME].entry()) if saved else ""
@@ -374,8 +375,9 @@ def detach(module: Any) -> None:
 
 
 def lost_without(module: nn.Module) -> str:
-    """Return in a few words why a mixed module would compute something else without its mixing; an
-    empty string if it would not.
+    """Return in a few words why a mixed module would need its mixing.
+
+    Without it, the module would compute something else. An empty string if it would not.
     """
     normalizer = vars(module)[NAME].variant.normalizer
     if normalizer != "softmax":
@@ -384,8 +386,9 @@ def lost_without(module: nn.Module) -> str:
 
 
 def has_own_class(module: nn.Module) -> bool:
-    """Return whether a mixed module is of the class that `attach` gave it: parametrizations and
-    FSDP put theirs in front.
+    """Return whether a mixed module is of the class that `attach` gave it.
+
+    Parametrizations and FSDP put theirs in front.
     """
     kind: Any = type(module)
     return kind is mixed_class(kind._mixhead_class)

@@ -1,5 +1,6 @@
-"""Say how far an implementation may be from the exact result: twice as far as the formula in the
-same dtype.
+"""Say how far an implementation may be from the exact result.
+
+At most twice as far as the formula in the same dtype.
 """
 
 import math
@@ -229,8 +230,9 @@ def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:
 def results(
     attend: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs, d_out: Tensor
 ) -> Results:
-    """Return the output of `attend` and the gradients of its tensors for the gradient `d_out` of
-    the output.
+    """Return the output of `attend` and the gradients of its tensors.
+
+    `d_out` is the gradient of the output.
     """
     given = {name: tensor.detach().requires_grad_() for name, tensor in inputs.given().items()}
     out = attend(inputs.with_tensors(given))
@@ -312,8 +314,9 @@ def finite_draws(draw: Callable[[int], Draw], enough: int) -> list[Draw]:
 
 
 def shares(draws: Sequence[Draw]) -> dict[str, float]:
-    """Return the error of each result as a share of what is allowed: at most 1 is right, NaN is
-    wrong.
+    """Return the error of each result as a share of what is allowed.
+
+    At most 1 is right, NaN is wrong.
 
     An error may be twice that of the formula in the same dtype. Each of two statistics must say so,
     for the whole result and for each part, PART positions of a head:
@@ -423,8 +426,9 @@ def _allowed(rows: Tensor) -> Tensor:
 
 
 def fault_in(draws: Sequence[Draw], most: float = 1.0) -> str:
-    """Return which result is wrong and by how much, or an empty string; `most` is a factor on what
-    is allowed.
+    """Return which result is wrong and by how much; empty if none is.
+
+    `most` is a factor on what is allowed.
     """
     if not draws:
         return "cannot be judged: the formula in the same dtype was finite in no draw"

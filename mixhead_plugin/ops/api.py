@@ -71,8 +71,7 @@ def attention(
     impl: str = "auto",
     need_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute multi-head attention with a choice of normalizer and with mixed heads (mixhead eqs
-    8-12).
+    """Compute multi-head attention with a normalizer and mixed heads (mixhead eqs 8-12).
 
     Mixing one matrix for all queries is the post-softmax projection of talking-heads attention
     (Shazeer et al. 2020).
@@ -151,8 +150,9 @@ def _usual_scale(query: Tensor) -> float:
 def attend_with_weights(
     inputs: AttentionInputs, impl: str, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the output of `attention` and, where needed, the mixed weights, which only "reference"
-    computes.
+    """Return the output of `attention` and, where needed, the mixed weights.
+
+    Only "reference" computes the weights.
     """
     if not need_weights:
         return attend(inputs, impl), None

@@ -42,8 +42,7 @@ def serves(inputs: AttentionInputs) -> bool:
 
 
 def _loses_gradients(tensors: Sequence[Tensor], mask: Tensor) -> bool:
-    """Return whether gradients would come from a logarithm of sum exp(s) that is too large for its
-    digits.
+    """Return whether gradients would come from a log(sum exp(s)) too large for its digits.
 
     A row whose scores are all about -1e8, or the lowest float, has such a sum. torch's kernel
     differentiates weights by it, so each gradient of the row would be several times too large,
@@ -106,9 +105,7 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
 def _name_the_missing_derivative(
     d_inputs: tuple[Tensor | None, ...], _: Any
 ) -> tuple[Tensor | None, ...] | None:
-    """Let a second derivative that torch's kernel lacks be refused in words that name `impl`, not
-    the kernel.
-    """
+    """Refuse a second derivative that torch's kernel lacks, in words that name `impl`."""
     if not torch.is_grad_enabled():  # as nearly always: nobody asked for a second derivative
         return None
     lacks = [

@@ -6,8 +6,9 @@ from torch import Tensor
 
 
 class AttentionInputs(NamedTuple):
-    """The arguments of one call of `ops.attention`, and the seed of its dropout; build it by
-    keywords.
+    """The arguments of one call of `ops.attention`, and the seed of its dropout.
+
+    Build it by keywords.
 
     The tensors come first, and the relative scores are two of them: operators of torch take no
     nested arguments. TorchScript compiles it too. DIMENSIONS has the shapes.

@@ -36,8 +36,10 @@ def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Tensor | None:
 
 
 def by_head(attn_mask: Tensor | None, num_heads: int, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask [Nq, Nk], [B * H, Nq, Nk] or [B, H, Nq, Nk] as floats to add; in other types
-    non-zero hides.
+    """Return a mask as floats to add, for each head.
+
+    The mask is [Nq, Nk], [B * H, Nq, Nk] or [B, H, Nq, Nk]. In types other than floats, non-zero
+    hides.
     """
     if attn_mask is None:
         return None

@@ -36,9 +36,7 @@ class Normalizer(NamedTuple):
 
 
 def _largest(scores: Tensor) -> Tensor:
-    """Return the largest score of each row, [..., 1], without gradient;
-    0 where there are no keys.
-    """
+    """Return the largest score of each row, [..., 1], without gradient; 0 if there are no keys."""
     scores = scores.detach()
     if scores.size(-1) == 0:  # amax of nothing is an error
         return scores.sum(-1, keepdim=True)
@@ -51,9 +49,7 @@ def _shifted(scores: Tensor) -> Tensor:
 
 
 def _lowest(dtype: torch.dtype) -> float:
-    """Return the lowest finite number of a dtype, as `torch.finfo` does, which TorchScript does not
-    know.
-    """
+    """Return the lowest finite number of a dtype, as `torch.finfo`, which TorchScript lacks."""
     if dtype == torch.float64:
         return -1.7976931348623157e308
     if dtype == torch.float16:
@@ -64,23 +60,23 @@ def _lowest(dtype: torch.dtype) -> float:
 
 
 def _finite(largest: Tensor) -> Tensor:
-    """Return the largest score of each row, or the lowest float in its place where no key is
-    visible.
-    """
+    """Return the largest score of each row; the lowest float where no key is visible."""
     return largest.clamp(min=_lowest(largest.dtype))
 
 
 def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return weights / total, with 0/0 = 0 and no gradient there:
-    dividing by infinity gives both.
+    """Return weights / total, with 0/0 = 0 and no gradient there.
+
+    Dividing by infinity gives both.
     """
     total = total.masked_fill(total == 0, float("inf"))
     return weights / total if out is None else torch.div(weights, total, out=out)
 
 
 def _length(weights: Tensor, out: Tensor | None) -> Tensor:
-    """Return the 2-norm of each row, [..., 1]. With gradients a norm of 0 is infinity, for 0 has no
-    derivative.
+    """Return the 2-norm of each row, [..., 1].
+
+    With gradients a norm of 0 is infinity, because 0 has no derivative.
     """
     if out is not None:
         return torch.linalg.vector_norm(weights, dim=-1, keepdim=True)
@@ -90,8 +86,9 @@ def _length(weights: Tensor, out: Tensor | None) -> Tensor:
 
 @torch.jit.unused
 def exporting() -> bool:
-    """Return whether torch records a program, which must not depend on the sizes of the example or
-    on our operators.
+    """Return whether torch records a program.
+
+    It must not depend on the sizes of the example or on our operators.
 
     `torch.export` does, and `torch.jit.trace`, by which the classic exporter to ONNX works.
     """
@@ -100,8 +97,9 @@ def exporting() -> bool:
 
 
 def _short(scores: Tensor) -> bool:
-    """Tell rows that fill no register of a CPU, for which torch's softmax takes about six times as
-    long.
+    """Return whether rows fill no register of a CPU.
+
+    For them torch's softmax takes about six times as long.
     """
     if not torch.jit.is_scripting() and exporting():
         return False
@@ -258,8 +256,9 @@ def softpick_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
 
 
 def _over_largest(signed: Tensor, in_place: bool) -> Tensor:
-    """Return the numbers of each row over the largest size among them, which cancels in a quotient
-    of two such numbers.
+    """Return the numbers of each row over the largest size among them.
+
+    It cancels in a quotient of two such numbers.
 
     Very small numbers would lose digits. The derivative is that of a number which is large enough
     to have one: for scores near 1e-40 it would be infinite in float32, and then NaN in a sum.
@@ -282,16 +281,15 @@ def _largest_size(signed: Tensor) -> Tensor:
 
 
 def _normal(largest: Tensor) -> Tensor:
-    """Return at least ten times the least normal number, so that gradients times the inverse are
-    finite.
+    """Return at least ten times the least normal number.
+
+    So gradients times the inverse are finite.
     """
     return largest.clamp_min(2.3e-307 if largest.dtype == torch.float64 else 1.2e-37)
 
 
 def _scaled_expm1(scores: Tensor) -> Tensor:
-    """Return exp(s) - 1 over the row's exp(max(s, 0)), without loss of digits;
-    0 for a hidden key.
-    """
+    """Return exp(s) - 1 over the row's exp(max(s, 0)), without loss of digits; 0 if hidden."""
     largest, up = _largest(scores).clamp(min=0), F.relu(scores)
     down = F.relu(-scores.masked_fill(scores == float("-inf"), 0.0))
     return torch.exp(-largest) * torch.expm1(-down) - torch.exp(up - largest) * torch.expm1(-up)

@@ -1,5 +1,6 @@
-"""Register an implementation as operators of torch, one for each pass; torch.compile takes each as
-a whole.
+"""Register an implementation as operators of torch, one for each pass.
+
+torch.compile takes each as a whole.
 """
 
 import functools
@@ -30,8 +31,9 @@ GRADIENTS = f"({', '.join(['Tensor'] * len(LEARNED))})"
 def register(
     name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]
 ) -> None:
-    """Define `mixhead_plugin::<name>`; `fake` gives shapes and strides of its results, on the
-    device meta too.
+    """Define the operator `mixhead_plugin::<name>`.
+
+    `fake` gives the shapes and strides of its results, on the device meta, too.
     """
 
     @functools.wraps(function)
@@ -61,8 +63,7 @@ _COUNTED: dict[Any, Callable[..., int]] = {}
 
 @while_traced
 def announce_flops() -> bool:
-    """Tell torch's counter of FLOPs what the operators do, if a program uses it; return whether it
-    does.
+    """Tell torch's counter of FLOPs what the operators do; return whether a program uses it.
 
     Importing the counter with this package would import triton, which takes most of a second. So
     each call of an operator asks whether the program has imported it, and a counter that already
@@ -89,9 +90,7 @@ def no_derivative(name: str, kind: str) -> NotImplementedError:
 def _one_by_one(
     operator: Callable[..., Any], info: Any, dims: Sequence[int | None], *arguments: Any
 ) -> Any:
-    """Serve torch.vmap, and gradients of several outputs at once: call the operator for each
-    sample.
-    """
+    """Call the operator for each sample, under torch.vmap and for gradients of several outputs."""
     samples = []
     for sample in range(info.batch_size):
         taken = [x if dim is None else x.select(dim, sample) for x, dim in zip(arguments, dims)]
@@ -103,8 +102,9 @@ def _one_by_one(
 
 
 def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_: Any) -> int:
-    """Return the operations of the products of matrices, 2 for each multiplication, as torch counts
-    its own attention.
+    """Return the operations of the products of matrices.
+
+    There are 2 for each multiplication, as torch counts its own attention.
 
     Hidden keys count. The backward pass computes the weights again, and then two products for each
     one of the forward pass, but the product with the values is not computed again.
@@ -128,15 +128,14 @@ def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_
 
 
 def all_gradients(found: Mapping[str, Tensor], like: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients in the order of LEARNED; an empty tensor for each that was not asked
-    for.
-    """
+    """Return the gradients in the order of LEARNED; an empty tensor if one was not asked for."""
     return tuple(found[name] if name in found else like.new_empty(0) for name in LEARNED)
 
 
 def by_field(gradients: Sequence[Tensor], names: Iterable[str]) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the fields of AttentionInputs, from those of LEARNED; None for all
-    but `names`.
+    """Return the gradients of the fields of AttentionInputs, from those of LEARNED.
+
+    None for all but `names`.
     """
     found = dict(zip(LEARNED, gradients))
     asked = set(names)
@@ -174,8 +173,9 @@ def saved_inputs(ctx: Any) -> tuple[Any, ...]:
 
 
 def empty_output(query: Tensor, value: Tensor) -> Tensor:
-    """Return memory for [B, H', Nq, Dv] in the memory order of `query`, so that reshaping it needs
-    no copy.
+    """Return memory for [B, H', Nq, Dv] in the memory order of `query`.
+
+    So reshaping it needs no copy.
     """
     shape = [query.shape[0], value.shape[1], query.shape[2], value.shape[3]]
     strides, extent = [0] * 4, 1

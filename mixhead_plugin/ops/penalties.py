@@ -11,8 +11,9 @@ from mixhead_plugin.ops.reference import upcast
 
 
 def orthogonal_penalty(mixing: Tensor, real: Tensor) -> Tensor:
-    """Return ||M^T M - I||_F^2 (mixhead eq. 16) for M [H, H'];
-    its mean over the real queries for M [B, Nq, H, H'].
+    """Return ||M^T M - I||_F^2 (mixhead eq. 16) for M [H, H'].
+
+    For M [B, Nq, H, H'] it is the mean over the real queries.
     """
     mixing = upcast(mixing)
     if mixing.dim() == 4:
@@ -24,8 +25,9 @@ def orthogonal_penalty(mixing: Tensor, real: Tensor) -> Tensor:
 
 
 def rank_penalty(weights: Tensor, real: Tensor) -> Tensor:
-    """Return the sum of two means over pairs of heads, of ||P_i P_j^T||_F^2 and ||P_i^T P_j||_F^2
-    (mixhead eq. 20).
+    """Return the sum of two means over pairs of heads (mixhead eq. 20).
+
+    They are those of ||P_i P_j^T||_F^2 and of ||P_i^T P_j||_F^2.
 
     The weights P [B, H, Nq, Nk], H >= 2, are those before mixing and dropout. The penalty is
     averaged over sentences. ||P_i P_j^T||^2 is the inner product of P_i^T P_i and P_j^T P_j. So

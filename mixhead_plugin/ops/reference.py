@@ -28,8 +28,9 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 
 
 def masked_scores(inputs: AttentionInputs) -> Tensor:
-    """Return scale * Q K^T, mixed, + relative scores + masks (mixhead eq. 9), in float32 or
-    float64.
+    """Return scale * Q K^T, mixed, + relative scores + masks (mixhead eq. 9).
+
+    In float32 or float64.
     """
     query, key = upcast(inputs.query), upcast(inputs.key)
     # [B, H, Nq, Nk]
@@ -42,8 +43,9 @@ def masked_scores(inputs: AttentionInputs) -> Tensor:
 
 
 def append_sink(scores: Tensor, sink: Tensor | None) -> Tensor:
-    """Return the scores [B, H, Nq, Nk + 1] of the keys and of the sink [H], which every row sees;
-    or the scores alone.
+    """Return the scores of the keys and of the sink [H], which every row sees.
+
+    [B, H, Nq, Nk + 1]; without a sink the scores alone.
 
     The sink has no value. So its weight is left out before gain, mixing and dropout.
     """
@@ -67,8 +69,9 @@ def apply_gain(weights: Tensor, gain: Tensor | None) -> Tensor:
 
 
 def mix_heads(weights: Tensor, mixing: Tensor | None) -> Tensor:
-    """Return Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12), for P [B, H, Nq, Nk] and M [H, H'] or [B,
-    Nq, H, H'].
+    """Return Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12).
+
+    P is [B, H, Nq, Nk], and M is [H, H'] or [B, Nq, H, H'].
 
     M[..., j, i] is the weight of source head j in mixed head i. Without M the weights stay as they
     are.
@@ -92,8 +95,9 @@ def weighted_values(weights: Tensor, inputs: AttentionInputs) -> Tensor:
 
 
 def source_weights(inputs: AttentionInputs) -> Tensor:
-    """Return P [B, H, Nq, Nk] with the gains of distances, before mixing and dropout, in float32 or
-    better.
+    """Return P [B, H, Nq, Nk] with the gains of distances, before mixing and dropout.
+
+    In float32 or better.
     """
     with without_autocast(inputs.query.device):
         # [B, H, Nq, Nk] or [B, H, Nq, Nk + 1]
@@ -103,8 +107,9 @@ def source_weights(inputs: AttentionInputs) -> Tensor:
 
 
 def reference_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Return the output of `reference_attention` and the mixed weights Pbar [B, H', Nq, Nk], before
-    dropout.
+    """Return the output of `reference_attention` and the mixed weights, before dropout.
+
+    Pbar is [B, H', Nq, Nk].
     """
     with without_autocast(inputs.query.device):
         mixed = mix_heads(source_weights(inputs), inputs.mixing)  # [B, H', Nq, Nk]

@@ -8,8 +8,9 @@ from torch import Tensor
 
 
 class RelativeScores(NamedTuple):
-    """Scores by distance: query[b, h, t] . key[h, p], p = k - t + Nq - 1, is added to the score of
-    query t and key k.
+    """Scores by distance, which are added to those of queries and keys.
+
+    The score of query t and key k gets query[b, h, t] . key[h, p], with p = k - t + Nq - 1.
 
     `scale` does not apply to them. Transformer-XL's position term has the head size as D, T5's bias
     has D = 1. Row 0 of `key` belongs to the largest distance, from the last query to the first key.

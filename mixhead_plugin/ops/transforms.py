@@ -9,8 +9,9 @@ from torch.autograd import forward_ad
 
 
 def while_traced(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Let the compiler call a function when it traces the caller, and take its answer as a
-    constant.
+    """Let the compiler call a function when it traces the caller.
+
+    The compiler takes its answer as a constant.
 
     `torch.compiler.assume_constant_result` does the same, but would load the compiler: two seconds
     at every import.
@@ -23,8 +24,9 @@ def while_traced(function: Callable[[], Any]) -> Callable[[], Any]:
 # another.
 @while_traced
 def transformations() -> str:
-    """Return the names of those that are active: Grad, Jvp (forward mode of any kind), Vmap,
-    Functionalize.
+    """Return the names of the active ones.
+
+    They are Grad, Jvp (forward mode of any kind), Vmap and Functionalize.
     """
     stack = torch._C._functorch.get_interpreter_stack()
     if not stack and forward_ad._current_level < 0:  # as nearly always
@@ -45,8 +47,9 @@ def have_tangents(tensors: Iterable[object]) -> bool:
 
 
 def unserved(tensors: Iterable[object]) -> str:
-    """Return which derivative an operator without functorch's rules would lack under the active
-    transformations.
+    """Return which derivative an operator lacks under the active transformations.
+
+    It is an operator without functorch's rules.
 
     The compiler's tensors do not tell whether they carry a tangent. So any forward mode around them
     counts there.

@@ -1,5 +1,6 @@
-"""Define what flags add to an attention: mixings, sinks, gates and relative positions; needs torch
-alone.
+"""Define what flags add to an attention: mixings, sinks, gates and relative positions.
+
+All of it needs torch alone.
 
 `Variant` is what is asked of one attention, `PARTS` has the tables of the parts, and `Assembly`
 builds the parts and puts them to work.

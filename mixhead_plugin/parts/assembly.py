@@ -1,5 +1,6 @@
-"""Build the parts of one attention and put them to work; fairseq's, torch's and Hugging Face's
-modules share this.
+"""Build the parts of one attention and put them to work.
+
+fairseq's, torch's and Hugging Face's modules share this.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,9 @@ from mixhead_plugin.parts.variant import Variant
 
 
 def build_part(kind: PartKind, variant: Variant, sizes: AttentionSizes) -> nn.Module | None:
-    """Return a part of an attention, built with the fields of `variant` that it takes; None for
-    the value `none`.
+    """Return a part of an attention; None for the value `none`.
+
+    It is built with the fields of `variant` that it takes.
     """
     if kind.build is None:
         return None
@@ -25,8 +27,9 @@ def build_part(kind: PartKind, variant: Variant, sizes: AttentionSizes) -> nn.Mo
 
 
 class Assembly(Hooked, nn.Module):
-    """A mixin: hold the parts of one attention, each under the name of its option, None where there
-    is none.
+    """A mixin that holds the parts of one attention.
+
+    Each has the name of its option, and is None where there is none.
     """
 
     # TorchScript would take annotations of parts and projections for its own types
@@ -137,8 +140,9 @@ class Assembly(Hooked, nn.Module):
         )
 
     def gated(self, out: Tensor, x: Tensor) -> Tensor:
-        """Return the outputs of heads [B, Nq, H', Dv], mixed and behind gates, for the query input
-        x [B, Nq, C].
+        """Return the outputs of heads, mixed and behind gates, [B, Nq, H', Dv].
+
+        `x` is the query input, [B, Nq, C].
         """
         if self.feature_mixing is not None:
             out = self.feature_mixing(out, "output")

@@ -1,5 +1,6 @@
-"""Define what mixes the features of heads: each value of --feature-mixing is one row of
-FEATURE_MIXINGS; torch alone.
+"""Define what mixes the features of heads, with torch alone.
+
+Each value of --feature-mixing is one row of FEATURE_MIXINGS.
 
 Features are the queries, keys, values or outputs of heads. A mixing is linear in them and no
 position depends on another. So any kernel serves what is mixed, and a trained mixing folds into the
@@ -33,8 +34,7 @@ _CALL = nn.Linear.__call__
 
 
 def is_plain(linear: Any) -> bool:
-    """Return whether a call of `linear` is certainly its weight times the input plus its bias, and
-    nothing else.
+    """Return whether a call of `linear` is certainly weight times input plus bias, no more.
 
     LoRA tools patch `forward` or add modules, quantisation changes the weight's type, offloading
     and pruning add hooks, and so does whoever reads or changes inputs, outputs and gradients, of
@@ -114,8 +114,9 @@ class FeatureMixing(Part):
         return list(self.parameters())
 
     def forward(self, features: Tensor, name: str) -> Tensor:
-        """Return the mixed features: of "query", "key" or "value" [..., H * D], of "output" [...,
-        H', Dv].
+        """Return the mixed features.
+
+        Those of "query", "key" or "value" are [..., H * D], those of "output" [..., H', Dv].
         """
         # TorchScript looks up no attribute by a name that varies.
         if name == "query":
@@ -188,8 +189,9 @@ class FeatureMixing(Part):
 
 
 class OutputMixing(FeatureMixing):
-    """Add sum_j (U V^T)[j, h] O_j to the output of head h; V starts as 0 (Virtual Head Attention,
-    its postmix).
+    """Add sum_j (U V^T)[j, h] O_j to the output of head h; V starts as 0.
+
+    This is the postmix of Virtual Head Attention.
     """
 
     def __init__(self, sizes: AttentionSizes):

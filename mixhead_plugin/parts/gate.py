@@ -1,5 +1,6 @@
-"""Define gates on the outputs of heads: each value of --attention-gate is one row of
-ATTENTION_GATES; torch alone.
+"""Define gates on the outputs of heads, with torch alone.
+
+Each value of --attention-gate is one row of ATTENTION_GATES.
 """
 
 from functools import partial
@@ -11,8 +12,9 @@ from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 
 
 class AttentionGate(Part):
-    """Scale O by 2 sigmoid(x W + c), with x the attention's query input; W and c start as 0, so the
-    gates as 1.
+    """Scale O by 2 sigmoid(x W + c), with x the attention's query input.
+
+    W and c start as 0, so the gates start as 1.
 
     Args:
         sizes: of the attention

@@ -1,5 +1,6 @@
-"""Define the matrices that mix heads: each value of --head-mixing and --score-mixing is one row of
-a table.
+"""Define the matrices that mix heads.
+
+Each value of --head-mixing and of --score-mixing is one row of a table.
 
 M[..., j, i] is the weight of source head j in mixed head i. There are as many mixed heads, H', as
 source heads, H, unless pruning removed some or heads mix in groups. The modules need torch alone.
@@ -123,8 +124,9 @@ class PositionWiseMixing(HeadMixing):
 
 
 class LowRankMixing(HeadMixing):
-    """Compute M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), the query-wise branch of DCMHA after the
-    softmax.
+    """Compute M_t = I + U_t V_t^T + diag(tanh(x_t W_g)).
+
+    This is the query-wise branch of DCMHA after the softmax.
 
     U_t and V_t, [H, 2], are parts of gelu(x_t W_1) W_2; U_t is divided by sqrt(1e-6 + its mean
     square over the heads). W_1 has 4 H columns, as in DCMHA's code for one branch. V_t and W_g

@@ -1,6 +1,4 @@
-"""Describe one value of a flag that adds a part to the attention, and the sizes that a part is
-built for.
-"""
+"""Describe one value of a flag that adds a part, and the sizes that a part is built for."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -75,9 +73,7 @@ class Part(nn.Module):
     """
 
     def identity(self) -> dict[str, Tensor]:
-        """Return values with which a trained part does nothing; empty for one that never does
-        nothing.
-        """
+        """Return values with which a trained part does nothing; empty if there are none."""
         return {}
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:

@@ -1,5 +1,6 @@
-"""List the tables of the parts that flags add to an attention; find, group and cut the parameters
-of parts.
+"""List the tables of the parts; find, group and cut the parameters of parts.
+
+Flags add the parts to an attention.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,8 +72,9 @@ def parameter_groups(
 
 
 def effective(parts: Mapping[str, nn.Module | None]) -> str:
-    """Return the name of the first part without which an attention would compute something else, or
-    an empty string.
+    """Return the first part without which an attention would compute something else.
+
+    An empty string if there is none.
 
     Args:
         parts: the parts of one attention by name; None where there is none

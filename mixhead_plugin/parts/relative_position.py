@@ -15,8 +15,9 @@ from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartError, Pa
 
 
 class RotaryPosition(nn.Module):
-    """Rotate each pair of features (d, d + D / 2) of queries and keys by an angle that grows with
-    the position (RoPE).
+    """Rotate each pair of features (d, d + D / 2) of queries and keys (RoPE).
+
+    The angle grows with the position.
 
     Su et al. 2021, 'RoFormer', eq. 34: products of rotated vectors depend on the distance alone.
     """
@@ -32,8 +33,9 @@ class RotaryPosition(nn.Module):
         self.log_ratio = -2.0 * math.log(10000.0) / self.head_dim
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, RelativeScores | None]:
-        """Return rotated queries [B, H, Nq, D] and keys [B, H, Nk, D]; nothing is added to the
-        scores.
+        """Return rotated queries [B, H, Nq, D] and keys [B, H, Nk, D].
+
+        Nothing is added to the scores.
         """
         return self._rotate(q, k.size(2)), self._rotate(k, k.size(2)), None
 
@@ -88,8 +90,9 @@ class BucketedBias(Part):
         return {"weight": torch.zeros(self.weight.shape)}
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, RelativeScores | None]:
-        """Return queries [B, H, Nq, D] and keys [B, H, Nk, D] unchanged, and the biases to add to
-        the scores.
+        """Return queries and keys unchanged, and the biases to add to the scores.
+
+        Queries are [B, H, Nq, D], keys [B, H, Nk, D].
         """
         n_queries = q.size(2)
         n_keys = k.size(2)
@@ -138,8 +141,9 @@ RELATIVE_POSITIONS = {
 
 
 class DistanceGain(Part):
-    """Multiply the weight of key j for query i by a learned c_{i-j}, one for each head and
-    distance.
+    """Multiply the weight of key j for query i by a learned c_{i-j}.
+
+    Each head has a number for each distance.
 
     All start as 1 (l2 essay, 'Preliminary Solution', after Luo et al. 2022).
 

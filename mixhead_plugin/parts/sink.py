@@ -1,5 +1,6 @@
-"""Define attention sinks: each value of --attention-sink is one row of ATTENTION_SINKS. The modules
-need torch alone.
+"""Define attention sinks, with torch alone.
+
+Each value of --attention-sink is one row of ATTENTION_SINKS.
 
 A sink is a key without a value that every row sees. Its weight is lost, so a row may attend to
 nothing.

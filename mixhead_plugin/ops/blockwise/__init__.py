@@ -1,5 +1,4 @@
-"""Exact attention with mixed heads in linear memory, one block of queries after the other; see
-blockwise.md.
+"""Exact attention with mixed heads in linear memory, by blocks of queries; see blockwise.md.
 
 A block holds all heads, because mixing needs them together. It holds all keys that its queries may
 see, because normalizing needs the whole row. The backward pass computes the weights again, and

@@ -94,8 +94,9 @@ def _has_terms(name: str, grad: Tensor) -> bool:
 
 
 class _Turns:
-    """Let blocks add to the same memory in the order of their numbers: sums of floats depend on the
-    order.
+    """Let blocks add to the same memory in the order of their numbers.
+
+    Sums of floats depend on the order.
 
     A block waits only for blocks of a lower number. A thread has already taken those, so no two
     wait for one another.
@@ -204,8 +205,9 @@ def _add_gradients(
 
 
 def _mixing_grad(weights: Tensor, d_mixed: Tensor, out: Tensor) -> None:
-    """Write dM[j, i] = sum_k P_j dPbar_i of arranged matrices to `out` [b, n, H, H'], or summed
-    further [H, H'].
+    """Write dM[j, i] = sum_k P_j dPbar_i of arranged matrices to `out`.
+
+    `out` is [b, n, H, H'], or [H, H'], where the products of all queries are summed.
     """
     in_place = out.flatten(0, 1) if out.dim() == 4 and out.is_contiguous() else None
     # [b, H, H'] or [b * n, H, H']
@@ -230,9 +232,7 @@ def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor)
 def _relative_grads(
     steps: Steps, block: Block, part: AttentionInputs, d_scores: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the relative query, [b, h, n, R], and of the relative key,
-    [h, n + k - 1, R].
-    """
+    """Return the gradients of the relative query and key: [b, h, n, R] and [h, n + k - 1, R]."""
     b, _, n, _ = block.shape
     d_distances, shifted = steps.distances(block, b)
     d_distances.zero_()

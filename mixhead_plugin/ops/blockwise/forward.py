@@ -1,5 +1,4 @@
-"""The forward pass of one block of queries after the other, and the steps that the backward pass
-repeats.
+"""The forward pass of one block of queries, and the steps that the backward pass repeats.
 
     Q [b, h, n, D]  x  K [b, h, k, D]    ->  S     scores            [b * h, n, k]
     S    normalizer, row by row          ->  P     weights           [b * h, n, k]
@@ -128,8 +127,9 @@ class Steps:
     # ---- memory --------------------------------------------------------------------------------
 
     def buffer(self, name: str, shape: tuple[int, ...], most: int | None = None) -> Tensor:
-        """Return memory that every block reuses, as fresh pages of the system cost as much as the
-        sums in them.
+        """Return memory that every block reuses.
+
+        Fresh pages of the system cost as much as the sums in them.
 
         `most` is its size in the largest block; None for that of the scores.
         """

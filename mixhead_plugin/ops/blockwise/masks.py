@@ -98,9 +98,7 @@ class Block:
 
 @cache
 def dimensions(name: str, number: int) -> tuple[str, ...]:
-    """Return the dimensions of an input, or of the output, that has `number` of them, or else one
-    less.
-    """
+    """Return the dimensions of an input or of the output that has `number` of them, or one less."""
     if name == "output":
         return OUTPUT
     for dims in DIMENSIONS[name]:
@@ -139,8 +137,9 @@ class BlockMasks:
         self.seen = self._every_query_sees_the_first_key()
 
     def _every_query_sees_the_first_key(self) -> bool:
-        """Return whether every query is known to see a key. Looking for others would cost more than
-        what the normalizers save if they know.
+        """Return whether every query is known to see a key.
+
+        Looking for others would cost more than what the normalizers save if they know.
         """
         if self.n_keys == 0:
             return False
@@ -155,8 +154,9 @@ class BlockMasks:
         return True
 
     def unpadded(self, batches: Sequence[slice]) -> tuple[list[slice], list[bool]]:
-        """Return for each slice of the batch the span of keys that any of them has, and whether any
-        lacks one there.
+        """Return for each slice of the batch the span of keys that any of them has.
+
+        Also whether any lacks a key there.
         """
         if self.padding is None:
             return [slice(0, self.n_keys)] * len(batches), [False] * len(batches)
@@ -173,9 +173,7 @@ class BlockMasks:
         return slice(start, max(span.stop, start + NARROW))
 
     def visible_and_biased(self, queries: Sequence[slice]) -> tuple[list[slice], list[slice]]:
-        """Return for each slice of queries the keys that attn_mask shows, and those whose scores it
-        changes.
-        """
+        """Return for each slice of queries the keys that attn_mask shows, and those it changes."""
         everything = [slice(0, self.n_keys)] * len(queries)
         mask = self.attn_mask
         if mask is None:
@@ -206,8 +204,9 @@ class BlockMasks:
             scores.add_(self.padding[block.batch, None, None, block.keys])
 
     def _future(self, rows: int, columns: int, diagonal: int) -> Tensor:
-        """Return -inf on and above a diagonal, [rows, columns];
-        nearly all blocks share one tensor.
+        """Return -inf on and above a diagonal, [rows, columns].
+
+        Nearly all blocks share one tensor.
         """
         key = (rows, columns, diagonal)
         if key not in self.futures:
@@ -216,9 +215,7 @@ class BlockMasks:
 
 
 def add_mask_grad(d_attn_mask: Tensor, d_scores: Tensor, block: Block) -> None:
-    """Add the block's d_scores [b, h, n, k] to the gradient of attn_mask, which has four
-    dimensions.
-    """
+    """Add the block's d_scores [b, h, n, k] to the gradient of attn_mask [four dimensions]."""
     part = _part(d_attn_mask, block)
     part.add_(_biased(d_scores, block).sum_to_size(part.shape))
 
@@ -237,8 +234,9 @@ def _biased(scores: Tensor, block: Block) -> Tensor:
 
 
 def _spans(true: Tensor) -> list[slice]:
-    """Return for each row of a bool [rows, n] the slice from its first True to its last; an empty
-    one without True.
+    """Return for each row of a bool [rows, n] the slice from its first True to its last.
+
+    The slice of a row without True is empty.
     """
     n = true.shape[1]
     number = true.to(torch.int8)

@@ -29,8 +29,9 @@ def block_size(device: torch.device) -> int:
 
 
 class Plan:
-    """The blocks of one call that see a key, the last queries first: causal blocks of later queries
-    are larger.
+    """The blocks of one call that see a key, the last queries first.
+
+    Causal blocks of later queries are larger.
 
     Attributes:
         inputs: those of the call, in the dtype of the computation
@@ -142,9 +143,7 @@ def _distances(queries: slice, keys: slice, n_queries: int) -> slice:
 
 
 def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]]:
-    """Return slices of the batches, the heads and the queries for blocks of the size that suits the
-    device.
-    """
+    """Return slices of batches, heads and queries for blocks of the size that suits the device."""
     batch, heads, n_queries, _ = inputs.query.shape
     pairs = block_size(inputs.query.device) // max(1, inputs.key.shape[2])  # of a head and a query
     most, wanted = _room_for_queries(inputs, pairs)
@@ -161,8 +160,9 @@ def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]
 
 
 def _room_for_queries(inputs: AttentionInputs, pairs: int) -> tuple[int, int]:
-    """Return how many pairs of a head and a query a block may have in order to reach a wanted
-    number of queries, and that number.
+    """Return how many pairs of a head and a query a block may have, and the queries wanted.
+
+    A block may have that many pairs in order to reach the wanted number of queries.
     """
     positions = inputs.query.shape[0] * inputs.query.shape[2]
     if inputs.query.is_cpu and positions >= 16 * MANY_QUERIES:

@@ -44,8 +44,9 @@ _PACKAGE_PROBLEM = _package_problem()  # at import, because torch.compile cannot
 
 
 def machine_problem() -> str:
-    """Return why no kernel can run on the current device, or an empty string. This initialises
-    CUDA.
+    """Return why no kernel can run on the current device; empty if one can.
+
+    This initialises CUDA.
     """
     if _interpreted():
         return _PACKAGE_PROBLEM
@@ -60,8 +61,9 @@ def _interpreted() -> bool:
 
 
 def _device_problem(type_: str, index: int | None) -> str:
-    """Return why no kernel can run on a device, or an empty string; an index of None is the current
-    device.
+    """Return why no kernel can run on a device; empty if one can.
+
+    An index of None is the current device.
     """
     if type_ != "cuda":
         return (
@@ -134,9 +136,7 @@ def slower_than_blocks(inputs: AttentionInputs) -> bool:
 
 
 def fault(inputs: AttentionInputs) -> str:
-    """Return what the kernels do wrong on this device for such a call, or an empty string (see
-    `verify`).
-    """
+    """Return what the kernels do wrong here for such a call; empty if nothing (see `verify`)."""
     from mixhead_plugin.ops.triton import verify
 
     # there a trial takes far longer than a call

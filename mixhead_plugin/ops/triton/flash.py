@@ -1,5 +1,6 @@
-"""Kernels for heads that do not mix: FlashAttention-2 (Dao 2023) for each normalizer, one head a
-program.
+"""Kernels for heads that do not mix: one head a program.
+
+FlashAttention-2 (Dao 2023) for each normalizer.
 
 Without values, `flash_fwd_kernel` is also the first pass of mixed heads and writes only the
 statistic of each row.
@@ -13,8 +14,9 @@ from mixhead_plugin.ops.triton import rows
 
 @triton.jit
 def program_of(n, BLOCK: tl.constexpr, H: tl.constexpr):
-    """Return the tile, the number of tiles, the index in B * H, the sentence and the head of this
-    program.
+    """Return where this program is.
+
+    The tile, the number of tiles, the index in B * H, the sentence and the head.
     """
     n_tiles = (n + BLOCK - 1) // BLOCK
     i_t, i_bh = tl.program_id(0) % n_tiles, tl.program_id(0) // n_tiles

@@ -1,5 +1,6 @@
-"""Kernels for heads that mix: a program computes the weights of all heads for its tile, because
-mixing needs them.
+"""Kernels for heads that mix: one tile a program, for all heads.
+
+A mixed head needs the weights of all heads.
 
 A tile is [heads, BM, BN]; a program computes HC heads at a time and adds to HG of them. A mixing
 product takes the 16 heads that tensor cores need, or fewer heads of several parts of the keys
@@ -16,8 +17,9 @@ from mixhead_plugin.ops.triton.records import Strided
 
 @triton.jit
 def program_of(n, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """Return the part of the heads, the tile,
-    the number of tiles and the sentence of this program.
+    """Return where this program is.
+
+    The part of the heads, the tile, the number of tiles and the sentence.
     """
     n_tiles = (n + BLOCK - 1) // BLOCK
     i_p, i_bt = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
@@ -45,8 +47,9 @@ def scores_of(
     C: tl.constexpr,
     KEYS_FIRST: tl.constexpr = False,
 ):
-    """Return the biased scores of heads o_h, the product of b_x and b_y: [heads, BM, BN] or,
-    KEYS_FIRST, transposed.
+    """Return the biased scores of heads o_h, the product of b_x and b_y.
+
+    [heads, BM, BN] or, KEYS_FIRST, transposed.
     """
     if KEYS_FIRST:
         o_m, o_n = o_m[None, None, :], o_n[None, :, None]
@@ -60,8 +63,9 @@ def scores_of(
 
 @triton.jit
 def load_mixing(m, o_m, o_from, o_to, n_queries, C: tl.constexpr):
-    """Load the matrices of `mix`, [PARTS, HC * PACK, HG * PACK], with M at each place of the
-    diagonal.
+    """Load the matrices of `mix`, with M at each place of the diagonal.
+
+    [PARTS, HC * PACK, HG * PACK].
     """
     o_q = o_m if C.PER_QUERY else tl.arange(0, C.PARTS) * 0
     b_m = rows.load_heads_upright(m, o_from, o_q, o_to, n_queries, C.H, C.H)  # [HC, PARTS, HG]
@@ -320,8 +324,9 @@ def mixed_bwd_dkv_kernel(
     n_keys,
     C: tl.constexpr,
 ):
-    """Write dK and dV of a tile of keys and a group of heads; scores and weights are transposed,
-    [heads, BN, BM].
+    """Write dK and dV of a tile of keys and a group of heads.
+
+    Scores and weights are transposed, [heads, BN, BM].
     """
     i_g, i_t, _, i_b = program_of(n_keys, C.BN, C.GROUPS)
     first = i_t * C.BN

@@ -1,6 +1,4 @@
-"""The two operators of torch, `triton` and `triton_backward`: the arguments of the kernels and
-their order.
-"""
+"""The operators `triton` and `triton_backward` of torch: the kernels' arguments in order."""
 
 from collections.abc import Callable
 from typing import Any
@@ -115,9 +113,7 @@ class Call:
         return out, rows
 
     def backward(self, d_out: Tensor, rows: Tensor, out: Tensor | None) -> list[Tensor]:
-        """Return the gradients of query, key and value, and of mixing and the sink if there are
-        any.
-        """
+        """Return the gradients of query, key and value, and of mixing and the sink, if any."""
         grads = [
             self._unwritten(torch.empty_like(tensor)) for tensor in self.inputs.given().values()
         ]
@@ -159,8 +155,9 @@ class Call:
         return grads
 
     def _sink_grad(self, peak: Tensor, factor: Tensor, delta: Tensor) -> Tensor:
-        """Return dS of triton.md for the sink, whose dP is 0, summed to [H]; the statistics are [B,
-        H, Nq].
+        """Return dS of triton.md for the sink, whose dP is 0, summed to [H].
+
+        The statistics are [B, H, Nq].
         """
         assert self.inputs.sink is not None
         score = self.inputs.sink.float()[:, None]  # [H, 1]
@@ -204,8 +201,9 @@ class Call:
         outputs: Callable[[Tile], tuple[Any, ...]] = lambda tile: (),
         masks: Masks | None = None,
     ) -> tuple[Any, ...]:
-        """Launch a kernel with the tile that suits it; return its `outputs`, the arguments that
-        depend on the tile.
+        """Launch a kernel with the tile that suits it; return its `outputs`.
+
+        They are the arguments that depend on the tile.
         """
         name, rest = (
             kernel.fn.__name__,
@@ -251,8 +249,9 @@ def with_tile(constants: Constants, tile: Tile) -> Constants:
 
 
 def padded(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """Return both sizes as powers of 2; the smaller one is raised to the larger one, but to no more
-    than 64.
+    """Return both sizes as powers of 2.
+
+    The smaller one is raised to the larger one, but to no more than 64.
 
     Then the rows of queries, keys and values are swizzled alike in shared memory. ptxas 12.8 takes
     a wrong address where two products read one place in two ways (triton.md, 'A fault of ptxas').
@@ -283,7 +282,8 @@ def readable_mask(attn_mask: Tensor) -> Tensor:
 
 
 def spans_of(mask: Tensor | None) -> Tensor | None:
-    """Return start and stop of the keys that the mask leaves visible, and of those that it changes,
+    """Return start and stop of the keys that the mask leaves visible, and of those it changes.
+
     int32 [Nq, 4].
 
     Return those of queries, [Nk, 4], for a transposed mask. With them a causal mask of floats, as

@@ -1,5 +1,6 @@
-"""Records that the host fills and the kernels read, so that neither repeats strides, masks and
-sizes one by one.
+"""Records that the host fills and the kernels read.
+
+So neither repeats strides, masks and sizes one by one.
 """
 
 from typing import Any, NamedTuple

@@ -1,5 +1,6 @@
-"""Device functions of all kernels: loads and stores, masks, weights and their gradients, dropout
-(triton.md).
+"""Device functions of all kernels (triton.md).
+
+Loads and stores, masks, weights and their gradients, dropout.
 
 Tiles are named b_x, pointers p_x, offsets o_x, strides s_x, indices i_x. Scores are multiplied by
 log2(e), because the hardware computes exp2.
@@ -78,8 +79,9 @@ def store_heads(x, b_x, o_h, o_n, o_d, n, H, D):
 
 @triton.jit
 def rounded(b_x, C: tl.constexpr):
-    """Round float32 to the 10 bits of tf32, which tensor cores only cut off; then errors are three
-    times as large.
+    """Round float32 to the 10 bits of tf32.
+
+    Tensor cores only cut them off, and then errors are three times as large.
     """
     if C.PRECISION == "tf32":
         b_bits = b_x.to(tl.int32, bitcast=True)
@@ -166,8 +168,9 @@ def query_span(first, n_queries, n_keys, masks, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def spans_kernel(mask, spans, rows, n, BM: tl.constexpr, BN: tl.constexpr):
-    """Write, for each row of a mask [rows, n], start and stop of what is not -inf, then of what is
-    not 0.
+    """Write, for each row of a mask [rows, n], two pairs of start and stop.
+
+    The first is of what is not -inf, the second of what is not 0.
     """
     o_m = tl.program_id(0) * BM + tl.arange(0, BM)
     b_seen, b_biased = tl.zeros([BM], tl.int32) + n, tl.zeros([BM], tl.int32) + n  # starts, [BM]
@@ -204,8 +207,9 @@ def load_wide(p, mask, other: tl.constexpr):
 
 @triton.jit
 def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, C: tl.constexpr):
-    """Return what is added to the scores, -inf where a key is hidden; the shapes of the offsets
-    broadcast.
+    """Return what is added to the scores, -inf where a key is hidden.
+
+    The shapes of the offsets broadcast.
     """
     seen = (o_m < n_queries) & (o_n < n_keys)
     if C.CAUSAL:
@@ -226,8 +230,9 @@ def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, C: tl.constexpr):
 
 @triton.jit
 def visible_keys(i_b, i_h, o_m, start, whole, stop, masks, n_queries, n_keys, C: tl.constexpr):
-    """Return log2 of the number of keys that each query sees, inf for none, [BM]; the span is that
-    of `key_span`.
+    """Return log2 of the number of keys that each query sees, [BM]; inf for none.
+
+    The span is that of `key_span`.
     """
     b_n = tl.full([C.BM], 0.0, tl.float32) + (whole - start)  # [BM]
     for i_n in range(whole, stop, C.BN):
@@ -251,8 +256,9 @@ def exponent(b_s, C: tl.constexpr):
 
 @triton.jit
 def weights_of(b_s, b_peak, b_factor, C: tl.constexpr):
-    """Return the weights P from the scores and the statistics of their rows; 0 where the peak is
-    inf.
+    """Return the weights P from the scores and the statistics of their rows.
+
+    0 where the peak is inf.
 
     The peak of sigmoid is log2(n), n the number of visible keys.
 
@@ -287,8 +293,9 @@ def score_gradient(b_s, b_p, b_dp, b_delta, C: tl.constexpr):
 
 @triton.jit
 def kept(seed, dropout, rows, o_m, o_n, RANK: tl.constexpr, C: tl.constexpr):
-    """Return which weights dropout keeps, [BM, BN] or [heads, BM, BN]; o_m and o_n are the first
-    positions.
+    """Return which weights dropout keeps, [BM, BN] or [heads, BM, BN].
+
+    o_m and o_n are the first positions.
 
     A weight has the same draw in every tile. The counter is (key / 4, query, sentence * H + head),
     four draws each.

@@ -132,8 +132,9 @@ _MIXED = {
 
 
 def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Tile]:
-    """Return the candidates of a kernel for a number of heads and a padded head size, the likeliest
-    first.
+    """Return the candidates of a kernel, the likeliest first.
+
+    They depend on the number of heads and a padded head size.
     """
     if kernel in _FLASH:
         by_size = _FLASH[kernel][itemsize]
@@ -190,8 +191,9 @@ def first_fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> tuple[Til
 
 
 def _fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> Iterator[tuple[Tile, Any]]:
-    """Yield the tiles that fit the device, with what `launch` returned; if none fits, shrink the
-    last until it does.
+    """Yield the tiles that fit the device, with what `launch` returned.
+
+    If none fits, the last one is made smaller until it does.
     """
     left, found = list(tiles), False
     while left:
@@ -228,8 +230,9 @@ def _smaller(tile: Tile) -> Tile | None:
 
 
 def _milliseconds(function: Callable[[], Any], repeats: int = 3, launches: int = 5) -> float:
-    """Return the median time of one launch on the device; the launches wait in its queue while the
-    host makes them.
+    """Return the median time of one launch on the device.
+
+    The launches wait in its queue while the host makes them.
     """
     found = []
     for _ in range(repeats):

@@ -43,8 +43,9 @@ _lock = threading.Lock()
 
 
 def fault(inputs: AttentionInputs) -> str:
-    """Return why the kernels must not serve such a call, or an empty string; the first call of a
-    kind tries it.
+    """Return why the kernels must not serve such a call; empty if they may.
+
+    The first call of a kind tries it.
     """
     return _fault_of(*call_kind(inputs))
 
@@ -97,8 +98,9 @@ def _try(kind: CallKind) -> str:
 
 
 def _fault_with(kind: CallKind, sizes: Sequence[Any], candidate: int) -> str:
-    """Return what the tiles at a place of their lists do wrong with problems of some sizes, or an
-    empty string.
+    """Return what the tiles at a place of their lists do wrong; empty if nothing.
+
+    They are tried with problems of some sizes.
     """
     kept = torch.ones(1, device=kind.device)
     inputs, _ = sample_call(kind, *sizes)
@@ -119,8 +121,9 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], candidate: int) -> str:
 
 
 def _kept(inputs: AttentionInputs, candidate: int) -> Tensor:
-    """Return 1 for each weight that dropout keeps, else 0. The draw depends on the seed and the
-    place alone.
+    """Return 1 for each weight that dropout keeps, else 0.
+
+    The draw depends on the seed and the place alone.
     """
     n_keys, width = inputs.value.shape[2:]
     identity = torch.eye(
