@@ -4,7 +4,8 @@ Each is registered as `<family>_<name>`, in every family that its model has.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 from fairseq.models import transformer_lm as lm
@@ -24,7 +25,8 @@ from mixhead_plugin.fairseq.models.transformer_xl import model as transformer_xl
 from mixhead_plugin.fairseq.models.transformer_xl.model import TransformerXLModel
 
 
-class Architecture(NamedTuple):
+@dataclass(frozen=True)
+class Architecture:
     """The flags that a name presets; the user's flags override them."""
 
     model: type[FamilyModel]
@@ -200,8 +202,8 @@ def _register_all() -> None:
             else:
                 plain[name] = entry
         register_families(model, model_name, plain)
-        for name, entry in with_dataclass.items():
-            register_families(model, name, {name: entry})
+        for name, preset in with_dataclass.items():
+            register_families(model, name, {name: preset})
 
 
 _register_all()

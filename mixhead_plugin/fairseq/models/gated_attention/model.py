@@ -56,6 +56,9 @@ class GatedConfig(GatedOptions, TransformerConfig):
     """The nested config of encoder and decoder; build it with `from_namespace` only."""
 
 
+_ACTIVATIONS: Any = ChoiceEnum(utils.get_available_activation_fns())
+
+
 @dataclass
 class GatedLanguageModelConfig(GatedOptions, TransformerLanguageModelConfig):
     """The flat config of the language model."""
@@ -73,7 +76,7 @@ class GatedLanguageModelConfig(GatedOptions, TransformerLanguageModelConfig):
     decoder_ffn_embed_dim: Optional[int] = field(
         default=None, metadata={"help": "must be left out, see --gau-expansion"}
     )
-    activation_fn: Optional[ChoiceEnum(utils.get_available_activation_fns())] = field(
+    activation_fn: Optional[_ACTIVATIONS] = field(
         default=None, metadata={"help": "must be left out, gated attention units use swish"}
     )
 
