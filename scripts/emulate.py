@@ -47,7 +47,11 @@ def chosen(names: list[str], with_slow: bool) -> list[cases.Case]:
         listed += cases.slow_cases()
     if not names:
         return listed
-    return [case for case in listed if any(name in case.name for name in names)]
+
+    def is_named(case: cases.Case) -> bool:
+        return any(name in case.name for name in names)
+
+    return list(filter(is_named, listed))
 
 
 # ---- what kernels execute ----------------------------------------------------------------------
@@ -72,7 +76,10 @@ def print_counts(shapes: list[str]) -> None:
 
 def with_sum(passes: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """Return the passes, and after them their sum."""
-    whole = {name: sum(one[name] for one in passes.values()) for name in count.COLUMNS}
+    whole = dict.fromkeys(count.COLUMNS, 0.0)
+    for one in passes.values():
+        for name in whole:
+            whole[name] += one[name]
     return {**passes, "all": whole}
 
 

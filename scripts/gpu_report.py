@@ -3,6 +3,7 @@
 import argparse
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -57,9 +58,13 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help=quick)
     args = parser.parse_args(words)
-    parted = [part.partition("=") for part in args.only]
-    args.only = {name: chosen_by.split("+") if chosen_by else [] for name, _, chosen_by in parted}
-    if unknown := sorted(set(args.only) - set(gpu.PARTS)):
+    only_parts = {}
+    for word in args.only:
+        name, _, steps_of_part = word.partition("=")
+        only_parts[name] = steps_of_part.split("+") if steps_of_part else []
+    args.only = only_parts
+    unknown = sorted(set(args.only) - set(gpu.PARTS))
+    if unknown:
         parser.error(f"--only {' '.join(unknown)}: parts are {names}")
     if args.seconds <= 0:
         parser.error(f"--seconds {args.seconds:g}: must be above 0")
@@ -74,8 +79,7 @@ def device_of_this_machine() -> str:
         return "cuda"
     sys.exit(
         f"gpu_report.sh: {sys.executable} with torch {torch.__version__} sees no GPU; name another "
-        "Python by PYTHON=, "
-        "or rehearse with TRITON_INTERPRET=1 and --quick"
+        "Python by PYTHON=, or rehearse with TRITON_INTERPRET=1 and --quick"
     )
 
 
@@ -89,7 +93,12 @@ def chosen(steps: list[str], words: Sequence[str]) -> list[str]:
     """Return the steps with one of the words in their names, in the order of the words; all if
     there are no words.
     """
-    return list(dict.fromkeys(step for word in words or [""] for step in steps if word in step))
+    if not words:
+        return steps
+    found: dict[str, None] = {}  # in order, each step once
+    for word in words:
+        found |= dict.fromkeys(step for step in steps if word in step)
+    return list(found)
 
 
 def run_part(
@@ -101,10 +110,11 @@ def run_part(
     if part.needs and importlib.util.find_spec(part.needs) is None:
         return report | {"left_out": f"needs {part.needs}, which is not installed"}
     began = time.monotonic()
-    listed = chosen(part.steps(settings), words if name != "tests" else [])
+    if name == "tests":  # whose words are files, which `settings` has
+        words = []
     events = steps.run(
         functools.partial(part.run, settings),
-        listed,
+        chosen(part.steps(settings), words),
         log,
         workers=gpu.cores() if part.parallel and not settings.quick else 1,
         seconds=seconds,
@@ -134,21 +144,21 @@ def as_text(parts: dict[str, Report]) -> str:
             lines.append(f"Left out: {part['left_out']}.")
             continue
         lines.append(f"`{name}`, {part['seconds']:g} s, {len(part['rows'])} rows")
-        lines += ["", *table(part["rows"])] if part["rows"] else []
-        lines += (
-            ["", *(f"- {step}: {fault}" for step, fault in part["faults"].items())]
-            if part["faults"]
-            else []
-        )
+        if part["rows"]:
+            lines += ["", *table(part["rows"])]
+        if part["faults"]:
+            lines += ["", *(f"- {step}: {fault}" for step, fault in part["faults"].items())]
     return "\n".join([*lines, ""])
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    return lines + [
-        "| " + " | ".join(cell(row.get(column, "")) for column in columns) + " |" for row in rows
-    ]
+    """Return the lines of a table; its columns are the names of all rows, in order."""
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in rows:
+        cells = [cell(row.get(column, "")) for column in columns]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def cell(value: Any) -> str:
@@ -161,12 +171,17 @@ def summary(part: Report) -> str:
     """Return one line on a part for the screen."""
     if "left_out" in part:
         return f"left out: {part['left_out']}"
-    wrong = sum(bool(row.get("fault")) or row.get("outcome") == "failed" for row in part["rows"])
+    wrong = len(wrong_rows(part))
     incomplete = len(part["faults"])
     return (
         f"{len(part['rows'])} rows, {wrong} with a fault, {incomplete} steps not complete, "
         f"{part['seconds']:g} s"
     )
+
+
+def wrong_rows(part: Report) -> list[dict[str, Any]]:
+    """Return the rows with a fault, and those of tests that failed."""
+    return [row for row in part["rows"] if row.get("fault") or row.get("outcome") == "failed"]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -194,19 +209,14 @@ def main(words: Sequence[str] | None = None) -> int:
         # A rehearsal shows every part to its end, however slow the interpreter is.
         seconds = left if args.quick else min(left, gpu.PARTS[name].seconds)
         parts[name] = run_part(name, settings, seconds, log, words_of_part)
-        path.with_suffix(".json").write_text(
-            json.dumps({"quick": args.quick, "parts": parts}, indent=1)
-        )
+        content = json.dumps({"quick": args.quick, "parts": parts}, indent=1)
+        path.with_suffix(".json").write_text(content)
         path.with_suffix(".md").write_text(as_text(parts))
         print(f"{name:10} {summary(parts[name])}", flush=True)
     shutil.rmtree(made, ignore_errors=True)
     print(f"wrote {path}.json, .md and .log")
-    wrong = any(
-        row.get("fault") or row.get("outcome") == "failed"
-        for part in parts.values()
-        for row in part["rows"]
-    )
-    return int(wrong or any(part["faults"] for part in parts.values()))
+    is_right = all(not wrong_rows(part) and not part["faults"] for part in parts.values())
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ def defined(modules: Iterable[nn.Module]) -> Callable[..., Tensor]:
     ) -> Tensor:
         part: Any = next(following).head_mixing
         group = query.size(1) // key.size(1)
-        key, value = (t.repeat_interleave(group, 1) for t in (key, value))
+        key = key.repeat_interleave(group, 1)
+        value = value.repeat_interleave(group, 1)
         scores = query @ key.mT * (query.size(3) ** -0.5 if scale is None else scale)
         if is_causal:
             attn_mask = torch.ones(scores.shape[2:], dtype=torch.bool).tril()
@@ -185,7 +186,8 @@ def of_x_transformers() -> Iterable[Case]:
     words = torch.randint(50, (2, 9))
 
     def steps(model: Any) -> Tensor:
-        found, cache = [], None
+        found = []
+        cache = None
         for end in range(1, 10):
             out, cache = model(words[:, :end], cache=cache, return_intermediates=True)
             found.append(out[:, -1:])
@@ -216,7 +218,8 @@ def of_whisper() -> Iterable[Case]:
     from whisper.model import ModelDimensions, Whisper
 
     dims = ModelDimensions(8, 10, 32, 4, 2, 60, 12, 32, 4, 2)
-    sound, words = torch.randn(2, 8, 20), torch.randint(60, (2, 7))
+    sound = torch.randn(2, 8, 20)
+    words = torch.randint(60, (2, 7))
 
     def make() -> nn.Module:
         model = Whisper(dims)

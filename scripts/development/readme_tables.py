@@ -125,7 +125,8 @@ def repairs() -> str:
         rows = []
         for name, repair in REPAIRS.items():
             if repair.group == group:
-                fault, remedy = (" ".join(text.split()) for text in (repair.fault, repair.remedy))
+                fault = " ".join(repair.fault.split())
+                remedy = " ".join(repair.remedy.split())
                 rows.append([f"`{name}`", fault, remedy])
         sections += [f"### {group}: {meaning}", table(head, rows)]
     return "\n\n".join(sections)
@@ -241,7 +242,9 @@ def advice() -> str:
 
 def with_unit(found: Estimate, decimals: int, unit: str) -> str:
     """Return '0.35 BLEU (0.02 to 0.68)'."""
-    mean, low, high = (signed(end, decimals) for end in (found.mean, found.low, found.high))
+    mean = signed(found.mean, decimals)
+    low = signed(found.low, decimals)
+    high = signed(found.high, decimals)
     return f"{mean} {unit} ({low} to {high})"
 
 

@@ -42,7 +42,8 @@ from mixhead_plugin import hf
 from mixhead_plugin.hf.adapter import attentions_of
 from mixhead_plugin.hf.layouts import INTERFACE, Site, sites_of
 
-VOCABULARY, LENGTH = 64, 7
+VOCABULARY = 64
+LENGTH = 7
 LARGEST = 10_000_000  # parameters; a larger model has a size that SIZES does not know
 CHECKS = ("start", "moved", "reads queries", "trained", "cached", "ablated", "pruned", "loaded")
 REFUSES = "refuses: "  # what a check says where it is refused in one line, which is no fault
@@ -317,7 +318,8 @@ def defined_attention(
     mask = attention_mask
     heads, n_queries, size = query.shape[1:]
     group = heads // key.size(1)
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    key = key.repeat_interleave(group, 1)
+    value = value.repeat_interleave(group, 1)
     scores = query @ key.mT * (size**-0.5 if scaling is None else scaling)
     if position_bias is not None:
         scores = scores + position_bias

@@ -70,7 +70,10 @@ def series_of(effect: Effect) -> str:
 
 
 def places(found: Sequence[Effect]) -> Mapping[int, float]:
-    """Return where each effect stands, by its number: those of one head size side by side."""
+    """Return where each effect stands, by its number.
+
+    Those of one head size stand side by side around it, on an axis of logarithms.
+    """
     sizes = [each.of.head_size for each in found]
     at = {}
     for number, size in enumerate(sizes):

@@ -4,6 +4,7 @@ scripts/report.py prints them, and scripts/development/readme_tables.py writes t
 """
 
 import statistics
+from itertools import chain
 from pathlib import Path
 
 from studies.comparisons import (
@@ -87,8 +88,10 @@ def summary_table(folder: Path = RESULTS) -> str:
     Words and bytes are two tasks, but one text.
     """
     by_corpus = of_text(effects(folder))
-    text = [each for corpus in by_corpus.values() for each in corpus]
-    means = [statistics.fmean(each.percent.mean for each in mine) for mine in by_corpus.values()]
+    text = list(chain.from_iterable(by_corpus.values()))
+    means = []
+    for effects_of_corpus in by_corpus.values():
+        means.append(statistics.fmean(each.percent.mean for each in effects_of_corpus))
     rows = []
     for name, method in {"Paule and Mandel": "iterated", "DerSimonian and Laird": "chi2"}.items():
         found = summarised(text, method)
@@ -124,7 +127,9 @@ def along_table(folder: Path = RESULTS) -> str:
     """
     study = study_of("translation", folder)
     updates = sorted({update for update, _ in validations(study, ALONG["B, 4 heads of 32"])})
-    first, middle, last = updates[0], END_OF_CONSTANT_RATE, updates[-1]
+    first = updates[0]
+    middle = END_OF_CONSTANT_RATE
+    last = updates[-1]
     rows = []
     for name, row in ALONG.items():
         by_update = along(study, row)

@@ -104,7 +104,7 @@ class Grid(BaseModel):
     @property
     def labels(self) -> set[str]:
         """Return the labels of all axes."""
-        return {label for axis in self.axes.values() for label in axis}
+        return set(itertools.chain.from_iterable(self.axes.values()))
 
     @property
     def rows(self) -> Iterator[tuple[str, ...]]:

@@ -22,16 +22,22 @@ def escaped(text: str) -> str:
 
 def shown(found: Estimate, decimals: int) -> str:
     """Return '0.0284 (0.0182 to 0.0385)'."""
-    mean, low, high = (signed(value, decimals) for value in (found.mean, found.low, found.high))
-    return mean if math.isnan(found.low) else f"{mean} ({low} to {high})"
+    mean = signed(found.mean, decimals)
+    if math.isnan(found.low):
+        return mean
+    return f"{mean} ({signed(found.low, decimals)} to {signed(found.high, decimals)})"
 
 
 def signed(value: float, decimals: int) -> str:
     """Return a number without the sign of a rounded 0."""
-    return f"{value:.{decimals}f}".replace(f"-{0:.{decimals}f}", f"{0:.{decimals}f}")
+    text = f"{value:.{decimals}f}"
+    zero = f"{0:.{decimals}f}"
+    return zero if text == f"-{zero}" else text
 
 
 def fold(found: Estimate) -> str:
     """Return how many times smaller a loss is, from a log ratio: '277 times (233 to 330)'."""
-    mean, low, high = (f"{math.exp(value):.3g}" for value in (found.mean, found.low, found.high))
-    return f"{mean} times ({low} to {high})"
+    mean = math.exp(found.mean)
+    low = math.exp(found.low)
+    high = math.exp(found.high)
+    return f"{mean:.3g} times ({low:.3g} to {high:.3g})"

@@ -36,7 +36,8 @@ def facts(study: Study) -> str:
         f"each; {all_of(study, 'device')}.",
         f"Seeds: {min(seeds)} to {max(seeds)}.",
     ]
-    if data := all_of(study, "data"):  # a task may draw its own data
+    data = all_of(study, "data")
+    if data:  # a task may draw its own
         lines.append(f"Text: SHA-256 {data}.")
     lines.append(f"Commits: {all_of(study, 'commit')}.")
     lines.append(f"Versions: {', '.join(versions(study))}.")
@@ -82,8 +83,10 @@ def rows_table(study: Study) -> str:
         line.append(median(times.get(row, [])))
         lines.append(line)
 
-    used = [i for i in range(len(head)) if any(line[i] for line in lines)]
-    return table([head[i] for i in used], [[line[i] for i in used] for line in lines])
+    # Columns, each with its title, become lines again.
+    columns = [column for column in zip(head, *lines) if any(column[1:])]
+    used, *rest = zip(*columns)
+    return table(used, rest)
 
 
 def shown_metrics(study: Study) -> list[str]:
@@ -139,10 +142,11 @@ def gain_cells(study: Study, found: Estimate | None, metric: str = "") -> list[s
     if found is None:
         return ["", ""]
     decimals = study.decimals(metric or study.metric)
-    mean, low, high = (f"{v:+.{decimals}f}" for v in (found.mean, found.low, found.high))
+    mean = f"{found.mean:+.{decimals}f}"
     if math.isnan(found.p):
         return [mean, ""]
-    return [f"{mean} [{low}, {high}]", f"{found.p:.2g}"]
+    interval = f"[{found.low:+.{decimals}f}, {found.high:+.{decimals}f}]"
+    return [f"{mean} {interval}", f"{found.p:.2g}"]
 
 
 def median(ratios: Sequence[float]) -> str:
@@ -166,16 +170,17 @@ def comparison(study: Study, words: Sequence[str]) -> str:
     for name in words:
         if name not in named:
             fail(f"--compare {name}: has no run; must be among {'; '.join(named)}")
-    row, base = (named[name] for name in words)
+    one, other = words
+    row = named[one]
+    base = named[other]
     found = gain(study, row, base)
     if found is None:
-        fail(f"--compare {' '.join(words)}: have no seed in common")
+        fail(f"--compare {one} {other}: have no seed in common")
 
     mean, p = gain_cells(study, found)
-    parts = [
-        f"{words[0]} over {words[1]}: {mean} {study.unit(study.metric)}, {study.metric}",
-        f"{found.count} seeds, p {p}" if p else f"{found.count} seeds, no interval",
-    ]
-    if ratio := median(study.time_ratios(row, base)):
+    parts = [f"{one} over {other}: {mean} {study.unit(study.metric)}, {study.metric}"]
+    parts.append(f"{found.count} seeds, p {p}" if p else f"{found.count} seeds, no interval")
+    ratio = median(study.time_ratios(row, base))
+    if ratio:
         parts.append(f"CPU time of the updates, ratio {ratio}")
     return "; ".join(parts)
