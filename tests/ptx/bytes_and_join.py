@@ -16,7 +16,9 @@ from tests.ptx.launch import launch
 
 @triton.jit
 def kernel(x, hidden, y, z, M: tl.constexpr, H: tl.constexpr):
-    o_m, o_h, o_n = tl.arange(0, M), tl.arange(0, H), tl.arange(0, 16)
+    o_m = tl.arange(0, M)
+    o_h = tl.arange(0, H)
+    o_n = tl.arange(0, 16)
     b = tl.load(x + o_m[:, None] * H + o_h[None, :])
     b = tl.where(tl.load(hidden + o_m)[:, None] == 0, b, 0.0)  # [M, H]
     if H < 16:
@@ -28,11 +30,9 @@ def kernel(x, hidden, y, z, M: tl.constexpr, H: tl.constexpr):
 if __name__ == "__main__":
     for heads in (8, 16):
         for dtype in (torch.uint8, torch.int32):
-            x, y, z = (
-                torch.randn(64, heads).half(),
-                torch.randn(16, 16).half(),
-                torch.full((64, 16), torch.nan),
-            )
+            x = torch.randn(64, heads).half()
+            y = torch.randn(16, 16).half()
+            z = torch.full((64, 16), torch.nan)
             hidden = (torch.rand(64) < 0.3).to(dtype)
             made, _ = launch(kernel, 1, (x, hidden, y, z, 64, heads), 4, 1)
             width = int(re.search(r"opIdx = 0.*?kWidth = (\d+)", made["ttgir"])[1])

@@ -64,7 +64,8 @@ class Case(NamedTuple):
 
     def kind(self) -> CallKind:
         heads, size = map(int, self.shape.split("x"))
-        dtype, dims = getattr(torch, self.dtype.replace("tf32", "float32")), MIXING[self.mixing]
+        dtype = getattr(torch, self.dtype.replace("tf32", "float32"))
+        dims = MIXING[self.mixing]
         like = CallKind(
             self.normalizer,
             heads,
@@ -128,7 +129,8 @@ def philox(seed: int, c: list) -> list:
     mask = 0xFFFFFFFF
     k = [seed & mask, seed >> 32 & mask]
     for _ in range(7):
-        high, low = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        high = c[0] * 0xD2511F53
+        low = c[2] * 0xCD9E8D57
         c = [low >> 32 ^ c[1] ^ k[0], low & mask, high >> 32 ^ c[3] ^ k[1], high & mask]
         k = [k[0] + 0x9E3779B9 & mask, k[1] + 0xBB67AE85 & mask]
     return c
@@ -152,7 +154,8 @@ def run(case: Case, interpreted: bool = False) -> dict:
     """Return a report of a case: what is wrong, its largest share of the bound, and the seconds of
     the emulator.
     """
-    kind, begin = case.kind(), time.process_time()
+    kind = case.kind()
+    begin = time.process_time()
     inputs, d_out = accuracy.sample_call(kind, case.queries, case.keys, 0.3)
 
     def start(kernel, blocks, arguments, tile) -> None:

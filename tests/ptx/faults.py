@@ -55,7 +55,8 @@ def other_numbers(place: re.Match) -> str:
 # shown by another replacement that is silent, too; or by what NotingShared notes, if that is as
 # before. Where neither shows it, the detector is the reason: a copy is made as late as the waits
 # that are left allow, and to touch it before is an error.
-NOTED, SILENCE = "noted", "silence"
+NOTED = "noted"
+SILENCE = "silence"
 UNUSED = "any other finite numbers there give the same results"
 WAITS = {
     "each copy is made at the same wait": NOTED,
@@ -171,7 +172,8 @@ class Launch(NamedTuple):
 
     def result(self, place: re.Match, change: Any) -> str:
         """Return what a change does on the memory from before; compare it with that from after."""
-        text, new = self.program.text, change(place) if callable(change) else place.expand(change)
+        text = self.program.text
+        new = change(place) if callable(change) else place.expand(change)
         noted.clear()
         for tensor, content in zip(self.tensors, self.before):
             tensor.copy_(content)
@@ -222,7 +224,8 @@ def in_machine_code(case: Case) -> Iterator[dict]:
         program, other = (made.program for made in sizes)
         assert program.text == other.text
         for kind, (pattern, change, reasons) in chosen(MACHINE).items():
-            found, places = Counter(), [*re.finditer(pattern, program.text)]
+            found = Counter()
+            places = [*re.finditer(pattern, program.text)]
             for place in places[:: 4 if "product" in kind else 1]:
                 results = (made.result(place, change) for made in sizes)
                 result = next((result for result in results if result != "silent"), "")

@@ -23,7 +23,8 @@ def run(program: Program, blocks: int, warps: int, shared: int, values: list[Any
     addresses = (np.uint64(tensor.address).tobytes() for tensor in memory.tensors)
     given = [value if isinstance(value, bytes) else next(addresses) for value in values]
     parameters = dict(zip(program.parameters, given))
-    together, executed = max(1, THREADS // (32 * warps)), Counter()
+    together = max(1, THREADS // (32 * warps))
+    executed = Counter()
     with np.errstate(all="ignore"):
         for first in range(0, blocks, together):
             numbers = np.arange(first, min(blocks, first + together))
@@ -45,7 +46,8 @@ class Machine:
         self.program, self.memory, self.parameters = program, memory, parameters
         self.blocks, self.size = len(numbers), 32 * warps
         self.all = np.arange(self.blocks * self.size)
-        block, thread = self.all // self.size, self.all % self.size
+        block = self.all // self.size
+        thread = self.all % self.size
         self.who = memory.who = np.stack([numbers[block], thread])
         self.shared = Shared(shared, self.blocks, block, thread // 32, self.who)
         special = {"%tid.x": thread.astype(U32), "%ctaid.x": numbers[block].astype(U32)}
@@ -59,13 +61,15 @@ class Machine:
         that threads meet.
         """
         # the next basic block; is at a barrier
-        at, held = np.zeros(len(self.all), int), np.zeros(len(self.all), bool)
+        at = np.zeros(len(self.all), int)
+        held = np.zeros(len(self.all), bool)
         while (at >= 0).any():
             free = (at >= 0) & ~held
             if not free.any():
                 self._stuck(held & (at == at[held].min()), at[held].min())
             n = at[free].min()
-            mask, block = free & (at == n), self.program.blocks[n]
+            mask = free & (at == n)
+            block = self.program.blocks[n]
             on = self.all if mask.all() else np.flatnonzero(mask)
             for step in block.steps:
                 self._execute(step, on)
@@ -117,7 +121,8 @@ class Machine:
         if isinstance(source, list):
             return [self._value(part, on, spread) for part in source]
         if isinstance(source, Read):
-            value, kind = self.registers[source.name], source.kind
+            value = self.registers[source.name]
+            kind = source.kind
             if value.dtype.itemsize > kind.itemsize:
                 value = value.astype(BITS[kind.itemsize])
             value = value.view(kind) if source.offset is None else value + source.offset
@@ -154,10 +159,8 @@ class Machine:
         """Copy the first `given` bytes, and fill with zeros up to `size`, to which the source is
         aligned.
         """
-        data, given = (
-            np.zeros((len(on), size), U8),
-            np.full(len(on), size) if given is None else given,
-        )
+        data = np.zeros((len(on), size), U8)
+        given = np.full(len(on), size) if given is None else given
         for length in np.unique(given[given > 0]):
             part = np.flatnonzero(given == length)
             odd = source[part] & U64.type(size - 1) != 0
@@ -211,7 +214,8 @@ class Machine:
     def shuffle(self, step: Step, on, a, b, clamp, members):
         # another clamp divides the warp
         self.whole_warps(step, on, np.where(clamp == 31, members, 0))
-        lane, place = on % 32, np.arange(len(on))
+        lane = on % 32
+        place = np.arange(len(on))
         return a[place - lane + (b & 31 if ".idx." in step.opcode else lane ^ (b & 31))]
 
     def reduce(self, step: Step, on, a, members):

@@ -64,7 +64,8 @@ class Memory:
         return tensor.views[kind][at + np.arange(count)[:, None]]
 
     def store(self, site: Any, on, address, values: list) -> None:
-        kind, who = values[0].dtype, self.who[:, on]
+        kind = values[0].dtype
+        who = self.who[:, on]
         blocks = who[0][:, None]
         tensor, offset = self._place(site, who, address, kind.itemsize * len(values))
         items = tensor.items(offset, kind.itemsize * len(values))
@@ -72,7 +73,8 @@ class Memory:
         tensor.writer[items] = blocks
         other = (before >= 0) & (before != blocks) | (tensor.writer[items] != blocks)
         refuse("race: two blocks write", other.any(1), tensor.name, offset, site, who)
-        view, at = tensor.views[kind], (offset + tensor.low) // kind.itemsize
+        view = tensor.views[kind]
+        at = (offset + tensor.low) // kind.itemsize
         for n, value in enumerate(values):
             view[at + n] = value
             refuse(

@@ -89,7 +89,8 @@ def truncated(x):
 
 def divide(a, b):
     """Divide 32-bit integers and round to zero; the result for a divisor of 0 is not defined."""
-    x, y = a.astype(S64), np.where(b == 0, 1, b.astype(S64))
+    x = a.astype(S64)
+    y = np.where(b == 0, 1, b.astype(S64))
     return (np.abs(x) // np.abs(y) * np.sign(x) * np.sign(y)).astype(a.dtype)
 
 
@@ -97,8 +98,10 @@ def bit_field(a, first, length):
     """Return `length` bits of a from bit `first` on, extended; beyond bit 31 there are zeros, or
     the sign of s32.
     """
-    x, rest = wide(a), 64 - np.minimum(length & 255, 32)
-    first, rest = np.minimum(first & 255, 32).astype(x.dtype), rest.astype(x.dtype)
+    x = wide(a)
+    rest = 64 - np.minimum(length & 255, 32)
+    first = np.minimum(first & 255, 32).astype(x.dtype)
+    rest = rest.astype(x.dtype)
     return (x >> first << rest >> rest).astype(a.dtype)
 
 
@@ -106,7 +109,8 @@ def permute(a, b, selector):
     """Pick four of the eight bytes of b:a by the nibbles of the selector; bit 3 of a nibble spreads
     the byte's sign.
     """
-    both, picked = b.astype(U64) << 32 | a, 0
+    both = b.astype(U64) << 32 | a
+    picked = 0
     for i in range(4):
         nibble = selector.astype(U64) >> 4 * i
         byte = both >> (nibble & 7) * 8 & 255

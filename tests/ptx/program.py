@@ -82,11 +82,10 @@ class Program:
         if found is None or found[3] not in TABLE:
             raise NotImplementedError(f"{self.name}: the table has no opcode of {site}")
         negated, guard, opcode, operands = found.groups()
-        row, given = (
-            TABLE[opcode],
-            [part.strip() for part in re.split(r",(?![^{]*})", operands) if part.strip()],
-        )
-        count, most = len(row.results), len(row.results + row.sources)
+        row = TABLE[opcode]
+        given = [part.strip() for part in re.split(r",(?![^{]*})", operands) if part.strip()]
+        count = len(row.results)
+        most = len(row.results + row.sources)
         if not most - row.sources.count("u32?") <= len(given) <= most:
             raise NotImplementedError(
                 f"{self.name}: other operands than those of the table: {site}"

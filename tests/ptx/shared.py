@@ -70,7 +70,8 @@ class Shared:
 
     def wait(self, site: Any, on, pending: int) -> None:
         """Make the copies of all groups of the threads but the last `pending`."""
-        waiting, left = np.zeros(len(self.base), bool), []
+        waiting = np.zeros(len(self.base), bool)
+        left = []
         waiting[on] = True
         for copy, at, lanes, data, group in self.copies:
             done = waiting[lanes] & (group < self.groups[lanes] - pending)
@@ -86,7 +87,8 @@ class Shared:
             marks.reshape(len(blocks), self.pitch)[blocks] = 0
 
     def _places(self, site: Any, on, address, size: int):
-        address, base = address.astype(S64), self.base[on]
+        address = address.astype(S64)
+        base = self.base[on]
         self._refuse(
             "outside", (address < 0) | (address + size > self.size), site, on, base + address
         )

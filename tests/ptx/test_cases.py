@@ -19,7 +19,8 @@ KERNELS = Path(__file__).parents[2] / "mixhead_plugin" / "ops" / "triton"
 
 def reports(*command: str) -> list[dict]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command, root = [sys.executable, *command], Path(__file__).parents[2]
+    command = [sys.executable, *command]
+    root = Path(__file__).parents[2]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert lines and result.returncode == any(line.get("fault") for line in lines), result.stderr[
