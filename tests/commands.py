@@ -72,14 +72,10 @@ def refusal(*command, **settings):
 def train(data, arch, save, *flags, updates=3, check=True):
     arguments = [
         data,
-        "--user-dir",
-        PLUGIN,
-        "--arch",
-        arch,
-        "--save-dir",
-        save,
-        "--max-update",
-        updates,
+        f"--user-dir={PLUGIN}",
+        f"--arch={arch}",
+        f"--save-dir={save}",
+        f"--max-update={updates}",
     ]
     return run("fairseq-train", *arguments, *TRAINING, *flags, check=check)
 
@@ -117,10 +113,8 @@ def in_workers(number, *arguments, **settings):
     return them in the order of their ranks.
     """
     flags = [
-        "--distributed-world-size",
-        number,
-        "--distributed-backend",
-        "gloo",
+        f"--distributed-world-size={number}",
+        "--distributed-backend=gloo",
         "--distributed-no-spawn",
     ]
     flags += ["--distributed-init-method", f"tcp://localhost:{free_port()}", "--distributed-rank"]

@@ -133,12 +133,9 @@ def text_checkpoint(text_data, tmp_path_factory):
 
     save = tmp_path_factory.mktemp("text")
     flags = [
-        "--task",
-        "language_modeling",
-        "--tokens-per-sample",
-        "16",
-        "--sample-break-mode",
-        "eos",
+        "--task=language_modeling",
+        "--tokens-per-sample=16",
+        "--sample-break-mode=eos",
         *LM_SIZES,
     ]
     train(text_data, "mixhead_transformer_lm", save, *flags, "--disable-validation", updates=1)
@@ -152,12 +149,10 @@ def translator(translation_data, tmp_path_factory):
 
     save = tmp_path_factory.mktemp("translator")
     flags = [
-        "--criterion",
-        "label_smoothed_cross_entropy",
+        "--criterion=label_smoothed_cross_entropy",
         "--share-all-embeddings",
         "--eval-bleu",
-        "--dropout",
-        "0",
+        "--dropout=0",
     ]
     flags += ["--validate-interval", "1000", "--save-interval", "1000"]  # at the end alone
     train(translation_data, "mixhead_transformer", save, *SIZES, *flags, updates=120)

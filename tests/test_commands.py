@@ -15,14 +15,10 @@ EXAMPLES = Path(PLUGIN).parent / "examples"
 def test_generate_translates(translation_data, translator):
     use = [
         translation_data,
-        "--user-dir",
-        PLUGIN,
-        "--path",
-        translator,
-        "--beam",
-        "2",
-        "--print-alignment",
-        "hard",
+        f"--user-dir={PLUGIN}",
+        f"--path={translator}",
+        "--beam=2",
+        "--print-alignment=hard",
     ]
     output = run("fairseq-generate", *use, *WHOLE_SETS).stdout
     hypotheses = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.M))
@@ -43,12 +39,9 @@ def test_interactive_translates_what_is_typed(translation_data, translator):
 def test_validate_gives_the_loss_of_training(translation_data, translator):
     arguments = [
         translation_data,
-        "--user-dir",
-        PLUGIN,
-        "--path",
-        translator,
-        "--task",
-        "translation",
+        f"--user-dir={PLUGIN}",
+        f"--path={translator}",
+        "--task=translation",
     ]
     output = run(
         "fairseq-validate", *arguments, "--max-tokens", "400", "--log-format", "json", *WHOLE_SETS
@@ -61,12 +54,9 @@ def test_validate_gives_the_loss_of_training(translation_data, translator):
 def test_eval_lm_gives_the_perplexity_of_the_validation(text_data, text_checkpoint):
     use = [
         text_data,
-        "--user-dir",
-        PLUGIN,
-        "--path",
-        text_checkpoint,
-        "--sample-break-mode",
-        "eos",
+        f"--user-dir={PLUGIN}",
+        f"--path={text_checkpoint}",
+        "--sample-break-mode=eos",
         *WHOLE_SETS,
     ]
     use += ["--task", "language_modeling", "--tokens-per-sample", "16", "--max-tokens", "400"]
@@ -79,14 +69,10 @@ def test_eval_lm_gives_the_perplexity_of_the_validation(text_data, text_checkpoi
 
 def test_roberta_trains_as_a_masked_language_model(text_data, tmp_path):
     flags = [
-        "--task",
-        "masked_lm",
-        "--criterion",
-        "masked_lm",
-        "--tokens-per-sample",
-        "32",
-        "--mask-prob",
-        "0.3",
+        "--task=masked_lm",
+        "--criterion=masked_lm",
+        "--tokens-per-sample=32",
+        "--mask-prob=0.3",
     ]
     result = train(text_data, "mixhead_roberta_base", tmp_path, *ROBERTA_SIZES, *flags)
     assert len(losses(result)) == 3
@@ -113,10 +99,8 @@ def test_hydra_train_takes_the_yaml_files(name, translation_data, text_data, tmp
             "+criterion.orthogonal_weight=0.5",
         ]
     arguments = [
-        "--config-dir",
-        EXAMPLES / "demo",
-        "--config-name",
-        name,
+        f"--config-dir={EXAMPLES / 'demo'}",
+        f"--config-name={name}",
         f"hydra.run.dir={tmp_path}/out",
     ]
     run("fairseq-hydra-train", *arguments, *overrides)
@@ -161,10 +145,8 @@ def test_hydra_train_refuses_in_one_line_what_the_command_line_refuses(kind, tex
         f"hydra.run.dir={tmp_path}/out",
     ]
     arguments = [
-        "--config-dir",
-        EXAMPLES / "demo",
-        "--config-name",
-        "lm",
+        f"--config-dir={EXAMPLES / 'demo'}",
+        "--config-name=lm",
         *overrides,
         "common.cpu=true",
         *changes,

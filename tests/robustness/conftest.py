@@ -7,87 +7,69 @@ from tests.robustness import faults
 from tests.robustness.tasks import TASKS
 from tests.xl import XL_SIZES
 
-COMMON = ["--user-dir", PLUGIN, *TRAINING, "--save-interval-updates", "3"]
-DROPOUT = ["--dropout", "0.2", "--attention-dropout", "0.2"]
+COMMON = [f"--user-dir={PLUGIN}", *TRAINING, "--save-interval-updates=3"]
+DROPOUT = ["--dropout=0.2", "--attention-dropout=0.2"]
 # fairseq takes the last of a flag that comes twice
-TRANSLATION = ["--arch", "mixhead_transformer", *SIZES, *COMMON, *DROPOUT, "--max-tokens", "100"]
+TRANSLATION = ["--arch=mixhead_transformer", *SIZES, *COMMON, *DROPOUT, "--max-tokens=100"]
 LANGUAGE_MODEL = [
-    "--arch",
-    "mixhead_transformer_lm",
+    "--arch=mixhead_transformer_lm",
     *LM_SIZES,
     *COMMON,
     *DROPOUT,
-    "--max-tokens",
-    "80",
+    "--max-tokens=80",
+    "--task=language_modeling",
+    "--sample-break-mode=eos",
 ]
-LANGUAGE_MODEL += ["--task", "language_modeling", "--sample-break-mode", "eos"]
 TRANSFORMER_XL = [
-    "--arch",
-    "mixhead_transformer_xl",
+    "--arch=mixhead_transformer_xl",
     *XL_SIZES,
     *COMMON,
-    "--dropout",
-    "0.1",
-    "--dropatt",
-    "0.1",
+    "--dropout=0.1",
+    "--dropatt=0.1",
+    "--task=truncated_bptt_lm",
+    "--tokens-per-sample=8",
+    "--batch-size=3",
+    "--mem-len=6",
+    "--criterion=adaptive_loss",
+    "--ddp-backend=legacy_ddp",
 ]
-TRANSFORMER_XL += [
-    "--task",
-    "truncated_bptt_lm",
-    "--tokens-per-sample",
-    "8",
-    "--batch-size",
-    "3",
-    "--mem-len",
-    "6",
-]
-TRANSFORMER_XL += ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"]
 # Two data workers read ahead, and draw the data of each epoch anew.
 READ_AHEAD = [
     *COMMON,
-    "--num-workers",
-    "2",
-    "--save-interval-updates",
-    "2",
+    "--num-workers=2",
+    "--save-interval-updates=2",
     *DROPOUT,
-    "--pooler-dropout",
-    "0.2",
+    "--pooler-dropout=0.2",
 ]
 
 
 @pytest.fixture(scope="session")
 def labelled_data(corpus, tmp_path_factory):
+    """Sentences, with the label yes if they have a dog."""
     folder = tmp_path_factory.mktemp("labelled")
-    for part in ("input0", "label"):
-        (folder / part).mkdir()
-        for split in ("train", "valid"):
-            lines = (corpus / f"{split}.en").read_text().splitlines()
-            lines = (
-                lines if part == "input0" else ["yes" if "dog" in line else "no" for line in lines]
-            )
-            (folder / part / split).write_text("".join(f"{line}\n" for line in lines))
-        texts = {split: folder / part / split for split in ("train", "valid")}
-        preprocess(texts, folder / "data" / part, "--only-source")
+    texts = {split: corpus / f"{split}.en" for split in ("train", "valid")}
+    labels = {}
+    for split, path in texts.items():
+        labels[split] = folder / f"{split}.label"
+        lines = path.read_text().splitlines()
+        labels[split].write_text("".join("yes\n" if "dog" in line else "no\n" for line in lines))
+    preprocess(texts, folder / "data" / "input0", "--only-source")
+    preprocess(labels, folder / "data" / "label", "--only-source")
     return folder / "data"
 
 
 @pytest.fixture(scope="session")
 def recipes(translation_data, text_data, labelled_data):
     """Arguments of fairseq-train by name, without --save-dir and an end."""
-    masked, sentences = (TASKS[name][1] for name in ("masked_lm", "sentence_prediction"))
-    return {
+    recipes = {
         "transformer": [translation_data, *TRANSLATION],
         "transformer_lm": [text_data, *LANGUAGE_MODEL],
         "transformer_xl": [text_data, *TRANSFORMER_XL],
-        "masked_lm": [text_data, *masked, *READ_AHEAD, "--criterion", "masked_lm"],
-        "sentence_prediction": [
-            labelled_data,
-            *sentences,
-            *READ_AHEAD,
-            "--criterion",
-            "sentence_prediction",
-        ],
     }
+    for criterion, data in (("masked_lm", text_data), ("sentence_prediction", labelled_data)):
+        _, flags = TASKS[criterion]
+        recipes[criterion] = [data, *flags, *READ_AHEAD, f"--criterion={criterion}"]
+    return recipes
 
 
 @pytest.fixture(scope="session")

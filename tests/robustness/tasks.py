@@ -2,32 +2,34 @@
 
 from tests.commands import LM_SIZES, ROBERTA_SIZES, SIZES
 
-LM = (
-    "--task language_modeling --arch mixhead_transformer_lm --tokens-per-sample 16 --batch-size 4"
-).split()
-LM += ["--max-target-positions", "32", *LM_SIZES]
+LM = [
+    "--task=language_modeling",
+    "--arch=mixhead_transformer_lm",
+    "--tokens-per-sample=16",
+    "--batch-size=4",
+    "--max-target-positions=32",
+    *LM_SIZES,
+]
 TRANSLATION = [
-    "--arch",
-    "mixhead_transformer",
+    "--arch=mixhead_transformer",
     *SIZES,
-    "--label-smoothing",
-    "0.1",
-    "--batch-size",
-    "16",
+    "--label-smoothing=0.1",
+    "--batch-size=16",
 ]
 ROBERTA = [
-    "--arch",
-    "mixhead_roberta_base",
-    "--pooler-dropout",
-    "0",
-    "--max-positions",
-    "64",
+    "--arch=mixhead_roberta_base",
+    "--pooler-dropout=0",
+    "--max-positions=64",
     *ROBERTA_SIZES,
 ]
-WORDS = "--task masked_lm --tokens-per-sample 16 --batch-size 5".split()
-SENTENCES = (
-    "--task sentence_prediction --num-classes 2 --init-token 0 --separator-token 2 --batch-size 16"
-).split()
+WORDS = ["--task=masked_lm", "--tokens-per-sample=16", "--batch-size=5"]
+SENTENCES = [
+    "--task=sentence_prediction",
+    "--num-classes=2",
+    "--init-token=0",
+    "--separator-token=2",
+    "--batch-size=16",
+]
 # By criterion a fixture and flags. The batches are no multiple of 2: a worker idles in the last
 # update of an epoch.
 TASKS = {

@@ -31,12 +31,9 @@ def train(criterion, data, save, updates):
     is one.
     """
     flags = [
-        "--user-dir",
-        PLUGIN,
-        "--criterion",
-        f"orthogonal_{criterion}",
-        "--orthogonal-weight",
-        "0.1",
+        f"--user-dir={PLUGIN}",
+        f"--criterion=orthogonal_{criterion}",
+        "--orthogonal-weight=0.1",
     ]
     flags += [*TASKS[criterion][1], *TRAINING, "--ddp-backend", "legacy_ddp"]
     flags += ["--disable-validation", "--save-dir", save, "--max-update", updates]

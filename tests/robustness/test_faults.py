@@ -253,7 +253,8 @@ FairseqTask.train_step = train_step
 """
 # fairseq's pytorch_ddp is for GPUs alone
 GLOO = ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
-OPTION, ALLOCATOR = "--flag 1: wrong", "DefaultCPUAllocator: cannot allocate memory"
+OPTION = "--flag 1: wrong"
+ALLOCATOR = "DefaultCPUAllocator: cannot allocate memory"
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
@@ -304,12 +305,9 @@ def spawned(arguments, folder):
     """
     (folder / "train.py").write_text(SPAWN)
     flags = [
-        "--distributed-world-size",
-        "2",
-        "--max-update",
-        "100000",
-        "--save-dir",
-        folder / "save",
+        "--distributed-world-size=2",
+        "--max-update=100000",
+        f"--save-dir={folder / 'save'}",
         *GLOO,
     ]
     flags += ["--distributed-init-method", f"tcp://localhost:{free_port()}"]

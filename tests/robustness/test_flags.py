@@ -55,26 +55,22 @@ def test_every_flag_of_the_plugin_is_tried():
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("first, second", itertools.combinations(OPTION_NAMES, 2))
 def test_two_flags_work_together_or_are_refused(first, second, model, monkeypatch):
-    for chosen in itertools.product(*(VALUES[name][:3] for name in (first, second))):
+    for one, other in itertools.product(VALUES[first][:3], VALUES[second][:3]):
         try:
-            output = effect(model, "mixhead", monkeypatch, **dict(zip((first, second), chosen)))[
-                "output"
-            ]
+            found = effect(model, "mixhead", monkeypatch, **{first: one, second: other})
         except OptionError as refused:
             assert re.fullmatch(r"--[a-z-]+[ :].*", str(refused))
         else:
-            assert output.isfinite().all()
+            assert found["output"].isfinite().all()
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_numbers_of_the_plugins_flags_are_read_as_numbers(model):
     numbers = {"head_dim": 4, "relative_gain": 2, "value_init_scale": 0.5, "mixing_lr_scale": 2.0}
     typed = [f"{option_name(name)}={value}" for name, value in numbers.items()]
+    task = "masked_lm" if model == "roberta_base" else None
     for family in FAMILIES:
-        flags = ["--head-mixing", "position-wise", *typed]
-        args = command(
-            f"{family}_{model}", *flags, task="masked_lm" if model == "roberta_base" else None
-        )
+        args = command(f"{family}_{model}", "--head-mixing=position-wise", *typed, task=task)
         assert {name: getattr(args, name) for name in numbers} == numbers
 
 
@@ -84,8 +80,13 @@ SITES = {"transformer": SCOPES["all"], "roberta_base": ("encoder-self",)}
 
 
 def effect(model, family, monkeypatch, **given):
-    """Return what a flag may change: parameters, their learning rates, outputs, and the
-    implementation that ran.
+    """Return what a flag may change.
+
+    Returns:
+        parameters: by name, as the model starts
+        rates: what changes the learning rate of each trained parameter
+        output: of the model, away from its start
+        ran: the implementations that computed it
     """
     if model == "synthesizer_lm":
         given.setdefault("synthesizer", "factorized-random")
@@ -93,13 +94,15 @@ def effect(model, family, monkeypatch, **given):
         given.setdefault("head_dim", 6)
     if model == "transformer_xl":
         given.setdefault("n_head", 4)  # pairs of heads for --head-mixing differential
-    built = (build_xl if model == "transformer_xl" else build)(f"{family}_{model}", **given)
-    parameters = {name: p.detach().clone() for name, p in built.named_parameters()}
-    rates = {
-        name: getattr(p, "optim_overrides", None)
-        for name, p in built.named_parameters()
-        if p.requires_grad
-    }
+    build_model = build_xl if model == "transformer_xl" else build
+    built = build_model(f"{family}_{model}", **given)
+    parameters = {}
+    rates = {}
+    for name, parameter in built.named_parameters():
+        parameters[name] = parameter.detach().clone()
+        if parameter.requires_grad:
+            rates[name] = getattr(parameter, "optim_overrides", None)
+
     ran = set()
     for name, implementation in api.IMPLEMENTATIONS.items():
 
@@ -108,31 +111,40 @@ def effect(model, family, monkeypatch, **given):
             return upstream(*args, **settings)
 
         monkeypatch.setitem(api.IMPLEMENTATIONS, name, implementation._replace(run=run))
+
     sentences = tokens(length=8)
+    inputs = (sentences, None, sentences) if model == "transformer" else (sentences,)
     with torch.no_grad():
-        inputs = (sentences, None, sentences) if model == "transformer" else (sentences,)
-        output = shake(built).eval()(*inputs)[0]
+        output, *_ = shake(built).eval()(*inputs)
     monkeypatch.undo()
     return {"parameters": parameters, "rates": rates, "output": output, "ran": ran}
 
 
 def equal(left, right):
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(
-            equal(value, right[name]) for name, value in left.items()
-        )
-    return torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+    """Tell whether two values of `effect` are equal, bit for bit."""
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if not isinstance(left, dict):
+        return left == right
+    if left.keys() != right.keys():
+        return False
+    return all(equal(value, right[name]) for name, value in left.items())
+
+
+def usual_head_size(model):
+    return 5 if model == "transformer_xl" else 4
 
 
 def is_the_default(model, family, name, value):
     """Return True if this value is the model's documented default."""
     if name == "head_dim":
-        return family != "fixhead" and value == (5 if model == "transformer_xl" else 4)
+        return family != "fixhead" and value == usual_head_size(model)
     if name == "value_head_dim":
-        sizes = {"transformer_xl": 5}
-        return value == (6 if family == "fixhead" else sizes.get(model, 4))
+        usual = 6 if family == "fixhead" else usual_head_size(model)
+        return value == usual
     if name == "attention_scope":  # the value covers all attentions of the model
-        return set(SITES.get(model, ("decoder-self",))) <= set(SCOPES[value])
+        sites = SITES.get(model, ("decoder-self",))
+        return set(sites) <= set(SCOPES[value])
     return value == FAMILIES[family].get(name, getattr(AttentionOptions(), name))
 
 
@@ -152,50 +164,64 @@ def test_every_value_of_a_flag_changes_something_or_is_refused(name, model, fami
 
 
 def xl_effect(**given):
-    """Return parameters, log-probabilities in training, evaluation and step-by-step decoding, and
-    saved tensors.
+    """Return what a flag of Transformer-XL may change.
+
+    Returns:
+        parameters: by name
+        training, text, steps: log-probabilities in training, in evaluation, and of step-by-step
+            decoding
+        saved: the shapes of the tensors that wait for the backward pass
     """
     model = build_xl(**given)
     words = torch.randint(4, VOCABULARY, (2, 24), generator=torch.Generator().manual_seed(3))
-    saved, state = [], {}
+
+    saved = []
+
+    def remember(tensor):
+        saved.append(tensor.shape)
+        return tensor
+
     torch.manual_seed(5)  # of the dropout
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: saved.append(t.shape) or t, lambda t: t
-    ):
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
         trained = in_windows(model.train(), words, [8, 8, 8]).detach()
+
     with torch.no_grad():
         text = in_windows(model.eval(), words, [8, 8, 8])
-        decoded = [
-            model.decoder(words[:, :n], incremental_state=state)
-            for n in range(1, words.shape[1] + 1)
-        ]
-        steps = torch.cat([model.get_normalized_probs(out, log_probs=True) for out in decoded], 1)
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
+        state = {}
+        steps = []
+        for n in range(1, words.shape[1] + 1):
+            out = model.decoder(words[:, :n], incremental_state=state)
+            steps.append(model.get_normalized_probs(out, log_probs=True))
     return {
-        "parameters": parameters,
+        "parameters": {name: p.detach() for name, p in model.named_parameters()},
         "training": trained,
         "text": text,
-        "steps": steps,
+        "steps": torch.cat(steps, 1),
         "saved": saved,
     }
 
 
 plain_xl_effect = functools.cache(xl_effect)
 ALL = {"parameters", "training", "text", "steps", "saved"}
+NO_PARAMETERS = ALL - {"parameters"}
+# A flag, the flags beside it, and what it changes.
 XL_CHANGES = [
-    *(
-        ({name: value}, {}, ALL)
-        for name, value in {"n_layer": 1, "n_head": 4, "d_model": 16, "d_head": 2}.items()
-    ),
-    *(
-        ({name: value}, {}, ALL)
-        for name, value in {"d_inner": 8, "div_val": 2, "cutoffs": [5]}.items()
-    ),
-    *(({"mem_len": length}, {}, {"training", "text", "steps", "saved"}) for length in (0, 3, 20)),
-    ({"same_length": True}, {}, {"training", "text", "steps", "saved"}),
+    ({"n_layer": 1}, {}, ALL),
+    ({"n_head": 4}, {}, ALL),
+    ({"d_model": 16}, {}, ALL),
+    ({"d_head": 2}, {}, ALL),
+    ({"d_inner": 8}, {}, ALL),
+    ({"div_val": 2}, {}, ALL),
+    ({"cutoffs": [5]}, {}, ALL),
+    ({"mem_len": 0}, {}, NO_PARAMETERS),
+    ({"mem_len": 3}, {}, NO_PARAMETERS),
+    ({"mem_len": 20}, {}, NO_PARAMETERS),
+    ({"same_length": True}, {}, NO_PARAMETERS),
     ({"clamp_len": 2}, {}, {"training", "text", "steps"}),
-    *(({name: 0.1}, {}, {"training", "saved"}) for name in ("dropout", "dropatt")),
-    *(({f"{kind}_activations": True}, {}, {"saved"}) for kind in ("checkpoint", "offload")),
+    ({"dropout": 0.1}, {}, {"training", "saved"}),
+    ({"dropatt": 0.1}, {}, {"training", "saved"}),
+    ({"checkpoint_activations": True}, {}, {"saved"}),
+    ({"offload_activations": True}, {}, {"saved"}),
     ({"max_target_positions": 2}, {}, {"steps"}),  # how far a step looks back
     # Documented to change nothing.
     ({"clamp_len": 0}, {}, set()),
@@ -207,5 +233,6 @@ XL_CHANGES = [
 
 @pytest.mark.parametrize("given, beside, changes", XL_CHANGES)
 def test_every_flag_of_transformer_xl_changes_what_it_should(given, beside, changes):
-    left, right = plain_xl_effect(**beside), xl_effect(**beside, **given)
-    assert {part for part in left if not equal(left[part], right[part])} == changes
+    without = plain_xl_effect(**beside)
+    found = xl_effect(**beside, **given)
+    assert {part for part in found if not equal(without[part], found[part])} == changes

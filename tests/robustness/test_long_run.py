@@ -15,26 +15,38 @@ from tests.own_process import in_own_process
 from tests.xl import XL_SIZES
 
 UPDATES = 96
-FLAGS = (
-    f"--cpu --seed 1 --optimizer adam --lr 0.01 --max-update {UPDATES} --num-workers 1 "
-    "--data-buffer-size 1"
-)
 # Twelve validations that --max-valid-steps cuts short, as many checkpoints, and many epochs.
-FLAGS += (
-    " --log-interval 50 --validate-interval-updates 8 --save-interval-updates 8 "
-    "--keep-interval-updates 1"
-)
-FLAGS += " --max-valid-steps 1"
+FLAGS = [
+    "--cpu",
+    "--seed=1",
+    "--optimizer=adam",
+    "--lr=0.01",
+    f"--max-update={UPDATES}",
+    "--num-workers=1",
+    "--data-buffer-size=1",
+    "--log-interval=50",
+    "--validate-interval-updates=8",
+    "--max-valid-steps=1",
+    "--save-interval-updates=8",
+    "--keep-interval-updates=1",
+]
 MODELS = {
     "mixhead_transformer_lm": [
         *LM_SIZES,
-        *"--task language_modeling --sample-break-mode eos --batch-size 8".split(),
-        *"--tokens-per-sample 32 --batch-size-valid 1".split(),
+        "--task=language_modeling",
+        "--sample-break-mode=eos",
+        "--batch-size=8",
+        "--tokens-per-sample=32",
+        "--batch-size-valid=1",
     ],
     "mixhead_transformer_xl": [
         *XL_SIZES,
-        *"--task truncated_bptt_lm --mem-len 8 --batch-size 2 --criterion adaptive_loss".split(),
-        *"--ddp-backend legacy_ddp --tokens-per-sample 4".split(),
+        "--task=truncated_bptt_lm",
+        "--mem-len=8",
+        "--batch-size=2",
+        "--criterion=adaptive_loss",
+        "--ddp-backend=legacy_ddp",
+        "--tokens-per-sample=4",
     ],
 }
 
@@ -63,25 +75,18 @@ def test_updates_validations_and_checkpoints_leave_nothing_behind(arch, text_dat
         return output
 
     Trainer.train_step = counted
-    words = [
-        "fairseq-train",
-        text_data,
-        "--user-dir",
-        PLUGIN,
-        "--arch",
-        arch,
-        "--save-dir",
-        tmp_path,
-        *FLAGS.split(),
-    ]
-    sys.argv = [*map(str, words), *MODELS[arch]]
+    own = [f"--user-dir={PLUGIN}", f"--arch={arch}", f"--save-dir={tmp_path}"]
+    sys.argv = ["fairseq-train", str(text_data), *own, *FLAGS, *MODELS[arch]]
     cli_main()
     assert len(found) == UPDATES // 8
     quarter = len(found) // 4
     # The first quarter is warm-up. A new epoch adds a worker for a moment, so the minimum counts.
-    early, late = found[quarter : 2 * quarter], found[-quarter:]
+    early = found[quarter : 2 * quarter]
+    late = found[-quarter:]
+
+    def least(some, name):
+        return min(each[name] for each in some)
+
     for name in ("task", "fd", "tensors"):
-        assert min(some[name] for some in late) <= min(some[name] for some in early), (name, found)
-    assert min(some["resident"] for some in late) < 1.02 * min(
-        some["resident"] for some in early
-    ), found
+        assert least(late, name) <= least(early, name), (name, found)
+    assert least(late, "resident") < 1.02 * least(early, "resident"), found

@@ -19,13 +19,10 @@ DDP = ["--ddp-backend", "legacy_ddp"]
 def test_an_epoch_goes_on_in_another_number_of_workers(numbers, recipes, tmp_path):
     flags = [
         *DDP,
-        "--max-tokens",
-        "30",
-        "--save-dir",
-        tmp_path / "save",
+        "--max-tokens=30",
+        f"--save-dir={tmp_path / 'save'}",
         "--disable-validation",
-        "--max-epoch",
-        "1",
+        "--max-epoch=1",
     ]
     seen = 0
     for number, end in zip(numbers, (["--max-update", "3"], [])):
@@ -99,12 +96,9 @@ def test_workers_stop_after_the_same_update(recipes, tmp_path):
     """Only the second worker gets the signal."""
     flags = [
         *DDP,
-        "--max-update",
-        "1000",
-        "--save-dir",
-        tmp_path / "save",
-        "--save-interval-updates",
-        "0",
+        "--max-update=1000",
+        f"--save-dir={tmp_path / 'save'}",
+        "--save-interval-updates=0",
     ]
     workers = in_workers(
         2, *recipes["transformer"], *flags, before=SIGNAL.format(name="SIGTERM", update=4)
