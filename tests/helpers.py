@@ -119,9 +119,11 @@ def run_here(command, *arguments):
     cli = importlib.import_module(
         f"fairseq_cli.{command.removeprefix('fairseq-').replace('-', '_')}"
     )
-    log, root = logging.StreamHandler(io.StringIO()), logging.getLogger()
+    log = logging.StreamHandler(io.StringIO())
+    root = logging.getLogger()
     log.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
-    level, disabled = root.level, root.manager.disable
+    level = root.level
+    disabled = root.manager.disable
     root.setLevel(logging.INFO)
     logging.disable(logging.NOTSET)
     root.addHandler(log)

@@ -22,7 +22,8 @@ def report(monkeypatch, capsys):
 
     def run(*flags):
         monkeypatch.setattr("sys.argv", ["mixhead", "check", "--device", "cpu", *flags])
-        status, said = __main__.main(), capsys.readouterr()
+        status = __main__.main()
+        said = capsys.readouterr()
         assert "mixhead check: 20 of " in said.err  # progress, with --json too
         return status, said.out
 

@@ -27,7 +27,8 @@ def test_every_pair_of_values_of_two_axes_meets():
     assert len(rows) < 24  # of 48
     for first, second in itertools.combinations(range(len(AXES)), 2):
         met = {(row[first], row[second]) for row in rows}
-        left, right = list(AXES.values())[first], list(AXES.values())[second]
+        left = list(AXES.values())[first]
+        right = list(AXES.values())[second]
         assert met == set(itertools.product(left, right))
 
 

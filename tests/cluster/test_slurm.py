@@ -30,24 +30,19 @@ def cluster(tmp_path_factory):
 def command(translation_data):
     program = Path(sys.executable).parent / "fairseq-train"
     sizes = [
-        "--arch",
-        "mixhead_transformer",
+        "--arch=mixhead_transformer",
         *SIZES,
-        "--max-tokens",
-        "30",
-        "--validate-interval",
-        "1000",
+        "--max-tokens=30",
+        "--validate-interval=1000",
     ]
     return [
         sys.executable,
         program,
         translation_data,
-        "--user-dir",
-        PLUGIN,
+        f"--user-dir={PLUGIN}",
         *TRAINING,
         *sizes,
-        "--dropout",
-        "0.2",
+        "--dropout=0.2",
     ]
 
 
@@ -91,8 +86,7 @@ def test_the_time_limit_saves_and_requeues(cluster, command, tmp_path):
         *command,
         "--max-update",
         10**6,
-        "--save-dir",
-        tmp_path / "save",
+        f"--save-dir={tmp_path / 'save'}",
         flags=flags,
     )
     job.until(lambda: int(job.fact("Restarts")) == 1)

@@ -173,7 +173,8 @@ def test_a_link_in_a_zip_becomes_a_plain_file(tmp_path):
 @pytest.mark.parametrize("name", ["a.zip", "a.tgz", "train.de.gz"])
 def test_a_bomb_is_refused(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(archives, "FLOOR", 1 << 20)
-    path, bomb = tmp_path / name, bytes(2 << 20)
+    path = tmp_path / name
+    bomb = bytes(2 << 20)
     path.write_bytes(gzip.compress(bomb)) if name == "train.de.gz" else make(path, {"bomb": bomb})
     assert "larger than such an archive can be" in refused_here(
         capsys, unpack, path, tmp_path / "out"

@@ -207,7 +207,8 @@ def test_an_interrupted_run_goes_on_with_the_shard_in_work(archive, environment,
     run("--form", "word")
     undisturbed = contents(data() / "word")
     environment.setenv("DATA", str(tmp_path / "again"))
-    real, seen = shards.binarise_shard, []
+    real = shards.binarise_shard
+    seen = []
 
     def work(shard, folder, *rest):
         seen.append(shard.name)
@@ -298,7 +299,8 @@ TRAINED = {
 def test_each_form_is_trained_on_and_evaluated(form, archive, tmp_path):
     run("--form", form, "--subwords", "320")
     statistics = json.loads((data() / form / "statistics.json").read_text())["valid"]
-    tokens, number = statistics["tokens"], statistics["words"]
+    tokens = statistics["tokens"]
+    number = statistics["words"]
     flags = (
         f"{TRAINED[form]} --max-update 2 --update-freq 1 --tokens-per-sample 32 --max-tokens 256 "
         "--num-workers 0"

@@ -26,7 +26,8 @@ def matrices():
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     """Return the results of run.py, without its pictures."""
-    output, threads = tmp_path_factory.mktemp("low_rank_bottleneck"), torch.get_num_threads()
+    output = tmp_path_factory.mktemp("low_rank_bottleneck")
+    threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("low_rank_bottleneck.run.draw", lambda *_: [])
         main([*SMALL, "--output", str(output)])
@@ -90,7 +91,8 @@ def test_no_head_comes_below_the_smallest_error(matrices):
 
 @pytest.mark.parametrize("task", ["own", "one"])
 def test_errors_end_where_the_theorem_says(task, outcome):
-    softmax, sigsoftmax = errors(outcome, task, "softmax"), errors(outcome, task, "sigsoftmax")
+    softmax = errors(outcome, task, "softmax")
+    sigsoftmax = errors(outcome, task, "sigsoftmax")
     assert softmax[1] > 0.1 and softmax[3] < 1e-9  # n - 1
     assert sigsoftmax[1] > 0.1 and 1e-6 < sigsoftmax[3] < 0.1
     (fixhead,) = errors(outcome, task, "fixhead").items()

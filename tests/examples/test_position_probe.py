@@ -67,7 +67,8 @@ def test_softmax_says_one_number_and_swish_l2_learns(outcome):
     assert outcome["against_theory"] == []
     rows = {(row["model"], row["attention"]): row for row in outcome["rows"]}
     for kind in ("encoder", "decoder"):
-        softmax, learned = rows[kind, "softmax"], rows[kind, "swish-l2"]
+        softmax = rows[kind, "softmax"]
+        learned = rows[kind, "swish-l2"]
         every = [answer for row in softmax["answers"].values() for answer in row]
         assert max(every) - min(every) < 0.002 and softmax["spread_trained"][0] < 1e-13
         assert learned["error"][0] < 0.6 * softmax["error"][0]

@@ -11,7 +11,8 @@ def solve(row):
     """Return the answers of a row by reading it: each key that came before, with the token behind
     it the first time.
     """
-    known, answers = {}, []
+    known = {}
+    answers = []
     for place, token in enumerate(row):
         if 1 <= token <= WORDS:
             answers.append(known[token] - WORDS - 1 if token in known else -1)

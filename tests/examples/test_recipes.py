@@ -37,7 +37,8 @@ def dry_runs(lines):
     it prints.
     """
     whole = "\n".join(f"(\n{line}\n); echo ends: $?" for line in lines)
-    found, commands = [], []
+    found = []
+    commands = []
     for printed in script(whole, DRY_RUN=1).stdout.splitlines():
         if printed.startswith("ends: "):
             found.append((int(printed.removeprefix("ends: ")), commands))

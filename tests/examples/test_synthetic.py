@@ -138,7 +138,8 @@ GRIDS = [
 @pytest.mark.parametrize("path", GRIDS, ids=[path.stem for path in GRIDS])
 def test_the_recipe_takes_every_run_of_a_grid_and_no_two_are_the_same(path, tmp_path, monkeypatch):
     grid = grids.read_grid(path)
-    settings, task = [], __import__(f"{grid.example}.run", fromlist=["TASK"]).TASK
+    settings = []
+    task = __import__(f"{grid.example}.run", fromlist=["TASK"]).TASK
     monkeypatch.setenv("SAVE", str(tmp_path))
     monkeypatch.setattr(
         synthetic, "train", lambda task, setting: settings.append(setting) or torch.nn.Identity()

@@ -292,8 +292,7 @@ def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
         *TINY,
         "--eval-bleu-args",
         '{"beam": 1, "max_len_b": 4}',
-        "--arch",
-        "mixhead_transformer_iwslt_de_en_h4",
+        "--arch=mixhead_transformer_iwslt_de_en_h4",
     ]
     tiny += "--attention-scope self --share-all-embeddings --decoder-embed-dim 32".split()
     trained = recipe("iwslt14_de_en/train.sh", *tiny, **settings)

@@ -126,7 +126,8 @@ def features(module, name, x, number=H):
     """Return the query, key or value features [B, H, N, D] of projections x [N, B, H * D],
     mixed.
     """
-    matrix, x = getattr(module.feature_mixing, name, None), heads(x, number)
+    matrix = getattr(module.feature_mixing, name, None)
+    x = heads(x, number)
     if matrix is None:
         return x
     return torch.einsum(
@@ -151,7 +152,8 @@ def matrix(part, q, x):
     """Return M [B, Nq, H, H'] of a mixing for queries q [B, H, Nq, D] of the inputs x [Nq, B, C],
     one by one.
     """
-    names, x = dict(part.named_parameters()), x.transpose(0, 1)
+    names = dict(part.named_parameters())
+    x = x.transpose(0, 1)
     if "query_weight" in names:
         return torch.einsum("bjtd,di->btji", q, part.query_weight) + part.bias
     if "left_weight" in names:
@@ -204,11 +206,10 @@ def definition(module, query, key, hidden):
     """Compute mixhead eqs 8-12 with relative positions; `hidden`, bool, is broadcastable to [B, H,
     Nq, Nk].
     """
-    q, k = (
-        features(module, "query", module.q_proj(query)),
-        features(module, "key", module.k_proj(key)),
-    )
-    v, biases = features(module, "value", module.v_proj(key), module.num_mixed_heads), 0
+    q = features(module, "query", module.q_proj(query))
+    k = features(module, "key", module.k_proj(key))
+    v = features(module, "value", module.v_proj(key), module.num_mixed_heads)
+    biases = 0
     products = (
         turned(q) @ turned(k).mT if module.variant.relative_position == "rotary" else q @ k.mT
     )
@@ -228,7 +229,8 @@ def check_half_precision(found, formula, module, tensors, dtype):
     Args:
         found, formula: called with the module and the tensors; both return the output
     """
-    module, tensors = copy.deepcopy(module).to(dtype), [tensor.to(dtype) for tensor in tensors]
+    module = copy.deepcopy(module).to(dtype)
+    tensors = [tensor.to(dtype) for tensor in tensors]
     exact = formula(copy.deepcopy(module).double(), *(tensor.double() for tensor in tensors))
     out = found(module, *tensors)
     assert out.dtype == dtype
@@ -242,7 +244,8 @@ def decode(module, x, key=None, state=None, **options):
     """Call the module with one query at a time, as beam search does; return the outputs and the
     state.
     """
-    state, steps = {} if state is None else state, []
+    state = {} if state is None else state
+    steps = []
     for t in range(x.size(0)):
         k = x[t : t + 1] if key is None else key
         arguments = {

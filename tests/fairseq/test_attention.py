@@ -143,7 +143,9 @@ def test_half_precision_is_as_close_as_the_formula_in_half_precision(
 def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
     module = MixheadAttention(32, 8, encoder_decoder_attention=True, head_mixing="position-wise")
     torch.nn.init.normal_(module.head_mixing.query_weight)
-    query, key, found = torch.randn(20, 4, 32), torch.randn(9, 2, 32).repeat_interleave(2, 1), []
+    query = torch.randn(20, 4, 32)
+    key = torch.randn(9, 2, 32).repeat_interleave(2, 1)
+    found = []
     if way == "pre-hook":
         scales = torch.linspace(0, 1, 8)[:, None]
         module.register_attention_pre_hook(
@@ -177,7 +179,8 @@ def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mix
         build(kind, mixing, normalizer).double(),
         inputs(kind, dtype=torch.float64),
     )
-    order, cross = torch.tensor([2, 0, 0]), kind == "cross"
+    order = torch.tensor([2, 0, 0])
+    cross = kind == "cross"
     hide = {"key_padding_mask": padding()} if cross else {}
     steps, state = decode(module, x[:3], key if cross else None, **hide)
     torch.testing.assert_close(steps, module(x, key, key, need_weights=False, **masks)[0][:3])
@@ -191,11 +194,10 @@ def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mix
 
 @each_once(normalizer=NORMALIZERS, mixing=MIXINGS, beam=[2, 3])
 def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
-    module, key = (
-        build("cross", mixing, normalizer).double(),
-        inputs("cross", dtype=torch.float64)[1],
-    )
-    query, key = torch.randn(NQ, B * beam, E, dtype=torch.float64), key.repeat_interleave(beam, 1)
+    module = build("cross", mixing, normalizer).double()
+    key = inputs("cross", dtype=torch.float64)[1]
+    query = torch.randn(NQ, B * beam, E, dtype=torch.float64)
+    key = key.repeat_interleave(beam, 1)
     masks = {"key_padding_mask": padding().repeat_interleave(beam, 0), "static_kv": True}
     full = module(query, key, key, need_weights=False, **masks)[0]
     module.set_beam_size(beam)
@@ -224,7 +226,8 @@ def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
     them equal.
     """
     module = build("cross", mixing)
-    query, key = torch.randn(NQ, 4, E), torch.randn(NK, 4, KINDS["cross"]["kdim"])
+    query = torch.randn(NQ, 4, E)
+    key = torch.randn(NK, 4, KINDS["cross"]["kdim"])
     if equal:
         key = key[:, [0, 0, 2, 2]]
     full = module(query, key, key, static_kv=True, need_weights=False)[0]
@@ -234,7 +237,8 @@ def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
     torch.testing.assert_close(steps, full)
     for order in (torch.tensor([3, 0, 0, 1]), torch.tensor([0, 2, 0, 1])):
         module.reorder_incremental_state(state, order)
-        query, key = query[:, order], key[:, order]
+        query = query[:, order]
+        key = key[:, order]
         step = module(
             query[:1], None, None, incremental_state=state, static_kv=True, need_weights=False
         )[0]

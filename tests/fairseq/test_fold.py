@@ -75,7 +75,8 @@ def save(path, arch, **flags):
 def test_outputs_are_equal_and_the_file_has_no_trace_of_the_plugin(arch, flags, tmp_path):
     if "scope" in str(flags) and arch != "transformer":
         flags = {**flags, "attention_scope": "all"}
-    file, out = str(tmp_path / "in.pt"), str(tmp_path / "out.pt")
+    file = str(tmp_path / "in.pt")
+    out = str(tmp_path / "out.pt")
     trained = save(file, arch, **flags)
     fold(file, out)
     assert not TRACE.search((tmp_path / "out.pt").read_bytes())
@@ -132,7 +133,8 @@ def test_what_cannot_fold_is_refused_in_one_line_that_names_the_part(arch, flags
 
 
 def test_a_missing_file_and_a_name_in_use_are_refused(tmp_path):
-    used, unused = tmp_path / "in.pt", tmp_path / "out.pt"
+    used = tmp_path / "in.pt"
+    unused = tmp_path / "out.pt"
     used.touch()
     for given, out, named in (
         (unused, used, f"{unused}: no such file; must be a checkpoint"),
@@ -200,12 +202,9 @@ def folded(translation_data, tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("fold")
     mixing = [
-        "--head-mixing",
-        "none",
-        "--feature-mixing",
-        "heads",
-        "--criterion",
-        "orthogonal_cross_entropy",
+        "--head-mixing=none",
+        "--feature-mixing=heads",
+        "--criterion=orthogonal_cross_entropy",
     ]
     train(translation_data, "mixhead_transformer", folder, *SIZES, *mixing, updates=30)
     printed = run("mixhead", "fold", folder / "checkpoint_last.pt", folder / "folded.pt").stdout
@@ -223,8 +222,7 @@ def test_fairseq_alone_decodes_a_folded_model(translation_data, folded):
             *plugin,
             "--path",
             folded / file,
-            "--beam",
-            "2",
+            "--beam=2",
             *WHOLE_SETS,
         )
         found.append(re.findall(r"^[HD]-\d+\t(\S+)\t(.*)$", result.stdout, re.M))

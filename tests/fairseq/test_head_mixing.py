@@ -39,7 +39,9 @@ def test_the_table_says_what_a_part_has(option):
 @built
 def test_the_table_says_what_a_mixing_reads(name):
     """Frozen matrices are in checkpoints too."""
-    kind, mixing, given = HEAD_MIXINGS[name], build(name), inputs()
+    kind = HEAD_MIXINGS[name]
+    mixing = build(name)
+    given = inputs()
     assert bool(list(mixing.parameters())) == kind.trained
     torch.manual_seed(1)
     for tensor in mixing.state_dict().values():
@@ -70,7 +72,9 @@ def test_a_differential_mixing_starts_at_one_half():
 
 
 def test_low_rank_mixings_start_apart():
-    first, _, second = build("low-rank"), torch.rand(1), build("low-rank")
+    first = build("low-rank")
+    _ = torch.rand(1)
+    second = build("low-rank")
     for name in ("hidden_weight", "left_weight"):
         assert not torch.equal(first.get_parameter(name), second.get_parameter(name))
 

@@ -50,11 +50,9 @@ def train(name, factor, lr, updates=1):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_step_moves_the_mixing_by_the_factor_and_nothing_else(name):
-    start, plain, scaled = (
-        train(name, 1, 0.01, updates=0),
-        train(name, 1, 0.01),
-        train(name, 5, 0.01),
-    )
+    start = train(name, 1, 0.01, updates=0)
+    plain = train(name, 1, 0.01)
+    scaled = train(name, 5, 0.01)
     for key, value in start.items():
         factor = 5 if ".head_mixing." in key else 1
         torch.testing.assert_close(
@@ -88,7 +86,8 @@ def test_the_float32_copies_of_half_precision_training_are_scaled_too():
 
 
 def test_fairseqs_trainer_scales_the_steps_of_its_optimizer():
-    mixing, trainer = torch.nn.Linear(1, 1, bias=False), SimpleNamespace()
+    mixing = torch.nn.Linear(1, 1, bias=False)
+    trainer = SimpleNamespace()
     scale_learning_rate(mixing, 3)
     torchs = torch.optim.SGD(mixing.parameters(), lr=0.1)
 

@@ -48,11 +48,9 @@ class PublishedAttention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).permute(1, 2, 0, 3)
 
     def forward(self, query, key, value, key_padding_mask=None, attn_mask=None, **_):
-        q, k, v = (
-            self.split(self.q_proj(query)),
-            self.split(self.k_proj(key)),
-            self.split(self.v_proj(value)),
-        )
+        q = self.split(self.q_proj(query))
+        k = self.split(self.k_proj(key))
+        v = self.split(self.v_proj(value))
         scores = q @ k.transpose(2, 3) * q.size(-1) ** -0.5  # [B, H, Nq, Nk]
         if attn_mask is not None:
             scores = scores + attn_mask
@@ -108,7 +106,8 @@ def published(path, arch, kind, sites=("self_attn", "encoder_attn"), **arguments
     ids=["language model", "RoBERTa", "translation, self", "translation, all"],
 )
 def test_the_outputs_are_those_of_the_authors_code(arch, sites, scope, kind, tmp_path):
-    file, out = str(tmp_path / "published.pt"), str(tmp_path / "converted.pt")
+    file = str(tmp_path / "published.pt")
+    out = str(tmp_path / "converted.pt")
     theirs = published(file, arch, kind, sites, mix_type={"A": 7, "B": 17}[kind])
     assert convert(file, out) == f"mixhead_{arch}"
 

@@ -38,7 +38,8 @@ def assert_shows(found, source, mixing, mixed):
     """
     for shown, expected in {"source": source, "mixed": mixed}.items():
         expected = expected.double().numpy()
-        low, high = expected.min(2).clip(max=0), expected.max(2).clip(min=0)
+        low = expected.min(2).clip(max=0)
+        high = expected.max(2).clip(min=0)
         bound = np.where(low < 0, (high - low) / 508, high / 510)
         error = np.abs(found.get(shown, found["source"]) - expected).max(2)
         assert (error <= bound + 1e-6 * high).all(), (shown, error / bound)

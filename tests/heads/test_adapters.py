@@ -250,7 +250,8 @@ def test_each_head_is_scored_without_it_and_alone():
         seen_factors.append({key: passing[key].tolist() for key in silent})
         return {"loss": float(len(seen_factors))}
 
-    gates, seen_factors = {}, []
+    gates = {}
+    seen_factors = []
     for attention in attentions:
         register = attention.gate
 

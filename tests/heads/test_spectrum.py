@@ -52,6 +52,7 @@ def test_weights_without_a_logarithm_are_left_out():
 
 
 def test_the_rank_over_heads_is_that_of_one_token():
-    alike, apart = torch.rand(1, 1, 4).expand(3, 1, 4), torch.eye(4)[:3, None]
+    alike = torch.rand(1, 1, 4).expand(3, 1, 4)
+    apart = torch.eye(4)[:3, None]
     ranks = rank_over_heads(torch.cat([alike, apart], 1))  # [H, 2, Nk]
     torch.testing.assert_close(ranks, torch.tensor([1.0, 3.0]).double(), rtol=0, atol=1e-5)

@@ -30,7 +30,9 @@ def attend(
     """Compute attention with the parts in `module.parts`; `module.x` is the input of the attention
     [B, Nq, C].
     """
-    parts, x, n_keys = module.parts, module.x, key.size(2)
+    parts = module.parts
+    x = module.x
+    n_keys = key.size(2)
     project = next(getattr(module, name) for name in QUERIES if hasattr(module, name))
     raw = (
         project(x)[..., : query.size(1) * query.size(3)]

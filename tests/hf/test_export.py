@@ -8,7 +8,8 @@ from torch.export import Dim
 from mixhead_plugin.nn import MixedAttention
 from tests.hf.models import FEW, build
 
-BATCH, LENGTH = Dim("batch"), Dim("length", max=64)
+BATCH = Dim("batch")
+LENGTH = Dim("length", max=64)
 
 
 class Logits(nn.Module):

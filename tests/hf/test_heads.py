@@ -65,14 +65,17 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
     inputs = whole(model, inputs)
     before = model(**inputs).logits
     sites = [attention.name for attention in attentions_of(model)]
-    first, last = sites[0], sites[-1]
+    first = sites[0]
+    last = sites[-1]
 
     # Heads that share keys go together. Others go one by one: head 2 is number 1 after 0 is gone.
     grouped = name.startswith(tuple(GROUPED))
     if grouped:
-        heads, steps = [0, 1], [[0, 1]]
+        heads = [0, 1]
+        steps = [[0, 1]]
     else:
-        heads, steps = [0, 2], [[0], [1]]
+        heads = [0, 2]
+        steps = [[0], [1]]
 
     silenced = copy.deepcopy(model)
     zero(silenced, first, heads)

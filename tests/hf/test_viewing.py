@@ -31,7 +31,8 @@ def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path)
     assert model.training and model.config._attn_implementation == implementation
     sentence, second = read_page(tmp_path / "page.html")
     tokens = Letters()("hello")["input_ids"]
-    inputs, translates = {"input_ids": tokens}, name.startswith("T5")
+    inputs = {"input_ids": tokens}
+    translates = name.startswith("T5")
     if translates:
         labels = Letters()("welt")["input_ids"]
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
@@ -59,7 +60,8 @@ def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path)
             assert_shows(found, weights, None, weights)
             continue
         product = "jqk,ji->iqk" if found["mixing"].ndim == 2 else "jqk,qji->iqk"
-        source, matrix = torch.tensor(found["source"]), torch.tensor(found["mixing"]).double()
+        source = torch.tensor(found["source"])
+        matrix = torch.tensor(found["mixing"]).double()
         error = (torch.einsum(product, source, matrix) - weights).abs().max()
         # M and P of the page give the model's weights
         assert error <= matrix.abs().sum(-2).max() * source.max() / 500

@@ -28,7 +28,8 @@ def page():
 
 def test_the_example_prints_what_the_page_says(page):
     program, output = page
-    names, printed = {}, io.StringIO()
+    names = {}
+    printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(program, names)
     # The error of rounding differs among machines.

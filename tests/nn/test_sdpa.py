@@ -63,7 +63,8 @@ def mixed(attention=Attention, head_mixing="position-wise", **keywords):
 def test_outputs_stay_at_the_start_and_are_the_definition_after_the_mixing_has_moved(call):
     keywords, expected = CALLS[call]
     expected = dict(expected)
-    attention, x = Attention(**keywords).double(), inputs()
+    attention = Attention(**keywords).double()
+    x = inputs()
     memory = expected.pop("memory", None)
     memory = None if memory is None else inputs(B, memory) + 1
     before = attention(x, memory)
@@ -88,7 +89,8 @@ def test_outputs_stay_at_the_start_and_are_the_definition_after_the_mixing_has_m
     ],
 )
 def test_every_part_acts_and_each_of_its_numbers_learns(option, value):
-    model, x = Model(is_causal=True).double(), inputs()
+    model = Model(is_causal=True).double()
+    x = inputs()
     plain = model(x)
     mix(model, example=(inputs(3),), **{option: value})
     assert torch.allclose(model(x), plain) == (value not in ANOTHER_START)
@@ -103,7 +105,8 @@ def test_every_part_acts_and_each_of_its_numbers_learns(option, value):
 
 def test_a_mixed_head_of_two_has_the_neighbouring_values():
     """M[j, i] = 1 for j = i and -sigmoid(x_t w_i) for j = i + H/2; values 2 i and 2 i + 1."""
-    attention, x = Attention().double(), inputs()
+    attention = Attention().double()
+    x = inputs()
     move(mix(attention, "differential", example=(inputs(3),)))
     query, key, value = attention.project(x)
     weights = (query @ key.mT * 3**-0.5).softmax(-1)  # [B, H, N, N]
@@ -117,7 +120,8 @@ def test_a_mixed_head_of_two_has_the_neighbouring_values():
 
 @torch.no_grad()
 def test_steps_with_a_cache_give_what_the_full_pass_gives():
-    model, x = mixed(), inputs()
+    model = mixed()
+    x = inputs()
     (attention, _) = model.layers
     full = attention(x, attn_mask=CAUSAL)
     cache = {}
@@ -128,7 +132,8 @@ def test_steps_with_a_cache_give_what_the_full_pass_gives():
 
 @torch.no_grad()
 def test_what_a_mask_hides_has_no_effect():
-    attention, x = mixed().layers[0], inputs()
+    attention = mixed().layers[0]
+    x = inputs()
     before = attention(x, attn_mask=PADDING)
     x[1, 3:] += 1
     torch.testing.assert_close(attention(x, attn_mask=PADDING)[1, :3], before[1, :3])
@@ -139,13 +144,15 @@ def test_a_mask_of_the_least_number_hides_from_every_normalizer():
     """relu2 divides by the number of visible keys."""
     least = torch.zeros(N, N, dtype=torch.float64)
     least.masked_fill_(~CAUSAL, torch.finfo(torch.float64).min)
-    model, x = Model().double(), inputs()
+    model = Model().double()
+    x = inputs()
     mix(model, normalizer="relu2", example=(x,))
     torch.testing.assert_close(model(x, attn_mask=least), model(x, attn_mask=CAUSAL))
 
 
 def test_dropout_is_that_of_the_call():
-    model, x = mixed(), inputs()
+    model = mixed()
+    x = inputs()
     (attention, _) = model.layers
     torch.testing.assert_close(attention(x, dropout_p=1.0), attention.out.bias.expand(B, N, -1))
     assert not torch.allclose(attention(x, dropout_p=0.5), attention(x, dropout_p=0.5))
@@ -169,7 +176,8 @@ def test_autocast_computes_in_its_type_also_where_the_types_differ():
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 def test_gradients_through_a_checkpoint_are_those_without(reentrant):
-    model, x = mixed(), inputs().requires_grad_()
+    model = mixed()
+    x = inputs().requires_grad_()
     (attention, _) = model.layers
     expected = torch.autograd.grad(attention(x).square().sum(), [x, *attention.parameters()])
     checkpoint(attention, x, use_reentrant=reentrant).square().sum().backward()
@@ -208,7 +216,8 @@ def in_a_file(model):
     ids=["deepcopy", "copy", "pickle", "torch.save"],
 )
 def test_a_copy_of_the_whole_model_is_mixed_too(copied):
-    model, x = mixed(), inputs()
+    model = mixed()
+    x = inputs()
     again = copied(model)
     assert torch.equal(again(x), model(x))
     assert isinstance(again.layers[0], Attention)
@@ -221,7 +230,9 @@ def test_a_copy_of_the_whole_model_is_mixed_too(copied):
 
 def test_one_instance_is_changed_and_neither_its_class_nor_torch():
     function = F.scaled_dot_product_attention
-    model, other, x = mixed(), Model().double(), inputs()
+    model = mixed()
+    other = Model().double()
+    x = inputs()
     other.load_state_dict(model.state_dict(), strict=False)
     assert not torch.allclose(other(x), model(x))
     assert type(other.layers[0]) is Attention
@@ -233,7 +244,8 @@ def test_one_instance_is_changed_and_neither_its_class_nor_torch():
 
 
 def test_a_compiled_model_has_one_graph_and_the_same_numbers_and_gradients():
-    model, x = mixed(is_causal=True).layers[0], inputs()
+    model = mixed(is_causal=True).layers[0]
+    x = inputs()
     expected = model(x)
     found = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(found, expected)
@@ -264,7 +276,8 @@ def test_an_exported_program_takes_other_batches_and_lengths():
 
 
 def test_gradients_of_data_parallel_training_are_those_of_one_process(tmp_path):
-    model, x = mixed(), inputs()
+    model = mixed()
+    x = inputs()
     parameters = list(model.parameters())
     expected = torch.autograd.grad(model(x).square().sum(), parameters)
     where = f"file://{tmp_path / 'group'}"
@@ -278,7 +291,8 @@ def test_gradients_of_data_parallel_training_are_those_of_one_process(tmp_path):
 
 
 def test_modules_that_share_weights_have_a_mixing_each():
-    model, x = Model().double(), inputs()
+    model = Model().double()
+    x = inputs()
     first, second = model.layers
     second.q = first.q
     move(mix(model, "position-wise", example=(inputs(3),)))
@@ -289,7 +303,8 @@ def test_modules_that_share_weights_have_a_mixing_each():
 
 
 def test_a_module_that_a_model_calls_twice_has_one_mixing():
-    model, x = Model().double(), inputs()
+    model = Model().double()
+    x = inputs()
     model.layers = nn.ModuleList([model.layers[0]] * 2)
     move(mix(model, "position-wise", example=(inputs(3),)))
     assert len(mixing_parameters(model)) == 2
@@ -386,8 +401,10 @@ def test_a_part_that_reads_the_input_refuses_another_one():
 
 
 def test_without_a_mixing_that_has_moved_a_model_is_as_it_was():
-    model, x = Model().double(), inputs()
-    before, attributes = model(x), set(vars(model.layers[0]))
+    model = Model().double()
+    x = inputs()
+    before = model(x)
+    attributes = set(vars(model.layers[0]))
     names = list(model.state_dict())
     unmix(mix(model, "position-wise", attention_gate="head", example=(inputs(3),)))
     assert torch.equal(model(x), before)

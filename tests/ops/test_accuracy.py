@@ -34,10 +34,12 @@ def by_tiles(call):
 
 def in_another_order(call):
     """Compute the formula with its keys and the numbers of a head in a random order."""
-    keys, numbers = torch.randperm(call.key.shape[2]), torch.randperm(call.key.shape[3])
+    keys = torch.randperm(call.key.shape[2])
+    numbers = torch.randperm(call.key.shape[3])
     mask = additive_mask(call, torch.float32)
     mask = None if mask is None else mask.expand(*call.query.shape[:3], len(keys))[..., keys]
-    query, key = call.query[..., numbers], call.key[..., numbers][:, :, keys]
+    query = call.query[..., numbers]
+    key = call.key[..., numbers][:, :, keys]
     plain = {"attn_mask": mask, "key_padding_mask": None, "causal": False}
     return formula(call._replace(query=query, key=key, value=call.value[:, :, keys], **plain))
 
@@ -65,15 +67,14 @@ SMALL = {"normalizers": (*NORMALIZERS,), "head_dims": (1, 2, 3, 4, 8)}
 
 
 def some_kind(chosen, normalizers, head_dims):
-    masks, normalizer = chosen.choice(MASKS), chosen.choice(normalizers)
+    masks = chosen.choice(MASKS)
+    normalizer = chosen.choice(normalizers)
     normalizer = (
         normalizer if NORMALIZERS[normalizer].takes_sink or "sink" not in masks else "softmax"
     )
-    heads, size, dims = (
-        chosen.choice([1, 2, 4, 8]),
-        chosen.choice(head_dims),
-        chosen.choice([0, 2, 4]),
-    )
+    heads = chosen.choice([1, 2, 4, 8])
+    size = chosen.choice(head_dims)
+    dims = chosen.choice([0, 2, 4])
     dtype = chosen.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
     mixing = {"mixing": dtype, "mixing_dim": dims} if dims else {}
     return CallKind(normalizer, heads, size, size, dtype, torch.device("cpu"), **mixing, **masks)
@@ -94,9 +95,12 @@ def alarms(trials, among, seed=0):
     """Return how often right implementations are refused, by all draws or by one of them, and their
     largest share.
     """
-    chosen, refused, largest = random.Random(seed), [], 0.0
+    chosen = random.Random(seed)
+    refused = []
+    largest = 0.0
     for _ in range(trials):
-        kind, sizes = some_kind(chosen, **among), chosen.choice([(37, 35), (48, 48), (75, 70)])
+        kind = some_kind(chosen, **among)
+        sizes = chosen.choice([(37, 35), (48, 48), (75, 70)])
         name = chosen.choice([*RIGHT][: 4 if kind.dtype == torch.float32 else 3])
         draws = draws_of(kind, RIGHT[name], sizes, chosen.randrange(10**6))
         largest = max(largest, *shares(draws).values())
@@ -155,17 +159,21 @@ def missed(trials, among, seed=0):
     """Return the faults of three times the error, in a tile or a whole result, that are not
     noticed.
     """
-    chosen, found = random.Random(seed), []
+    chosen = random.Random(seed)
+    found = []
     for _ in range(trials):
-        kind, sizes = some_kind(chosen, **among), chosen.choice([(37, 35), (48, 48), (75, 70)])
+        kind = some_kind(chosen, **among)
+        sizes = chosen.choice([(37, 35), (48, 48), (75, 70)])
         way = in_another_order if kind.dtype == torch.float32 else formula
         names = (
             ["output", "query", "key", "value"]
             + ["sink"] * kind.sink
             + ["mixing"] * (kind.mixing_dim > 0)
         )
-        name, first = chosen.choice(names), chosen.randrange(0, min(sizes), 16)  # the rest, too
-        tile, head = slice(first, first + 16), chosen.randrange(kind.heads)
+        name = chosen.choice(names)
+        first = chosen.randrange(0, min(sizes), 16)  # the rest, too
+        tile = slice(first, first + 16)
+        head = chosen.randrange(kind.heads)
         part = {
             "sink": ...,
             "mixing": ... if kind.heads**2 < 8 or kind.mixing_dim == 2 else (-1, tile),

@@ -41,7 +41,8 @@ SETTINGS = [(2, 2**6), (1, 2**8), (3, 2**10)]
 
 @covering(setting=SETTINGS, mixing=MIXINGS, distances=FEW)
 def test_everything_repeats_bit_by_bit_with_the_seed(setting, mixing, distances):
-    given, runs = tensors(mixing, distances, torch.float32), []
+    given = tensors(mixing, distances, torch.float32)
+    runs = []
     with blocks(*setting):
         for _ in range(4):
             torch.manual_seed(11)
@@ -63,7 +64,8 @@ def test_blocks_of_long_rows_are_larger_if_enough_remain_for_the_cores():
 
 
 def test_dropout_does_not_depend_on_the_number_of_threads():
-    given, outputs = tensors("per query"), []
+    given = tensors("per query")
+    outputs = []
     for n in (1, 4):
         torch.set_num_threads(n)
         torch.manual_seed(2)
@@ -74,7 +76,8 @@ def test_dropout_does_not_depend_on_the_number_of_threads():
 @each_once(setting=SETTINGS, p=[0.1, 0.5, 0.9])
 def test_dropout_has_its_probability_and_no_pattern(setting, p):
     n = 48
-    q, v = torch.zeros(8, H, n, D), torch.eye(n).expand(8, H, n, n)
+    q = torch.zeros(8, H, n, D)
+    v = torch.eye(n).expand(8, H, n, n)
     with blocks(*setting):
         weights = attention(q, q, v, dropout_p=p, impl="blockwise") * n * (1 - p)  # 0 or 1
     assert ((weights == 0) | ((weights - 1).abs() < 1e-5)).all()
@@ -114,7 +117,8 @@ def test_all_may_be_dropped():
 
 @each_once(mixing=MIXINGS, distances=["none", "scores shared"], normalizer=["softmax", *SINKS])
 def test_nothing_but_the_inputs_is_kept_for_the_backward_pass(mixing, distances, normalizer):
-    drawn, kept = tensors(mixing, distances, normalizer=normalizer), []
+    drawn = tensors(mixing, distances, normalizer=normalizer)
+    kept = []
     given = {name: t.requires_grad_() for name, t in drawn.items()}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         calls.run(given, causal=True, dropout_p=0.1, impl="blockwise", normalizer=normalizer)
@@ -140,7 +144,8 @@ def test_activation_checkpointing_drops_the_same_weights(mixing, distances, impl
 
 @each_once(mixing=MIXINGS, distances=FEW)
 def test_it_compiles_without_a_break(mixing, distances):
-    given, mask = tensors(mixing, distances, torch.float32), calls.hole()
+    given = tensors(mixing, distances, torch.float32)
+    mask = calls.hole()
 
     def run(**arguments):
         out = attention(**arguments, causal=True, key_padding_mask=mask, impl="blockwise")
@@ -210,7 +215,8 @@ def test_a_forward_mode_derivative_by_any_input_is_refused():
 
 
 def test_the_default_device_does_not_matter():
-    given, results = tensors("shared"), []
+    given = tensors("shared")
+    results = []
     for device in ("cpu", "meta"):
         torch.manual_seed(1)
         with torch.device(device):

@@ -26,7 +26,8 @@ def tensors(largest, dtype, mixed=None):
     def random(*shape):
         return torch.randn(shape, dtype=torch.float64)
 
-    q, k = random(B, H, NQ, D), random(B, H, NK, D)
+    q = random(B, H, NQ, D)
+    k = random(B, H, NK, D)
     factor = (largest / (q @ k.transpose(2, 3)).abs().max()) ** 0.5
     made = {"query": q * factor, "key": k * factor, "value": random(B, H, NK, D)}
     if mixed:
@@ -70,7 +71,8 @@ def test_results_are_right_or_infinite_for_scores_of_every_size(dtype, normalize
             assert bool(found[name].isfinite().all()) == fits(value, dtype), (size, name)
         value = expected["out"]
         if fits(value, dtype):
-            largest, tiny = value.abs().max(), torch.finfo(dtype).tiny
+            largest = value.abs().max()
+            tiny = torch.finfo(dtype).tiny
             error = (from_rounded_scores(made, normalizer) - value).abs().max()
             tolerance = 2 * error + 2 * torch.finfo(dtype).eps * largest + tiny
             # not zeros

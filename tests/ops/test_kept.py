@@ -77,7 +77,8 @@ def test_all_calls_that_wait_share_the_budget(memory):
     given = learned()
     size = size_of(given)
     memory.size = 2 * size + 2 * kept.ALIGNMENT
-    in_use, outputs = [], []
+    in_use = []
+    outputs = []
     for _ in range(4):
         outputs.append(attend(given))
         in_use.append(memory.in_use() // size)

@@ -60,7 +60,8 @@ def test_padding_on_either_side_is_in_no_block():
 
 
 def test_the_future_of_many_queries_on_few_keys_stays_small():
-    n, zeros = 10**6, torch.zeros(1, 1, 1, 1)
+    n = 10**6
+    zeros = torch.zeros(1, 1, 1, 1)
     long = inputs(causal=True)._replace(query=zeros.expand(1, 1, n, 1), key=torch.zeros(1, 1, 3, 1))
     with blocks(1, 3 * n):
         plan = Plan(long._replace(value=long.key))

@@ -39,7 +39,8 @@ def test_weights_and_gradients_are_those_of_the_definition(name, offset, dtype, 
     scores = random_scores(dtype, offset, n_keys)
     exact = scores.double().masked_fill(scores == -INF, 0.0).requires_grad_()
     expected = definitions.weights(name, exact, scores > -INF)
-    weights, limits = NORMALIZERS[name].weights(scores), torch.finfo(dtype)
+    weights = NORMALIZERS[name].weights(scores)
+    limits = torch.finfo(dtype)
     # of each row
     largest = expected.detach().abs().amax(-1, keepdim=True).clamp(limits.tiny, limits.max)
     rtol = {torch.float32: 2e-5, torch.float64: 1e-11}[dtype]
@@ -176,7 +177,8 @@ def test_entmax15_is_that_of_the_package_entmax():
     theirs = pytest.importorskip("entmax")
     # theirs gives NaN where a row sees no key
     scores = random_scores(n_keys=40)[2:].requires_grad_()
-    d_weights, found = torch.randn(2, 5, 40, dtype=torch.float64), []
+    d_weights = torch.randn(2, 5, 40, dtype=torch.float64)
+    found = []
     for weights in (NORMALIZERS["entmax15"].weights(scores), theirs.entmax15(scores, -1)):
         found.append((weights, *torch.autograd.grad((weights * d_weights).sum(), scores)))
     torch.testing.assert_close(*found)

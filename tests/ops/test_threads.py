@@ -64,7 +64,8 @@ def test_the_first_error_is_raised(threads):
 
 
 def test_after_an_error_nothing_runs_any_more(threads):
-    taken, failing = [], threading.Event()
+    taken = []
+    failing = threading.Event()
 
     def work(items):
         for item in items:

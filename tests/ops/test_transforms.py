@@ -191,7 +191,8 @@ def test_a_compiled_program_takes_lengths_that_change(impl):
 
     compiled = torch.compile(run, backend="eager", fullgraph=True)
     for n_queries, n_keys in ((4, 40), (4, 44), (44, 44), (50, 50), (7, 9)):
-        query, key = torch.randn(1, 2, n_queries, D), torch.randn(1, 2, n_keys, D)
+        query = torch.randn(1, 2, n_queries, D)
+        key = torch.randn(1, 2, n_keys, D)
         torch.testing.assert_close(compiled(query, key), run(query, key))
 
 

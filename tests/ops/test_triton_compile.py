@@ -151,7 +151,9 @@ def compile_all(machine, tiles, calls):
 
     from mixhead_plugin.ops.triton import operators, tuning
 
-    report, most, likeliest = [], SHARED_BY_MACHINE[machine] * 1024, None
+    report = []
+    most = SHARED_BY_MACHINE[machine] * 1024
+    likeliest = None
 
     def start(kernel, programs, arguments, tile):
         records = [argument for argument in arguments if isinstance(argument, tuple)]
@@ -178,13 +180,11 @@ def compile_all(machine, tiles, calls):
     for call in calls:
         dtype = getattr(torch, call.get("dtype", "bfloat16"))
         torch.backends.cuda.matmul.allow_tf32 = call.get("tf32", False)
-        b, h, n, d, mixed = (
-            1,
-            call["heads"],
-            call.get("length", 1024),
-            call["head_dim"],
-            call.get("mixed"),
-        )
+        b = 1
+        h = call["heads"]
+        n = call.get("length", 1024)
+        d = call["head_dim"]
+        mixed = call.get("mixed")
         # Rows of odd strides are never whole words, so nothing is loaded ahead, and places are used
         # again.
         sizes = (d, d, call.get("value_dim", d))

@@ -122,7 +122,8 @@ def test_values_that_are_columns_of_a_wide_matrix(place, width, dropout_p):
     """Rows of 777 numbers are never aligned, and all heads share them. Each tile runs alone, so a
     crash is its own.
     """
-    n, dtype = 777, torch.bfloat16
+    n = 777
+    dtype = torch.bfloat16
     query, key, _ = (torch.zeros_like(tensor) for tensor in full_size(None, n).values())
     value = torch.eye(n, device=DEVICE, dtype=dtype)[:, n - width :].expand(
         *query.shape[:2], -1, -1

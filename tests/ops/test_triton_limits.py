@@ -142,7 +142,8 @@ def test_a_second_derivative_and_a_forward_mode_one_are_refused():
 @first_of(mixed=["per query", "shared", None], backend=["aot_eager", "inductor"])
 def test_it_compiles_without_a_break(mixed, backend):
     tensors = inputs(mixed, batch=1, heads=2, n_queries=5, n_keys=6)
-    names, mask = list(tensors), padding(6, 1)
+    names = list(tensors)
+    mask = padding(6, 1)
 
     def run(*values):
         out = fused(**dict(zip(names, values)), causal=True, key_padding_mask=mask)
@@ -175,11 +176,9 @@ def test_the_host_reads_no_tensor(monkeypatch):
         raise AssertionError("the host read a number")
 
     tensors = detached(inputs("shared", n_queries=5, n_keys=6))
-    seed, bias, d_out = (
-        torch.tensor(7, device=DEVICE),
-        holes(5, 6),
-        torch.randn(B, H, 5, DV, device=DEVICE),
-    )
+    seed = torch.tensor(7, device=DEVICE)
+    bias = holes(5, 6)
+    d_out = torch.randn(B, H, 5, DV, device=DEVICE)
     options = dict(attn_mask=bias, key_padding_mask=padding(6), seed=seed, dropout_p=0.3)
     for name in ("__int__", "__index__", "__float__", "__bool__", "item", "tolist"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
@@ -190,7 +189,8 @@ def test_the_host_reads_no_tensor(monkeypatch):
 
 @pytest.mark.parametrize("name", ["causal", "holes", "window"])
 def test_the_spans_of_a_mask_are_those_of_its_numbers(name):
-    n_queries, n_keys = 18, 260  # more than a tile of 16 x 256
+    n_queries = 18
+    n_keys = 260  # more than a tile of 16 x 256
     causal = future(n_queries, n_keys)
     mask = {
         "causal": causal,
@@ -209,10 +209,13 @@ def test_the_spans_of_a_mask_are_those_of_its_numbers(name):
 def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
     """The mask has NaN where it must not be read, and the spans of the mask without NaN."""
     use_tiles(monkeypatch, Tile(32, 32, 4, 1), None)
-    n, spans_of = 64, operators.spans_of
-    spoilt, at = future(n, n), torch.arange(n, device=DEVICE) // 32
+    n = 64
+    spans_of = operators.spans_of
+    spoilt = future(n, n)
+    at = torch.arange(n, device=DEVICE) // 32
     spoilt[at[:, None] != at] = float("nan")
-    by_query, by_key = spans_of(future(n, n)[None, None]), spans_of(future(n, n).t()[None, None])
+    by_query = spans_of(future(n, n)[None, None])
+    by_key = spans_of(future(n, n).t()[None, None])
     monkeypatch.setattr(
         operators, "spans_of", lambda mask: by_query if mask.stride(3) == 1 else by_key
     )
@@ -233,9 +236,12 @@ def far_apart(tensors, dims, folder):
     """Copy each tensor to shared memory with more than 2^31 numbers between neighbours in one
     dimension.
     """
-    far, at = {}, 0
+    far = {}
+    at = 0
     for name, tensor in tensors.items():
-        shape, strides, size = tensor.shape, [0] * tensor.dim(), 1
+        shape = tensor.shape
+        strides = [0] * tensor.dim()
+        size = 1
         for dim in reversed(range(tensor.dim())):
             if dim == dims[name]:
                 strides[dim] = FAR
@@ -307,7 +313,9 @@ def test_on_a_small_device_a_tile_shrinks_until_it_fits():
     "how", ["timed", "while a graph is captured", "under deterministic algorithms"]
 )
 def test_the_choice_of_a_tile(monkeypatch, how):
-    tiles, timed, room = [Tile(n, 16, 8, 1) for n in (64, 32, 16)], [], 64
+    tiles = [Tile(n, 16, 8, 1) for n in (64, 32, 16)]
+    timed = []
+    room = 64
     monkeypatch.setattr(
         torch.cuda, "is_current_stream_capturing", lambda: how == "while a graph is captured"
     )

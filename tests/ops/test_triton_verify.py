@@ -144,7 +144,8 @@ def under_checkpointing(step, *tensors):
 
 @pytest.mark.parametrize("how", [under_inference, under_checkpointing])
 def test_it_works_wherever_the_call_comes_from_and_changes_no_random_state(how):
-    tensors, before = call("shared")[:4], torch.get_rng_state()
+    tensors = call("shared")[:4]
+    before = torch.get_rng_state()
 
     def step(query, key, value, mixing):
         return attention(query, key, value, mixing=mixing, impl="triton")
@@ -206,7 +207,8 @@ def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypa
     from triton.compiler import make_backend
     from triton.runtime.jit import JITFunction, create_function_from_signature
 
-    backend, compiled = make_backend(GPUTarget("cuda", 90, 32)), set()
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    compiled = set()
 
     def start(kernel, programs, arguments, tile):
         jitted = JITFunction(kernel.fn, do_not_specialize=rows.UNSPECIALIZED)

@@ -74,7 +74,8 @@ def interpret(monkeypatch):
 
     from mixhead_plugin.ops import triton
 
-    dot, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+    dot = InterpreterBuilder.create_dot
+    cast = InterpreterBuilder.cast_impl
 
     def widened(handle):
         if handle.dtype.scalar != tl.bfloat16:

@@ -105,10 +105,8 @@ def test_every_part_runs_in_the_interpreter(tmp_path):
         "--quick",
         "--only",
         *gpu.PARTS,
-        "--out",
-        tmp_path,
-        "--seconds",
-        "900",
+        f"--out={tmp_path}",
+        "--seconds=900",
     ]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -85,7 +85,8 @@ def test_settings_of_one_precision_give_the_plain_t_interval_of_their_means():
 
 
 def test_paule_and_mandels_tau_makes_the_residuals_as_large_as_their_degrees_of_freedom():
-    gains, errors = [0.2, 1.0, 1.4, 3.8, 2.5], [0.1, 0.5, 0.3, 0.6, 1.2]
+    gains = [0.2, 1.0, 1.4, 3.8, 2.5]
+    errors = [0.1, 0.5, 0.3, 0.6, 1.2]
 
     def weighted(tau2):
         weights = [1 / (error**2 + tau2) for error in errors]

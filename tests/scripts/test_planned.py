@@ -136,7 +136,8 @@ def test_the_table_has_shares_medians_and_the_comparison_with_softmax_of_the_sam
         for line in lines[2:]
     }
     # Clopper and Pearson, 1 of 4
-    low, high = stats.beta.ppf(0.025, 1, 4), stats.beta.ppf(0.975, 2, 3)
+    low = stats.beta.ppf(0.025, 1, 4)
+    high = stats.beta.ppf(0.975, 2, 3)
     assert cells["4", "softmax"][:2] == [f"1 of 4 ({100 * low:.0f} to {100 * high:.0f} %)", "never"]
     assert cells["4", "A"][0].startswith("3 of 4") and cells["4", "A"][1:3] == ["87.5", "2, 0, 2"]
     assert cells["4", "B"][0].startswith("4 of 4") and cells["4", "B"][1:4] == [
@@ -193,7 +194,8 @@ def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
     def mean_ratio(*ratios):
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
-    early, late = (2, 2, 7 / 3), (3, 5, 4)
+    early = (2, 2, 7 / 3)
+    late = (3, 5, 4)
     assert f"| 500 | 2 | B | {mean_ratio(*early):.3g} times (" in short and short.endswith("|  |")
     assert f"| 2000 | 2 | B | {mean_ratio(*late):.3g} times (" in long
     grown = [b / a for a, b in zip(early, late)]

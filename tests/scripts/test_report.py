@@ -219,8 +219,7 @@ def test_a_saved_file_keeps_its_times_and_runs(study, tmp_path, monkeypatch):
     command(
         monkeypatch,
         tmp_path / "toy.toml",
-        "--runs",
-        tmp_path / "runs",
+        f"--runs={tmp_path / 'runs'}",
         "--save",
         tmp_path / "saved.json",
     )

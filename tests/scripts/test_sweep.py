@@ -317,8 +317,7 @@ def start(toy, tmp_path):
         code,
         tmp_path / "examples",
         tmp_path / "toy.toml",
-        "--out",
-        tmp_path / "out",
+        f"--out={tmp_path / 'out'}",
     ]
     processes = []
 
@@ -491,7 +490,10 @@ def test_fairseq_takes_every_command_of_a_grid(path):
     cell comes once.
     """
     grid = grids.read_grid(path)
-    own, parsed, seen, found = {}, {}, set(), []
+    own = {}
+    parsed = {}
+    seen = set()
+    found = []
     for run in runs.runs(grid):
         labels = set(run.labels.values())
         labels |= {cell for cell in grid.cells if set(cell.split(",")) <= labels}

@@ -27,7 +27,8 @@ def test_step_by_step_the_decoders_self_attention_does_not_mix(
 ):
     model = build("mixhead_transformer", head_mixing=mixing)
     shake(model).eval()
-    source, prefix = tokens(padded=True), tokens(length=5)
+    source = tokens(padded=True)
+    prefix = tokens(length=5)
     encoder_out = model.encoder(source)
     mixed = model.decoder(prefix, encoder_out=encoder_out)[0]
 

@@ -94,10 +94,8 @@ def data(tmp_path_factory):
 
 def training(data, task, save, *flags):
     flags = [
-        "--criterion",
-        task,
-        "--arch",
-        "mixhead_bert_base",
+        f"--criterion={task}",
+        "--arch=mixhead_bert_base",
         *COMMON,
         *TRAININGS[task].flags,
         *flags,
@@ -105,8 +103,7 @@ def training(data, task, save, *flags):
     return [
         "fairseq-train",
         data[task],
-        "--task",
-        task,
+        f"--task={task}",
         *flags,
         "--save-dir",
         data["squad"].parent / save,
@@ -144,8 +141,7 @@ def outputs(data):
             *answers,
             "--path",
             folder / "squad" / "checkpoint_last.pt",
-            "--nbest-file",
-            folder / "spans",
+            f"--nbest-file={folder / 'spans'}",
         ],
     }
     return {name: run_here(*command) for name, command in commands.items()}
@@ -194,7 +190,8 @@ def test_two_workers_train_as_one(task, data):
         "--num-workers=0",
         *NO_DROPOUT,
     ]
-    one, two = f"{task}.one", f"{task}.two"
+    one = f"{task}.one"
+    two = f"{task}.two"
     (alone,) = several(training(data, task, one, *flags, "--update-freq=2"))
     both = two_workers(*training(data, task, two, *flags)[1:])
     assert numbers(both) == pytest.approx(numbers(alone), abs=2e-3)

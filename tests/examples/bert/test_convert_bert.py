@@ -78,7 +78,8 @@ def our_indices(ids, task):
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     """Return a BERT of theirs, and the folder with it and its conversion."""
-    model, folder = theirs(), tmp_path_factory.mktemp("bert")
+    model = theirs()
+    folder = tmp_path_factory.mktemp("bert")
     write(model, folder / "theirs")
     assert convert("to-fairseq", folder / "theirs", folder / "ours") == 0
     return model, folder
@@ -169,12 +170,9 @@ def test_one_conversion_goes_into_every_mixing_starts_as_bert_and_goes_on_as_in_
 ):
     model, folder = pretrained
     flags = [
-        "--arch",
-        "l2_bert_base",
-        "--attention-normalizer",
-        "softmax",
-        "--head-mixing",
-        "position-independent",
+        "--arch=l2_bert_base",
+        "--attention-normalizer=softmax",
+        "--head-mixing=position-independent",
     ]
     assert convert("to-fairseq", folder / "theirs", tmp_path, *flags) == 0
     ids, types, real = sentences()
@@ -232,8 +230,7 @@ def test_a_trained_mixing_does_not_go_to_transformers(pretrained, tmp_path, caps
             "to-huggingface",
             tmp_path / "model.pt",
             tmp_path / "back",
-            "--dict",
-            source / "dict.txt",
+            f"--dict={source / 'dict.txt'}",
         )
         == 1
     )

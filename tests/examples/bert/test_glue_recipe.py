@@ -61,7 +61,8 @@ def table(name, split, number):
     """Return a file of a task: texts that end
     in 'good' have the last label or a large similarity.
     """
-    task, dice = TASKS[name], random.Random(f"{name} {split}")
+    task = TASKS[name]
+    dice = random.Random(f"{name} {split}")
     labelled = split.startswith(("train", "dev"))
     columns = COLUMNS[name][not labelled].split()
     lines = ["\t".join(columns)] if columns else []
@@ -270,7 +271,8 @@ def test_the_pieces_are_berts_and_the_classes_are_in_the_order_of_the_table(bert
 
 def test_the_pieces_of_roberta_are_fairseqs(tmp_path):
     """Compare byte pairs with merges, as GPT-2's files have them."""
-    folder, dice = tmp_path, random.Random(1)
+    folder = tmp_path
+    dice = random.Random(1)
     merges = ["t h", "th e", "\u0120 the", "\u0120 c", "a t", "\u0120c at", "\u00c3 \u00a9", "! !"]
     vocabulary = {letter: number for number, letter in enumerate(bytes_to_unicode().values())}
     vocabulary |= {merge.replace(" ", ""): len(vocabulary) + i for i, merge in enumerate(merges)}
@@ -279,10 +281,8 @@ def test_the_pieces_of_roberta_are_fairseqs(tmp_path):
     (folder / "dict.txt").write_text(
         "".join(f"{number} 1\n" for number in reversed(range(len(vocabulary))))
     )
-    encode, fairseqs = (
-        Encoder("roberta", folder, True),
-        get_encoder(*(str(folder / name) for name in FILES["roberta"])),
-    )
+    encode = Encoder("roberta", folder, True)
+    fairseqs = get_encoder(*(str(folder / name) for name in FILES["roberta"]))
     words = (
         "the| cat|  the!!!|Caf\u00e9|\n\n| \u6771\u4eac|it's| 3.14|\u00a0|they'LL|\t |\U0001f5fb"
     ).split("|")

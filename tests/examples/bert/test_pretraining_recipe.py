@@ -205,12 +205,9 @@ def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, capsys):
         [
             "--text",
             str(own(tmp_path / "text")),
-            "--hold-out",
-            "6",
-            "--learn-vocab",
-            "70",
-            "--workers",
-            "1",
+            "--hold-out=6",
+            "--learn-vocab=70",
+            "--workers=1",
         ]
     )
     train(128, "--tokens-per-sample", "16", "--max-update", "3", "--lr", "0.01")

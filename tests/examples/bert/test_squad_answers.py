@@ -24,7 +24,8 @@ def every_span(logits, starts, ends, longest):
 @pytest.mark.parametrize("longest", [1, 3, 50])
 def test_the_best_spans_are_the_best_of_all(longest):
     logits = torch.randn(4, 9, 2)
-    starts, ends = torch.rand(4, 9) > 0.3, torch.rand(4, 9) > 0.3
+    starts = torch.rand(4, 9) > 0.3
+    ends = torch.rand(4, 9) > 0.3
     scores, first, last = best_spans(logits, starts, ends, 20, longest)
     for row in range(4):
         expected = every_span(logits[row], starts[row], ends[row], longest)[:20]

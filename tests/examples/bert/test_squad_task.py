@@ -60,7 +60,8 @@ def batch(made, indices, split="train"):
 
 
 def test_the_loss_is_the_mean_of_both_cross_entropies(prepared):
-    model, criterion = model_of(prepared).eval(), SquadCriterion(prepared).train()
+    model = model_of(prepared).eval()
+    criterion = SquadCriterion(prepared).train()
     sample = batch(prepared, [0, 5, 20])
     loss, sample_size, _ = criterion(model, sample)
     expected = 0.0
@@ -76,8 +77,10 @@ def test_the_loss_is_the_mean_of_both_cross_entropies(prepared):
 
 
 def test_windows_of_unknown_answers_count_for_nothing(prepared):
-    model, criterion = model_of(prepared), SquadCriterion(prepared).train()
-    known, both = batch(prepared, [0]), batch(prepared, [0, 1])
+    model = model_of(prepared)
+    criterion = SquadCriterion(prepared).train()
+    known = batch(prepared, [0])
+    both = batch(prepared, [0, 1])
     both["target"][1] = IGNORED
     results = [criterion(model, sample) for sample in (known, both)]
     torch.testing.assert_close(results[0][0], results[1][0])

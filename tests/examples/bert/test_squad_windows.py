@@ -58,7 +58,8 @@ def test_windows_are_those_of_the_tokeniser(squad):
     tokeniser = wordpiece(dictionary(), lowercase=True)
     tokeniser.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 0))
     for number, question in enumerate(squad.questions):
-        context, samples = squad.contexts[question.context], of_question(data, number)
+        context = squad.contexts[question.context]
+        samples = of_question(data, number)
         ends = [end for _, end in tokeniser.encode(question.text, add_special_tokens=False).offsets]
         ends = ends[: SIZES.max_query_length]
         room = SIZES.max_seq_length - 3 - len(ends)

@@ -69,7 +69,8 @@ def test_pieces_are_those_of_transformers(lowercase, tokenisers, tmp_path):
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_the_characters_between_pieces_are_dropped_ones_and_spaces(lowercase, tokenisers):
     for text in HARD:
-        found, end = pieces(tokenisers, text, lowercase), 0
+        found = pieces(tokenisers, text, lowercase)
+        end = 0
         for _, start, stop in found:
             assert pieces(tokenisers, text[end:start], lowercase) == [], text
             assert start >= end or text[start:stop] in "ﬃ한글"  # several pieces of one character

@@ -12,7 +12,8 @@ def by_definition(loaded, net_input):
     """Return site and layer -> P, M and mixed weights of the first sentence, by
     `reference_with_weights`.
     """
-    found, hooks = {}, []
+    found = {}
+    hooks = []
 
     def see(name, attention, args, kwargs, output):
         if name not in found:

@@ -115,10 +115,8 @@ def test_a_checkpoint_of_old_form_loads(fairseq_translation_checkpoint, tmp_path
     del state["args"]._name
     state["cfg"] = None
     torch.save(state, tmp_path / "old.pt")
-    old, new = (
-        load(str(tmp_path / "old.pt"), cpu=True),
-        load(fairseq_translation_checkpoint, cpu=True),
-    )
+    old = load(str(tmp_path / "old.pt"), cpu=True)
+    new = load(fairseq_translation_checkpoint, cpu=True)
     net_input = first_batch(new)["net_input"]
     with torch.no_grad():
         assert torch.equal(old.model(**net_input)[0], new.model(**net_input)[0])

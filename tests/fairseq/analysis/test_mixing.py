@@ -49,7 +49,8 @@ def by_hand(loaded):
     W + B.
     """
     modules = {each.name: each.module for each in attentions_of(loaded.model)}
-    found, queries = {name: ([], []) for name in modules}, {}
+    found = {name: ([], []) for name in modules}
+    queries = {}
     for name, attention in modules.items():
         attention.q_proj.register_forward_hook(
             lambda *call, name=name: queries.update({name: call[2]})

@@ -214,13 +214,10 @@ def test_fairseq_s_commands_take_the_smaller_checkpoint(
     found = json.loads((tmp_path / "prune-save.json").read_text())
     plugin = [
         text_data,
-        "--user-dir",
-        PLUGIN,
-        "--path",
-        file,
+        f"--user-dir={PLUGIN}",
+        f"--path={file}",
         "--cpu",
-        "--gen-subset",
-        "valid",
+        "--gen-subset=valid",
         *WHOLE_SETS,
     ]
     result = run("fairseq-eval-lm", *plugin, "--tokens-per-sample", 16)
@@ -229,10 +226,8 @@ def test_fairseq_s_commands_take_the_smaller_checkpoint(
         *LM,
         "--heads-per-layer",
         found["heads_per_layer"],
-        "--head-dim",
-        4,
-        "--finetune-from-model",
-        file,
+        "--head-dim=4",
+        f"--finetune-from-model={file}",
     ]
     train(text_data, "mixhead_transformer_lm", tmp_path / "save", *flags)
     trained = load(str(tmp_path / "save" / "checkpoint_last.pt"))

@@ -17,7 +17,8 @@ def test_the_loss_is_the_mean_over_all_tokens_in_bits_and_not_rounded(fairseq_lm
     samples = list(batches(loaded, batch_size=3))
     # a mean over batches would be another number
     assert len({len(sample["id"]) for sample in samples}) == 2
-    nats, tokens = 0.0, 0
+    nats = 0.0
+    tokens = 0
     for sample in samples:
         with torch.no_grad():
             likelihoods = loaded.model(**sample["net_input"])[0].log_softmax(-1)
@@ -29,11 +30,10 @@ def test_the_loss_is_the_mean_over_all_tokens_in_bits_and_not_rounded(fairseq_lm
 
 
 def test_accuracy_is_the_share_of_sentences_that_are_right():
-    model, criterion = (
-        cases.model("sentence_prediction").eval(),
-        cases.criterion("sentence_prediction").eval(),
-    )
-    samples, right = [cases.sentence_batch(), cases.sentence_batch()], 0
+    model = cases.model("sentence_prediction").eval()
+    criterion = cases.criterion("sentence_prediction").eval()
+    samples = [cases.sentence_batch(), cases.sentence_batch()]
+    right = 0
     for sample in samples:
         head = {"features_only": True, "classification_head_name": "sentence_classification_head"}
         right += int(

@@ -16,7 +16,8 @@ from tests.helpers import task
 
 def test_windows_are_the_beginnings_of_sentences_that_are_long_enough_on_both_sides(monkeypatch):
     def batch(source, target):
-        source, target = torch.tensor([source]), torch.tensor([target])
+        source = torch.tensor([source])
+        target = torch.tensor([target])
         lengths = torch.tensor([source.shape[1]])
         return {
             "net_input": {
@@ -45,7 +46,8 @@ def by_hand(path, length):
     """
     loaded = load(path, cpu=True)
     pad = loaded.task.source_dictionary.pad()
-    curves, ranks = [], []
+    curves = []
+    ranks = []
     for batch in batches(loaded):
         for tokens in batch["net_input"]["src_tokens"]:
             if tokens.ne(pad).sum() < length:

@@ -25,19 +25,17 @@ def checkpoint(request, write_checkpoint):
 
     def write(task, mixing):
         if task == "translation":
-            data, arch, flags = "translation_data", "mixhead_transformer", SIZES
+            data = "translation_data"
+            arch = "mixhead_transformer"
+            flags = SIZES
         elif task == "language_modeling":
-            data, arch, flags = (
-                "text_data",
-                "mixhead_transformer_lm",
-                [*LM_SIZES, "--tokens-per-sample", 16],
-            )
+            data = "text_data"
+            arch = "mixhead_transformer_lm"
+            flags = [*LM_SIZES, "--tokens-per-sample", 16]
         else:
-            data, arch, flags = (
-                "text_data",
-                "mixhead_roberta_base",
-                [*ROBERTA_SIZES, "--tokens-per-sample", 16],
-            )
+            data = "text_data"
+            arch = "mixhead_roberta_base"
+            flags = [*ROBERTA_SIZES, "--tokens-per-sample", 16]
         flags = [*flags, "--task", task, "--head-mixing", mixing]
         return write_checkpoint(f"{task}-{mixing}", request.getfixturevalue(data), arch, *flags)
 
@@ -57,9 +55,11 @@ def checkpoint(request, write_checkpoint):
 def test_the_numbers_of_the_page_are_those_of_the_reference(
     task, mixing, checkpoint, analysis, tmp_path
 ):
-    path, page = checkpoint(task, mixing), tmp_path / "page.html"
+    path = checkpoint(task, mixing)
+    page = tmp_path / "page.html"
     loaded = load(path, cpu=True)
-    source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
+    source = loaded.task.source_dictionary
+    target = loaded.task.target_dictionary
     words = [source[i] for i in (5, 9, 6, 7)]
     translates = task == "translation"
     extra = ["--target", " ".join(target[i] for i in (8, 5, 6))] if translates else []
@@ -68,7 +68,8 @@ def test_the_numbers_of_the_page_are_those_of_the_reference(
         "",
     )
     tokens = torch.tensor([5, 9, 6, 7])
-    end, begin = tokens.new_tensor([source.eos()]), tokens.new_tensor([source.bos()])
+    end = tokens.new_tensor([source.eos()])
+    begin = tokens.new_tensor([source.bos()])
     if translates:
         net_input = {"src_tokens": torch.cat([tokens, end])[None], "src_lengths": torch.tensor([5])}
         net_input["prev_output_tokens"] = torch.tensor([[target.eos(), 8, 5, 6]])
@@ -200,7 +201,8 @@ class Elements(HTMLParser):
 
 
 def test_text_of_users_stays_text(tmp_path):
-    plain, evil = tmp_path / "plain.html", tmp_path / "evil.html"
+    plain = tmp_path / "plain.html"
+    evil = tmp_path / "evil.html"
     words = ["</script><img src=x onerror=alert(1)>", "<!--<script>", "&amp;", '"', "'", "\u2028"]
     write_page(plain, "a", "b", [sentence_of()])
     write_page(evil, "<b>$data", "<i onclick=x>", [sentence_of(words=words)])
@@ -310,7 +312,8 @@ def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
     assert "\u2068token0\u2069 \u2068token1\u2069" in seen["text"]
     assert seen["focus"] == ["head-3", "head-3", 4 if mixed else 0, False]
     order = {site: k for k, site in enumerate(("encoder-self", "decoder-self", "cross"))}
-    expected, rows = [], []
+    expected = []
+    rows = []
     for _, _, source, mixing in sorted(
         sentence.attentions, key=lambda one: (order[one.site], one.layer)
     ):
@@ -337,7 +340,8 @@ def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
 
 
 def test_the_best_hypothesis_of_the_demos_checkpoint_is_shown(analysis, tmp_path):
-    folder, page = ROOT / "examples" / "demo" / "pretrained", tmp_path / "page.html"
+    folder = ROOT / "examples" / "demo" / "pretrained"
+    page = tmp_path / "page.html"
     text = "mein Bruder hat am Wochenende das Wohnzimmer gestrichen ."
     assert (
         analysis(

@@ -33,7 +33,8 @@ def lm_batch() -> dict[str, Any]:
 
 
 def translation_batch() -> dict[str, Any]:
-    source, target = tokens(length=8, padded=True), tokens(length=6, padded=True)
+    source = tokens(length=8, padded=True)
+    target = tokens(length=6, padded=True)
     net_input = {
         "src_tokens": source,
         "src_lengths": source.ne(PAD).sum(1),
@@ -115,6 +116,14 @@ def model(upstream: str, **flags: Any) -> torch.nn.Module:
     return made
 
 
+def real_queries(name: str, sample: dict[str, Any]) -> Tensor:
+    """Return which queries of the attention `name` are words and no padding, bool [B, N]."""
+    net_input = sample["net_input"]
+    if "decoder." in name and "prev_output_tokens" in net_input:
+        return net_input["prev_output_tokens"].ne(PAD)
+    return net_input["src_tokens"].ne(PAD)
+
+
 def mixing_of_each(
     made: torch.nn.Module, sample: dict[str, Any], run: Callable
 ) -> list[tuple[Tensor, Tensor]]:
@@ -123,11 +132,9 @@ def mixing_of_each(
     """
     found = []
     handles = []
-    net_input = sample["net_input"]
     for name, module in made.named_modules():
         if isinstance(module, MixheadAttention) and module.head_mixing is not None:
-            of_decoder = "decoder." in name and "prev_output_tokens" in net_input
-            real = net_input["prev_output_tokens" if of_decoder else "src_tokens"].ne(PAD)
+            real = real_queries(name, sample)
 
             def remember(
                 mixing: torch.nn.Module, inputs: Any, matrix: Tensor, real: Tensor = real

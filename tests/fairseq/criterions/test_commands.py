@@ -4,12 +4,9 @@ from tests.commands import LM_SIZES, PLUGIN, TRAINING, logged, refusal, train
 
 LM = ["--task", "language_modeling", "--tokens-per-sample", "16", *LM_SIZES, "--dropout", "0"]
 ORTHOGONAL = [
-    "--criterion",
-    "orthogonal_cross_entropy",
-    "--orthogonal-weight",
-    "0.5",
-    "--rank-weight",
-    "0.001",
+    "--criterion=orthogonal_cross_entropy",
+    "--orthogonal-weight=0.5",
+    "--rank-weight=0.001",
 ]
 
 
@@ -17,12 +14,9 @@ def test_penalties_are_in_the_json_logs_and_only_in_those_of_training(text_data,
     flags = [
         *LM,
         *ORTHOGONAL,
-        "--ddp-backend",
-        "legacy_ddp",
-        "--max-tokens",
-        "64",
-        "--update-freq",
-        "2",
+        "--ddp-backend=legacy_ddp",
+        "--max-tokens=64",
+        "--update-freq=2",
     ]
     result = train(text_data, "mixhead_transformer_lm", tmp_path, *flags, updates=4)
     output = result.stdout + result.stderr
@@ -43,11 +37,9 @@ def test_what_cannot_be_regularized_ends_the_command_with_one_line(text_data, tm
     line = refusal(
         "fairseq-train",
         text_data,
-        "--user-dir",
-        PLUGIN,
+        f"--user-dir={PLUGIN}",
         *flags,
-        "--criterion",
-        "orthogonal_cross_entropy",
+        "--criterion=orthogonal_cross_entropy",
     )
     assert line.startswith("fairseq-train: error: --orthogonal-weight 0.0001: ")
     assert not list(tmp_path.glob("save/*.pt"))

@@ -1,5 +1,7 @@
 """Compare the orthogonal_* criteria with fairseq's own and the formulas."""
 
+import itertools
+
 import pytest
 import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, build_criterion
@@ -10,7 +12,15 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from tests.covering import covering, each_once
-from tests.fairseq.criterions.cases import CASES, PAD, criterion, mixing_of_each, model, task
+from tests.fairseq.criterions.cases import (
+    CASES,
+    PAD,
+    criterion,
+    mixing_of_each,
+    model,
+    real_queries,
+    task,
+)
 from tests.helpers import build, shake
 
 MIXINGS = ["position-independent", "position-wise"]
@@ -25,34 +35,41 @@ def distance_from_orthogonal(made, upstream, sample):
     return total
 
 
+def weights_of_call(attention, query, key, attn_mask=None, key_padding_mask=None):
+    """Return softmax(scale * Q K^T + masks), [B, H, Nq, Nk], of inputs [N, B, C]."""
+
+    def heads(features):
+        shape = (attention.num_heads, attention.head_dim)
+        return features.unflatten(2, shape).permute(1, 2, 0, 3)  # [B, H, N, D]
+
+    q = heads(attention.q_proj(query))
+    k = heads(attention.k_proj(key))
+    scores = q @ k.mT / attention.head_dim**0.5
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    if key_padding_mask is not None:
+        hidden = key_padding_mask[:, None, None].bool()
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return scores.softmax(-1)
+
+
 def unmixed_weights(made, sample, run):
-    """Return softmax(scale * Q K^T + masks) of every attention in `run()`, and its real queries [B,
-    Nq].
+    """Return the weights of every attention in `run()` before they are mixed, and its real queries
+    [B, Nq].
     """
-    found, handles = [], []
+    found = []
+    handles = []
     for name, module in made.named_modules():
         if not isinstance(module, MixheadAttention):
             continue
-        decoder = "decoder." in name and "prev_output_tokens" in sample["net_input"]
-        real = sample["net_input"]["prev_output_tokens" if decoder else "src_tokens"].ne(PAD)
+        real = real_queries(name, sample)
 
-        def remember(m, args, kwargs, output, real=real):
-            query, key = (
-                kwargs[name] if name in kwargs else args[i]
-                for i, name in enumerate(("query", "key"))
-            )
-            q, k = (
-                projection(x).unflatten(2, (m.num_heads, m.head_dim)).permute(1, 2, 0, 3)
-                for projection, x in ((m.q_proj, query), (m.k_proj, key))
-            )
-            scores = q @ k.transpose(2, 3) / m.head_dim**0.5
-            if kwargs.get("attn_mask") is not None:
-                scores = scores + kwargs["attn_mask"]
-            if kwargs.get("key_padding_mask") is not None:
-                scores = scores.masked_fill(
-                    kwargs["key_padding_mask"][:, None, None].bool(), float("-inf")
-                )
-            found.append((scores.softmax(-1), real))
+        def remember(attention, args, kwargs, output, real=real):
+            # query and key are given by their places or by their names
+            given = {**dict(zip(("query", "key"), args)), **kwargs}
+            names = ("query", "key", "attn_mask", "key_padding_mask")
+            given = {name: value for name, value in given.items() if name in names}
+            found.append((weights_of_call(attention, **given), real))
 
         handles.append(module.register_forward_hook(remember, with_kwargs=True))
     run()
@@ -62,39 +79,51 @@ def unmixed_weights(made, sample, run):
 
 
 def rank_by_definition(made, upstream, sample):
+    """Return the sum over attentions of the mean over sentences and pairs of heads i, j of
+    ||P_i P_j^T||^2 + ||P_i^T P_j||^2.
+    """
     total = 0.0
     for weights, real in unmixed_weights(made, sample, lambda: criterion(upstream)(made, sample)):
         for b, matrices in enumerate(weights):
-            p = matrices[:, real[b]]
-            pairs = [(i, j) for i in range(len(p)) for j in range(i)]
-            norms = [
-                (p[i] @ p[j].T).square().sum() + (p[i].T @ p[j]).square().sum() for i, j in pairs
-            ]
-            total = total + sum(norms) / len(pairs) / len(weights)
+            p = matrices[:, real[b]]  # [H, real queries, Nk]
+            pairs = list(itertools.combinations(p, 2))
+            for one, other in pairs:
+                norms = (one @ other.T).square().sum() + (one.T @ other).square().sum()
+                total = total + norms / len(pairs) / len(weights)
     return total
 
 
 FORMULAS = {"orthogonal": (0.3, distance_from_orthogonal), "rank": (0.01, rank_by_definition)}
 
 
+def weights_of(name, weight):
+    """Return the flags that give one penalty a weight, and the others none."""
+    flags = {f"{other}_weight": 0.0 for other in PENALTIES}
+    flags[f"{name}_weight"] = weight
+    return flags
+
+
 def gradients(loss, made):
-    names, parameters = zip(*made.named_parameters())
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return {
-        name: torch.zeros_like(p) if g is None else g
-        for name, p, g in zip(names, parameters, found)
-    }
+    """Return the gradient of each parameter by name; 0 where the loss does not depend on it."""
+    parameters = dict(made.named_parameters())
+    found = torch.autograd.grad(
+        loss, list(parameters.values()), allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(parameters, found))
 
 
 @covering(upstream=CASES, mixing=MIXINGS, penalty=PENALTIES)
 def test_loss_and_gradients_are_fairseqs_plus_the_weighted_formula(upstream, mixing, penalty):
-    made, sample = model(upstream, head_mixing=mixing), CASES[upstream].batch()
+    made = model(upstream, head_mixing=mixing)
+    sample = CASES[upstream].batch()
     weight, formula = FORMULAS[penalty]
     pure, size, _ = criterion(upstream)(made, sample)
     expected = formula(made, upstream, sample)
-    weights = {f"{name}_weight": weight * (name == penalty) for name in PENALTIES}
-    loss, sample_size, logged = criterion(f"orthogonal_{upstream}", **weights)(made, sample)
-    assert sample_size == size and float(expected.detach()) > 0.1
+    assert float(expected.detach()) > 0.1
+
+    judge = criterion(f"orthogonal_{upstream}", **weights_of(penalty, weight))
+    loss, sample_size, logged = judge(made, sample)
+    assert sample_size == size
     torch.testing.assert_close(loss.sum(), pure.sum() + weight * size * expected)
     torch.testing.assert_close(logged["loss"], pure.detach())  # perplexity derives from it
     torch.testing.assert_close(logged[f"{penalty}_loss"], size * expected.detach())
@@ -110,23 +139,27 @@ def test_where_penalties_are_off_it_is_fairseqs_criterion(upstream, off, monkeyp
         pytest.skip("fairseq's adaptive loss only knows sums")
     for name, penalty in PENALTIES.items():
         monkeypatch.setitem(PENALTIES, name, penalty._replace(of=lambda heads, real: 1 / 0))
-    made, sample = model(upstream).train(off != "validation"), CASES[upstream].batch()
-    weights = {f"{name}_weight": 0 if off == "weight 0" else 10 for name in PENALTIES}
-    kinds = [criterion(upstream), criterion(f"orthogonal_{upstream}", **weights)]
-    reduce = {} if off != "token by token" else {"reduce": False}
-    (expected, _, expected_log), (loss, _, logged) = (
-        kind.train(off != "validation")(made, sample, **reduce) for kind in kinds
-    )
-    assert torch.equal(loss, expected) and logged.keys() == expected_log.keys()
+    is_training = off != "validation"
+    weight = 0 if off == "weight 0" else 10
+    options = {"reduce": False} if off == "token by token" else {}
+
+    made = model(upstream).train(is_training)
+    sample = CASES[upstream].batch()
+    fairseqs = criterion(upstream).train(is_training)
+    weights = {f"{name}_weight": weight for name in PENALTIES}
+    ours = criterion(f"orthogonal_{upstream}", **weights).train(is_training)
+
+    expected, _, expected_log = fairseqs(made, sample, **options)
+    loss, _, logged = ours(made, sample, **options)
+    assert torch.equal(loss, expected)
+    assert logged.keys() == expected_log.keys()
 
 
 def test_left_padded_sources_are_real_and_attentions_out_of_scope_have_no_penalty():
     """fairseq's translation task pads sources on the left."""
     upstream = "label_smoothed_cross_entropy"
-    made, sample = (
-        shake(build("mixhead_transformer", attention_scope="encoder")).train(),
-        CASES[upstream].batch(),
-    )
+    made = shake(build("mixhead_transformer", attention_scope="encoder")).train()
+    sample = CASES[upstream].batch()
     source = sample["net_input"]["src_tokens"]
     for i, sentence in enumerate(source):
         source[i] = sentence.roll(int(sentence.eq(PAD).sum()))
@@ -138,11 +171,17 @@ def test_left_padded_sources_are_real_and_attentions_out_of_scope_have_no_penalt
 
 def test_a_scaled_loss_has_scaled_gradients():
     """fp16 training multiplies the loss before the backward pass."""
-    made, sample = model("cross_entropy"), CASES["cross_entropy"].batch()
+    made = model("cross_entropy")
+    sample = CASES["cross_entropy"].batch()
     judge = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)
-    plain, scaled, ignored = (
-        gradients(judge(made, sample)[0] * scale, made) for scale in (1, 128, 0)
-    )
+
+    def gradients_of_scaled(scale):
+        loss, _, _ = judge(made, sample)
+        return gradients(scale * loss, made)
+
+    plain = gradients_of_scaled(1)
+    scaled = gradients_of_scaled(128)
+    ignored = gradients_of_scaled(0)
     assert all(torch.equal(scaled[name], 128 * gradient) for name, gradient in plain.items())
     # fairseq ignores the batch of an idle worker so
     assert all(not gradient.any() for gradient in ignored.values())
@@ -151,30 +190,33 @@ def test_a_scaled_loss_has_scaled_gradients():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_penalties_are_in_float32(dtype):
     judge = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)
-    made, sample = (
-        model("cross_entropy", head_mixing="position-independent"),
-        CASES["cross_entropy"].batch(),
-    )
-    expected = judge(made, sample)[2]["orthogonal_loss"]
+    made = model("cross_entropy", head_mixing="position-independent")
+    sample = CASES["cross_entropy"].batch()
+    _, _, expected = judge(made, sample)
     with torch.autocast("cpu", dtype):
-        assert torch.equal(judge(made, sample)[2]["orthogonal_loss"], expected)
+        _, _, logged = judge(made, sample)
+    assert torch.equal(logged["orthogonal_loss"], expected["orthogonal_loss"])
+
     loss, _, logged = judge(made.to(dtype), sample)
-    assert (
-        loss.dtype == logged["orthogonal_loss"].dtype == logged["rank_loss"].dtype == torch.float32
-    )
+    for value in (loss, logged["orthogonal_loss"], logged["rank_loss"]):
+        assert value.dtype == torch.float32
     assert all(gradient.isfinite().all() for gradient in gradients(loss, made).values())
 
 
 def test_a_batch_without_masked_tokens_has_nothing_to_add():
-    made, sample = model("masked_lm"), CASES["masked_lm"].batch()
+    made = model("masked_lm")
+    sample = CASES["masked_lm"].batch()
     sample["target"] = torch.full_like(sample["target"], PAD)
     loss, size, logged = criterion("orthogonal_masked_lm")(made, sample)
-    assert size == 0 == float(loss.detach()) == float(logged["orthogonal_loss"])
+    assert size == 0
+    assert loss == 0
+    assert logged["orthogonal_loss"] == 0
     assert all(not gradient.any() for gradient in gradients(loss, made).values())
 
 
 def test_a_layer_that_is_dropped_is_not_regularized():
-    made, sample = model("cross_entropy", decoder_layerdrop=0.5), CASES["cross_entropy"].batch()
+    made = model("cross_entropy", decoder_layerdrop=0.5)
+    sample = CASES["cross_entropy"].batch()
     judge = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3)
     seen = set()
     for seed in range(12):
@@ -190,10 +232,8 @@ def test_a_layer_that_is_dropped_is_not_regularized():
 @pytest.mark.parametrize("upstream", CASES)
 def test_logs_of_several_batches_are_their_weighted_mean(upstream):
     """Logs are reduced over the workers of an update, then over updates of different sizes."""
-    judge, fairseqs = (
-        criterion(f"orthogonal_{upstream}", orthogonal_weight=0.3),
-        criterion(upstream),
-    )
+    judge = criterion(f"orthogonal_{upstream}", orthogonal_weight=0.3)
+    fairseqs = criterion(upstream)
     made = model(upstream)
     logs = [judge(made, CASES[upstream].batch())[2] for _ in range(3)]
     logs[2] = {name: 10 * value for name, value in logs[2].items()}
@@ -204,11 +244,11 @@ def test_logs_of_several_batches_are_their_weighted_mean(upstream):
             kind.reduce_metrics(logs[:2])
             kind.reduce_metrics(logs[2:])
         values.append(found.get_smoothed_values())
-    mean = sum(float(log["orthogonal_loss"]) for log in logs) / sum(
-        float(log["sample_size"]) for log in logs
-    )
-    assert float(values[0].pop("orthogonal_loss")) == pytest.approx(mean, rel=1e-6)
-    assert values[0] == values[1]
+    ours, expected = values
+    total = sum(float(log["orthogonal_loss"]) for log in logs)
+    size = sum(float(log["sample_size"]) for log in logs)
+    assert float(ours.pop("orthogonal_loss")) == pytest.approx(total / size, rel=1e-6)
+    assert ours == expected
     assert judge.logging_outputs_can_be_summed() == fairseqs.logging_outputs_can_be_summed()
 
 
@@ -242,10 +282,9 @@ def build_beside(model_flags, **weights):
 def test_a_model_without_anything_to_act_on_is_refused_by_the_first_batch_or_before_it_if_known(
     arch, flags, name
 ):
-    weights = {
-        f"{other}_weight": PENALTIES["orthogonal"].weight * (other == name) for other in PENALTIES
-    }
-    batch, judge = CASES["cross_entropy"].batch(), criterion("orthogonal_cross_entropy", **weights)
+    weights = weights_of(name, PENALTIES["orthogonal"].weight)
+    batch = CASES["cross_entropy"].batch()
+    judge = criterion("orthogonal_cross_entropy", **weights)
     with pytest.raises(OptionError, match=rf"^--{name}-weight 0.0001: .*$") as error:
         judge(build(arch, **flags).train(), batch)
     assert ("the default" in str(error.value)) == (name == "orthogonal")  # nobody has typed it

@@ -36,10 +36,8 @@ def gradients(model, loss):
 @each_once(order=["together", "first", "last"], checkpointing=[True, False])
 def test_passes_do_not_disturb_each_other(order, checkpointing):
     """Two losses are differentiated together, or one after the other; a third one is given up."""
-    made, sources = (
-        model(checkpoint_activations=checkpointing),
-        [tokens(padded=True) for _ in range(2)],
-    )
+    made = model(checkpoint_activations=checkpointing)
+    sources = [tokens(padded=True) for _ in range(2)]
     plain = model()
     alone = [gradients(plain, regularized_loss(plain, source, WEIGHTS)[0]) for source in sources]
     first, last = (regularized_loss(made, source, WEIGHTS)[0] for source in sources)
@@ -48,7 +46,8 @@ def test_passes_do_not_disturb_each_other(order, checkpointing):
     if order == "together":
         found = gradients(made, first + 3 * last)
     else:
-        one, other = gradients(made, first if order == "first" else 3 * last), None
+        one = gradients(made, first if order == "first" else 3 * last)
+        other = None
         other = gradients(made, 3 * last if order == "first" else first)
         found = {name: gradient + other[name] for name, gradient in one.items()}
     for name, gradient in found.items():
@@ -62,7 +61,8 @@ def test_passes_do_not_disturb_each_other(order, checkpointing):
 
 @covering(fails=[False, True], checkpointing=[False, True])
 def test_afterwards_the_attentions_are_as_before(fails, checkpointing):
-    made, source = model(checkpoint_activations=checkpointing), tokens()
+    made = model(checkpoint_activations=checkpointing)
+    source = tokens()
     expected = made(source)[0]
     real = {"encoder": source.ne(PAD), "decoder": source.ne(PAD)}
     try:
@@ -77,7 +77,8 @@ def test_afterwards_the_attentions_are_as_before(fails, checkpointing):
 
 
 def test_a_backward_pass_that_failed_leaves_nothing_in_evaluation():
-    made, source = model(checkpoint_activations=True), tokens(padded=True)
+    made = model(checkpoint_activations=True)
+    source = tokens(padded=True)
     expected = made.eval()(source)[0]
     loss, _ = regularized_loss(made.train(), source, WEIGHTS)
     made.decoder.layers[1].fc1.weight.register_hook(lambda gradient: 1 / 0)
@@ -89,7 +90,8 @@ def test_a_backward_pass_that_failed_leaves_nothing_in_evaluation():
 
 
 def test_the_outputs_alone_cannot_be_differentiated():
-    made, source = model(), tokens()
+    made = model()
+    source = tokens()
     real = {"encoder": source.ne(PAD), "decoder": source.ne(PAD)}
     with RegularizedPass(made, WEIGHTS, real):
         outputs = made(source)[0]

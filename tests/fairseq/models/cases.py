@@ -56,7 +56,8 @@ def forward(model, sentences):
 
 def step_by_step(decoder, prefix, encoder_out=None):
     """Return the logits [B, T, V] of one step after another, and the state that they leave."""
-    state, logits = {}, []
+    state = {}
+    logits = []
     for t in range(prefix.shape[1]):
         logits.append(
             decoder(prefix[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0]

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from mixhead_plugin.fairseq.models.transformer_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from tests.covering import covering, each_once
 
-DIM, WORDS = 8, 12
+DIM = 8
+WORDS = 12
 BANDS = [[12], [4, 7, 12]]
 
 every_case = covering(cutoffs=BANDS, div_val=[1, 2])
@@ -67,11 +68,10 @@ def test_every_word_has_its_row_scaled(cutoffs, div_val):
 @every_case
 def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
     _, softmax = modules(cutoffs, div_val)
-    x, target = (
-        torch.randn(2, 4, DIM, dtype=torch.float64),
-        torch.tensor([[0, 3, 4, 5], [3, 11, 0, 7]]),
-    )
-    every, found = softmax.get_log_prob(x, None), softmax.get_log_prob(x, target)
+    x = torch.randn(2, 4, DIM, dtype=torch.float64)
+    target = torch.tensor([[0, 3, 4, 5], [3, 11, 0, 7]])
+    every = softmax.get_log_prob(x, None)
+    found = softmax.get_log_prob(x, target)
     expected = torch.stack(
         [torch.stack([log_prob(softmax, row, w) for w in range(WORDS)]) for row in x.flatten(0, 1)]
     )
@@ -94,10 +94,8 @@ def test_all_losses_and_their_gradients_agree(cutoffs, div_val, targets):
     target.
     """
     _, softmax = modules(cutoffs, div_val)
-    x, target = (
-        torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True),
-        torch.tensor(targets),
-    )
+    x = torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor(targets)
     logits, parts = softmax(x, target)
     adaptive = sum(
         F.cross_entropy(y, t, reduction="sum") for y, t in zip(logits, parts) if t is not None

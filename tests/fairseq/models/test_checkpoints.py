@@ -64,12 +64,14 @@ def test_a_checkpoint_comes_back_as_it_was_saved_pickled_and_copied(arch, flags,
 
 def test_an_average_of_checkpoints_is_tensors_alone_and_loads():
     for flags in VALUES:
-        state, loaded = dict(build(LM, **flags).state_dict()), build(LM, **flags, seed=2)
+        state = dict(build(LM, **flags).state_dict())
+        loaded = build(LM, **flags, seed=2)
         loaded.load_state_dict(state)
         assert all(torch.equal(value, state[name]) for name, value in loaded.state_dict().items())
 
 
-LM, SYNTHESIZER = "mixhead_transformer_lm", "mixhead_synthesizer_lm"
+LM = "mixhead_transformer_lm"
+SYNTHESIZER = "mixhead_synthesizer_lm"
 L2 = {"attention_normalizer": "l2"}
 SOFT = {"head_mixing": "none"}
 # The trained model, the model that loads it, and the flag that the message must name.
@@ -175,7 +177,8 @@ TOLD_BY_THE_RECORD = [
 
 @pytest.mark.parametrize("trained, into, flag", [*TOLD_BY_TENSORS, *TOLD_BY_THE_RECORD])
 def test_a_checkpoint_of_other_flags_is_refused_by_flag(trained, into, flag):
-    state, model = build(trained[0], **trained[1]).state_dict(), build(into[0], **into[1])
+    state = build(trained[0], **trained[1]).state_dict()
+    model = build(into[0], **into[1])
     by_tensors = (trained, into, flag) in TOLD_BY_TENSORS
     # a plain dict has no record of the flags
     for known in (state, dict(state)) if by_tensors else (state,):
@@ -210,7 +213,8 @@ OF_SCOPES = [
 def test_a_checkpoint_of_any_other_flags_loads_or_is_refused_by_a_flag(arch, flags, known):
     """Never by torch's list of tensors."""
     models = [build(arch, encoder_layers=1, decoder_layers=1, **each) for each in flags]
-    loaded, refused = 0, 0
+    loaded = 0
+    refused = 0
     for trained in models:
         for model in models:
             state = trained.state_dict() if known == "with a record" else dict(trained.state_dict())
@@ -258,10 +262,8 @@ def test_a_checkpoint_of_other_sizes_of_transformer_xl_is_refused_by_its_own_fla
     ],
 )
 def test_what_a_checkpoint_lacks_starts_without_effect(arch, before, after):
-    trained, model = (
-        shake(build(arch, seed=2, **before)).eval(),
-        build(arch, seed=3, **after).eval(),
-    )
+    trained = shake(build(arch, seed=2, **before)).eval()
+    model = build(arch, seed=3, **after).eval()
     model.load_state_dict(copy.deepcopy(trained.state_dict()))
     sentences = tokens()
     torch.testing.assert_close(forward(model, sentences), forward(trained, sentences))
@@ -278,7 +280,8 @@ def test_another_normalizer_for_fairseqs_checkpoint_is_warned_of(caplog):
 def test_an_adaptive_softmax_with_shared_embeddings_can_be_loaded_again(arch, cutoff):
     """Load a checkpoint to which fairseq has added a matrix that its model does not have."""
     flags = {"adaptive_softmax_cutoff": cutoff, "share_decoder_input_output_embed": True}
-    trained, loaded = build(arch, **flags), build(arch, seed=2, **flags)
+    trained = build(arch, **flags)
+    loaded = build(arch, seed=2, **flags)
     loaded.load_state_dict(copy.deepcopy(trained.state_dict()))
     assert same(loaded, trained)
 
@@ -287,7 +290,8 @@ def test_an_adaptive_softmax_with_shared_embeddings_can_be_loaded_again(arch, cu
 def test_a_checkpoint_without_a_mixing_becomes_the_identity_whatever_a_new_model_starts_as(mixing):
     model = build(TRANSLATION, head_mixing=mixing, mixing_start="uniform").eval()
     assert model.encoder.layers[0].self_attn.head_mixing.start == "uniform"
-    sentences, fairseqs = tokens(), build("transformer", seed=2).eval()
+    sentences = tokens()
+    fairseqs = build("transformer", seed=2).eval()
     assert not torch.allclose(
         forward(model, sentences), forward(build("transformer").eval(), sentences)
     )

@@ -14,7 +14,8 @@ from tests.helpers import build, dictionary, shake, tokens
 @pytest.mark.parametrize("flags", ENTRIES, ids=shown)
 def test_translation_by_steps_is_the_full_pass_also_with_reordered_hypotheses(flags):
     model = shake(build("mixhead_transformer", **{"head_dim": 4, **flags})).double().eval()
-    source, prefix = tokens(padded=True), tokens(length=4)
+    source = tokens(padded=True)
+    prefix = tokens(length=4)
     encoder_out = model.encoder(source)
     steps, state = step_by_step(model.decoder, prefix, encoder_out)
     torch.testing.assert_close(steps, model.decoder(prefix, encoder_out=encoder_out)[0])

@@ -33,7 +33,8 @@ def test_tensors_of_both_devices_do_not_meet():
 @each_once(name=CASES, mixing=HEAD_MIXINGS, normalizer=NORMALIZERS, impl=IMPLS, extra=EXTRAS)
 def test_models_and_criteria_stay_on_their_device(name, mixing, normalizer, impl, extra):
     flags = dict(head_mixing=mixing, attention_normalizer=normalizer, attention_impl=impl, **extra)
-    made, sample = model(name, **flags, dropout=0.1, attention_dropout=0.1), CASES[name].batch()
+    made = model(name, **flags, dropout=0.1, attention_dropout=0.1)
+    sample = CASES[name].batch()
     weight = 0.1 if HEAD_MIXINGS[mixing].orthogonal else 0.0
     loss_of = criterion(f"orthogonal_{name}", orthogonal_weight=weight, rank_weight=0.1)
     with Elsewhere():
@@ -78,7 +79,8 @@ def test_beam_search_stays_on_its_device(extra):
 def test_analysis_stays_on_its_device(
     command, translation_checkpoint, translation_data, tmp_path, monkeypatch
 ):
-    load, batches = loading.load, loading.batches
+    load = loading.load
+    batches = loading.batches
 
     def load_elsewhere(*arguments):
         loaded = load(*arguments)
@@ -93,10 +95,8 @@ def test_analysis_stays_on_its_device(
             [
                 command,
                 str(translation_checkpoint),
-                "--data",
-                str(translation_data),
-                "--out",
-                str(tmp_path),
+                f"--data={translation_data}",
+                f"--out={tmp_path}",
                 "--cpu",
             ]
         )

@@ -57,7 +57,8 @@ def test_torchscript_exports_the_whole_model(flags, tmp_path):
     ).eval()
     torch.jit.script(model).save(tmp_path / "model.pt")
     scripted = torch.jit.load(tmp_path / "model.pt")
-    source, prefix = tokens(padded=True), tokens()
+    source = tokens(padded=True)
+    prefix = tokens()
     lengths = source.ne(1).sum(1)
     expected = model(source, lengths, prefix)[0]
     torch.testing.assert_close(scripted(source, lengths, prefix)[0], expected, rtol=1e-4, atol=1e-5)
@@ -65,10 +66,12 @@ def test_torchscript_exports_the_whole_model(flags, tmp_path):
 
 def test_alignments_come_from_the_mixed_weights():
     model = shake(build("mixhead_transformer")).eval()
-    source, prefix = tokens(padded=True), tokens()
+    source = tokens(padded=True)
+    prefix = tokens()
     alignment = model(source, None, prefix, alignment_layer=0)[1]["attn"][0]  # [B, Nq, Nk]
     assert (alignment[source.eq(1)[:, None].expand_as(alignment)] == 0).all()
-    found, attention = [], model.decoder.layers[0].encoder_attn
+    found = []
+    attention = model.decoder.layers[0].encoder_attn
     attention.register_forward_hook(lambda *call: found.append(call[2][1]))  # [H, B, Nq, Nk]
     first = model(source, None, prefix, alignment_layer=0, alignment_heads=1)[1]["attn"][0]
     torch.testing.assert_close((first, alignment), (found[0][0], found[0].mean(0)))
@@ -77,14 +80,13 @@ def test_alignments_come_from_the_mixed_weights():
 
 def test_cross_and_self_attention_in_one_are_mixed():
     flags = {"no_cross_attention": True, "cross_self_attention": True}
-    model, upstream = (
-        shake(build("mixhead_transformer", **flags)).eval(),
-        build("transformer", **flags).eval(),
-    )
+    model = shake(build("mixhead_transformer", **flags)).eval()
+    upstream = build("transformer", **flags).eval()
     assert all(layer.encoder_attn is None for layer in model.decoder.layers)
     assert isinstance(model.decoder.layers[0].self_attn, MixheadAttention)
     model.load_state_dict(upstream.state_dict())
-    source, prefix = tokens(padded=True), tokens()
+    source = tokens(padded=True)
+    prefix = tokens()
     torch.testing.assert_close(model(source, None, prefix)[0], upstream(source, None, prefix)[0])
 
 

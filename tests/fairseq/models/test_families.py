@@ -123,7 +123,8 @@ def test_the_scope_says_which_attentions_change(scope):
 
 @pytest.mark.parametrize("upstream", TINY)
 def test_the_value_scale_survives_every_initialisation(upstream):
-    small, plain = build(f"l2_{upstream}", value_init_scale=0.125), build(upstream)
+    small = build(f"l2_{upstream}", value_init_scale=0.125)
+    plain = build(upstream)
     scaled = 0
     for name, parameter in plain.named_parameters():
         values = "attn.v_proj.weight" in name or "attn.out_proj.weight" in name

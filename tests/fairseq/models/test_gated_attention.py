@@ -162,7 +162,8 @@ def test_steps_are_the_full_pass_also_with_reordered_beams(normalizer):
 
 def test_a_sink_and_a_gain_of_distances_act_in_training_and_in_steps():
     flags = {"attention_sink": "learned", "relative_gain": 2}
-    decoder, plain = shaken("gau_lm", **flags).decoder, shaken("gau_lm").decoder
+    decoder = shaken("gau_lm", **flags).decoder
+    plain = shaken("gau_lm").decoder
     prefix = tokens(length=6)
     full = decoder(prefix)[0]
     assert {"attention_sink", "relative_gain"} <= {

@@ -49,7 +49,8 @@ def test_every_layer_has_its_numbers_and_decodes_as_it_trains(normalizer, mixing
     assert [p.weight.shape[0] for p in (layer.q_proj, layer.k_proj, layer.v_proj)] == [12, 12, 8]
     assert layer.out_proj.weight.shape == (16, 8)
 
-    source, prefix = tokens(padded=True), tokens(length=5)
+    source = tokens(padded=True)
+    prefix = tokens(length=5)
     encoder_out = model.encoder(source)
     full, extra = model.decoder(prefix, encoder_out=encoder_out)
     assert extra["attn"][0].shape == (3, 5, 7)

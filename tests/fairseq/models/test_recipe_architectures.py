@@ -131,7 +131,8 @@ def test_the_dropouts_of_wikitext2():
 
 @pytest.mark.parametrize("name", BY_DATACLASS)
 def test_a_yaml_file_gets_the_table(name):
-    cfg, table = yaml(f"l2_{name}"), RECIPES[name].defaults
+    cfg = yaml(f"l2_{name}")
+    table = RECIPES[name].defaults
     assert {option: cfg[option] for option in table} == table
     with torch.device("meta"):
         model = build_model(cfg, task_of(LM1B))

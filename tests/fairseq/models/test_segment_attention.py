@@ -40,7 +40,8 @@ def inputs(memory=M, n=N):
 
 def by_definition(attention, x, memory, positions, u, v, span=None):
     """Compute one score after the other, as they are written in the paper."""
-    source, past = torch.cat([memory, x]), memory.size(0)
+    source = torch.cat([memory, x])
+    past = memory.size(0)
     query = features(attention, "query", attention.q_proj(x), H)
     key = features(attention, "key", attention.k_proj(source), H)
     # [H, Nk, D], the last at distance 0
@@ -75,7 +76,8 @@ def mask_of(x, memory, span=None):
 def test_output_and_gradients_are_those_of_the_definition(
     normalizer, mixing, impl, span, gain, sizes
 ):
-    attention, tensors = module(normalizer, mixing, impl=impl, relative_gain=gain), inputs(*sizes)
+    attention = module(normalizer, mixing, impl=impl, relative_gain=gain)
+    tensors = inputs(*sizes)
     sources = [*tensors, *attention.parameters()]
     expected = by_definition(attention, *tensors, span=span)
     out = attention(*tensors, attn_mask=mask_of(*tensors[:2], span))
@@ -97,7 +99,8 @@ def test_half_precision_is_as_close_as_the_formula_in_half_precision(dtype):
 
 
 def test_autocast_takes_the_float32_biases():
-    attention, tensors = module().float(), [tensor.float() for tensor in inputs()]
+    attention = module().float()
+    tensors = [tensor.float() for tensor in inputs()]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert attention(*tensors, attn_mask=mask_of(*tensors[:2])).dtype == torch.bfloat16
 
@@ -107,7 +110,8 @@ def test_autocast_takes_the_float32_biases():
 def test_steps_are_the_segment_as_far_as_the_cache_reaches(limit, gain):
     attention = module(relative_gain=gain)
     x, _, positions, u, v = inputs(memory=0, n=6)
-    state, steps = {}, []
+    state = {}
+    steps = []
     for t in range(6):
         assert attention.cached(state) == min(t, limit)
         n_keys = min(t + 1, limit)
@@ -128,7 +132,8 @@ def test_distances_are_encoded_by_sines_and_then_cosines():
 
 def test_clamped_distances_are_all_the_farthest():
     like = torch.zeros(())
-    clamped, plain = distance_encodings(6, 8, 2, like), distance_encodings(6, 8, -1, like)
+    clamped = distance_encodings(6, 8, 2, like)
+    plain = distance_encodings(6, 8, -1, like)
     assert torch.equal(clamped[-3:], plain[-3:])
     assert torch.equal(clamped[:3], plain[-3].expand(3, 8))
 

@@ -89,7 +89,8 @@ def test_generation_scores_its_hypotheses_as_the_full_pass_does_and_stops_in_tim
 )
 def test_the_rank_penalty_reaches_the_scores(synthesizer):
     model = build("sigsoftmax_synthesizer_lm", synthesizer=synthesizer)
-    sample, gradients = lm_batch(), []
+    sample = lm_batch()
+    gradients = []
     for weight in (0.0, 1.0):
         model.zero_grad()
         criterion("orthogonal_cross_entropy", orthogonal_weight=0.0, rank_weight=weight)(

@@ -48,7 +48,8 @@ def scores_by_definition(module, q):
         return own.scores[:, :N, :N].expand(B, H, N, N)
     if module.synthesizer_name == "dense":
         return network(own.network, q)[..., :N]
-    a, b = network(own.first, q), network(own.second, q)
+    a = network(own.first, q)
+    b = network(own.second, q)
     assert a.shape[-1] == 3 and b.shape[-1] == math.ceil(LONGEST / 3)
     return torch.stack([a[..., k % 3] * b[..., k // 3] for k in range(N)], -1)
 
@@ -89,7 +90,8 @@ def test_outputs_and_gradients_are_those_of_the_formulas(
 
 @every_synthesizer
 def test_scores_may_be_asked_for_before_the_softmax(synthesizer):
-    module, x = build(synthesizer).double(), torch.randn(N, B, E).double()
+    module = build(synthesizer).double()
+    x = torch.randn(N, B, E).double()
     scores, values = module(x, x, x, attn_mask=FUTURE.double(), before_softmax=True)
     q = None if module.q_proj is None else heads(module.q_proj(x), H)
     expected = scores_by_definition(module, q) + FUTURE.double()
@@ -100,7 +102,8 @@ def test_scores_may_be_asked_for_before_the_softmax(synthesizer):
 @each_once(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS)
 def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(synthesizer, normalizer, mixing):
     module = build(synthesizer, mixing, normalizer).double()
-    x, order = torch.randn(N, 3, E).double(), torch.tensor([2, 0, 0, 1])
+    x = torch.randn(N, 3, E).double()
+    order = torch.tensor([2, 0, 0, 1])
     first, state = decode(module, x[:4])
     torch.testing.assert_close(first, module(x, x, x, attn_mask=FUTURE)[0][:4])
     module.reorder_incremental_state(state, order)
@@ -119,7 +122,9 @@ def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(synthesizer, no
 
 @every_synthesizer
 def test_padding_that_was_decoded_stays_hidden(synthesizer):
-    module, x, state = build(synthesizer, "position-wise"), torch.randn(N, B, E), {}
+    module = build(synthesizer, "position-wise")
+    x = torch.randn(N, B, E)
+    state = {}
     steps = [
         decode(module, x[t : t + 1], state=state, key_padding_mask=PADDING[:, t : t + 1])[0]
         for t in range(N)
@@ -131,7 +136,8 @@ def test_padding_that_was_decoded_stays_hidden(synthesizer):
 
 @every_synthesizer
 def test_an_input_beyond_the_scores_is_refused(synthesizer):
-    module, x = build(synthesizer), torch.randn(LONGEST + 1, B, E)
+    module = build(synthesizer)
+    x = torch.randn(LONGEST + 1, B, E)
     _, state = decode(module, x[:-1])
     message = f"^--tokens-per-sample: an input has {LONGEST + 1} tokens, .* scores for {LONGEST}"
     with pytest.raises(OptionError, match=message):
@@ -142,7 +148,8 @@ def test_an_input_beyond_the_scores_is_refused(synthesizer):
 
 @every_synthesizer
 def test_the_table_says_what_the_module_has(synthesizer):
-    kind, module = SYNTHESIZERS[synthesizer], build(synthesizer)
+    kind = SYNTHESIZERS[synthesizer]
+    module = build(synthesizer)
     assert {name.split(".")[0] for name in module.synthesizer.state_dict()} == set(kind.parameters)
     assert (module.q_proj is not None) == kind.reads_query
     bias = module.synthesizer(torch.randn(B, H, N, D), N).bias
@@ -163,7 +170,8 @@ def test_scores_start_at_a_size_that_lets_them_learn(synthesizer):
 
 @every_synthesizer
 def test_autocast_leaves_weights_and_gradients_in_float32(synthesizer):
-    module, x = build(synthesizer, "position-wise").train(), torch.randn(N, B, E)
+    module = build(synthesizer, "position-wise").train()
+    x = torch.randn(N, B, E)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert module(x, x, x, attn_mask=FUTURE)[1].dtype == torch.float32
         plain = module(x, x, x, attn_mask=FUTURE, need_weights=False)[0]
@@ -176,7 +184,8 @@ def test_autocast_leaves_weights_and_gradients_in_float32(synthesizer):
     [("random", "none"), *((synthesizer, "position-wise") for synthesizer in SYNTHESIZERS)],
 )
 def test_torchscript_gives_the_same_outputs(synthesizer, mixing):
-    module, x = build(synthesizer, mixing), torch.randn(N, B, E)
+    module = build(synthesizer, mixing)
+    x = torch.randn(N, B, E)
     scripted = torch.jit.script(StepByStep(module))
     masks = dict(key_padding_mask=PADDING, attn_mask=FUTURE)
     torch.testing.assert_close(

@@ -51,7 +51,8 @@ def by_definition(model, tokens, span=None):
     positions = distance_encodings(n, x.size(2), decoder.clamp_len, x)
     mask = span_mask(n, n, span, x)
     for layer in decoder.layers:
-        first, second = layer.self_attn_layer_norm, layer.final_layer_norm
+        first = layer.self_attn_layer_norm
+        second = layer.final_layer_norm
         attended = layer.self_attn(
             x, None, positions, decoder.content_bias, decoder.position_bias, attn_mask=mask
         )
@@ -77,7 +78,8 @@ def test_a_text_is_the_same_in_one_window_and_in_many(normalizer, mixing, same_l
 
 
 def test_neither_other_rows_nor_padding_at_the_end_are_seen():
-    model, alone = variant("sigsoftmax"), variant("sigsoftmax", mem_len=0)
+    model = variant("sigsoftmax")
+    alone = variant("sigsoftmax", mem_len=0)
     tokens = text(16, batch=3)
     together = in_windows(model, tokens, [8, 8])
     for i in range(3):
@@ -176,7 +178,8 @@ def step_by_step(model, tokens, state):
 @every_entry
 def test_step_by_step_is_the_full_pass(normalizer, mixing, same_length):
     model = variant(normalizer, mixing, same_length=same_length, mem_len=5)
-    tokens, state = text(8), {}
+    tokens = text(8)
+    state = {}
     torch.testing.assert_close(step_by_step(model, tokens, state), log_probs(model, tokens, 0))
     order = torch.tensor([1, 1])
     model.decoder.reorder_incremental_state_scripting(state, order)
@@ -209,7 +212,8 @@ def test_gradients_go_through_everything_and_the_memory_of_none():
 
 @pytest.mark.parametrize("flag", ["checkpoint_activations", "offload_activations"])
 def test_checkpointed_activations_give_the_same_gradients(flag):
-    gradients, tokens = [], text(16)
+    gradients = []
+    tokens = text(16)
     for on in (False, True):
         model = build_xl(dropout=0.1, dropatt=0.2, **{flag: on}).train()
         torch.manual_seed(5)

@@ -15,23 +15,17 @@ from tests.xl import XL_SIZES
 TASK = ["--task", "truncated_bptt_lm", "--batch-size", "3", "--cpu", "--num-workers", "0"]
 TRAINING = [
     *TASK,
-    "--tokens-per-sample",
-    "8",
-    "--arch",
-    "mixhead_transformer_xl",
-    "--user-dir",
-    PLUGIN,
+    "--tokens-per-sample=8",
+    "--arch=mixhead_transformer_xl",
+    f"--user-dir={PLUGIN}",
     *XL_SIZES,
 ]
 TRAINING += ["--mem-len", "6", "--optimizer", "adam", "--lr", "0.01", "--seed", "1"]
 TRAINING += [
-    "--log-format",
-    "json",
-    "--log-interval",
-    "1",
+    "--log-format=json",
+    "--log-interval=1",
     "--no-epoch-checkpoints",
-    "--ddp-backend",
-    "legacy_ddp",
+    "--ddp-backend=legacy_ddp",
 ]
 WORDS = 8  # in a window
 
@@ -49,17 +43,13 @@ def outputs(text_data, tmp_path_factory):
     flags = [
         text_data,
         *TRAINING,
-        "--criterion",
-        "adaptive_loss",
-        "--dropout",
-        "0.1",
-        "--dropatt",
-        "0.1",
+        "--criterion=adaptive_loss",
+        "--dropout=0.1",
+        "--dropatt=0.1",
     ]
     of_model = [
         text_data,
-        "--user-dir",
-        PLUGIN,
+        f"--user-dir={PLUGIN}",
         *TASK,
         "--path",
         folder / "parts" / "checkpoint_last.pt",
@@ -71,10 +61,8 @@ def outputs(text_data, tmp_path_factory):
         "eval-lm": [
             "fairseq-eval-lm",
             *of_model,
-            "--tokens-per-sample",
-            WORDS,
-            "--softmax-batch",
-            "5",
+            f"--tokens-per-sample={WORDS}",
+            "--softmax-batch=5",
         ],
     }
     return {"model": of_model, **{name: run_here(*command) for name, command in commands.items()}}
@@ -106,7 +94,8 @@ def test_eval_lm_gives_the_perplexity_of_the_text(outputs, text_data):
     )
     words = torch.cat([lines[i] for i in range(len(lines))]).long()
     windows = math.ceil(len(words) / WORDS) // 3
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for row in words[: 3 * windows * WORDS].split(windows * WORDS):
         for window, part in enumerate(row.split(WORDS)):
             found = model.get_normalized_probs(model(part[None], window=window), log_probs=True)[
@@ -145,12 +134,9 @@ def test_two_workers_share_a_text_as_one_worker_has_it_and_resume(text_data, tmp
     alone = run(
         "fairseq-train",
         *flags,
-        "--batch-size",
-        "4",
-        "--save-dir",
-        tmp_path / "one",
-        "--max-update",
-        "12",
+        "--batch-size=4",
+        f"--save-dir={tmp_path / 'one'}",
+        "--max-update=12",
     )
     expected = [float(x) for x in losses(alone.stdout + alone.stderr)]
     assert [float(x) for x in losses(with_two)] == pytest.approx(expected, abs=2e-3)

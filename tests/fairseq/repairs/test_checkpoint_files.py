@@ -58,7 +58,8 @@ def changed(change, good, bad):
 
 def with_code(site, good, bad):
     """Write `good` with code that makes the folder `made` beside it."""
-    state, made = torch.load(good, weights_only=True), bad.with_name("made")
+    state = torch.load(good, weights_only=True)
+    made = bad.with_name("made")
     call = f"__import__('os').mkdir({str(made)!r})"
     if site == "reference":
         values = f'decoder_attention: "{call}"'
@@ -246,13 +247,11 @@ def command_line(command, data, bad):
     training = [
         "fairseq-train",
         data,
-        "--arch",
-        "mixhead_transformer",
+        "--arch=mixhead_transformer",
         *SIZES,
         *TRAINING,
         *USE,
-        "--max-update",
-        "2",
+        "--max-update=2",
     ]
     training += ["--save-dir", bad.parent]
     return {
@@ -264,8 +263,7 @@ def command_line(command, data, bad):
             "fairseq-generate",
             data,
             *USE,
-            "--path",
-            bad,
+            f"--path={bad}",
             "--model-overrides",
             {"dropout": 0},
         ],
@@ -273,12 +271,9 @@ def command_line(command, data, bad):
             "fairseq-validate",
             data,
             *USE,
-            "--task",
-            "translation",
-            "--path",
-            bad,
-            "--max-tokens",
-            "400",
+            "--task=translation",
+            f"--path={bad}",
+            "--max-tokens=400",
         ],
         "interactive": ["fairseq-interactive", data, *USE, "--path", bad],
         "eval-lm": ["fairseq-eval-lm", data, *USE, "--path", bad],
@@ -425,7 +420,9 @@ SMALL = {
 
 def test_a_changed_byte_is_refused_or_changes_nothing(tmp_path):
     """Change bytes all over a file: in tensors, in the pickle, in names, in padding."""
-    path, names, loaded = tmp_path / "a.pt", set(), 0
+    path = tmp_path / "a.pt"
+    names = set()
+    loaded = 0
     torch.save(SMALL, path)
     good = path.read_bytes()
     for at in range(0, len(good), 23):
@@ -456,7 +453,8 @@ def test_without_the_repair_a_changed_byte_is_another_weight(tmp_path):
 
 @pytest.mark.parametrize("kind", ["older torch", "switched off"])
 def test_a_checkpoint_without_checksums_loads(kind, tmp_path):
-    path, before = tmp_path / "old.pt", torch.serialization.get_crc32_options()
+    path = tmp_path / "old.pt"
+    before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(kind != "switched off")
     try:
         torch.save(SMALL, path, _use_new_zipfile_serialization=kind != "older torch")

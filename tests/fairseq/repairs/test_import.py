@@ -47,7 +47,8 @@ twice = hasattr(once, "__wrapped__")
 required = hasattr(numpy, "compat")
 print("named" * named, "required" * required, "repaired" * repaired, "twice" * twice)
 """
-NOTHING, ALL = "", "named required repaired"
+NOTHING = ""
+ALL = "named required repaired"
 PROGRAMS = [
     {"alone": NOTHING, "register": ALL, "user dir": ALL, "reloaded": ALL},
     {"alone": NOTHING, "user dir": ALL, "register": ALL, "link": ALL},
@@ -114,10 +115,8 @@ def test_a_training_registers_and_repairs(command, text_data, tmp_path):
     arguments = [
         "fairseq-train",
         text_data,
-        "--user-dir",
-        PLUGIN,
-        "--arch",
-        "mixhead_transformer_lm",
+        f"--user-dir={PLUGIN}",
+        "--arch=mixhead_transformer_lm",
         *LM_SIZES,
     ]
     arguments += ["--task", "language_modeling", *TRAINING, "--max-update", 1, "--save-dir", save]

@@ -69,7 +69,8 @@ def seen_by(*parts, **settings):
     Args:
         parts: (workers, --update-freq, updates until the next part) of each part of the epoch
     """
-    seen, state = [], None
+    seen = []
+    state = None
     for number, update_freq, updates in parts:
         workers = Workers(number, update_freq, state, **settings)
         seen += workers.see(updates)

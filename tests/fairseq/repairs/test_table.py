@@ -120,10 +120,8 @@ def test_required_repairs_are_enough_to_resume_train_and_decode(
     shutil.copy(translation_checkpoint, tmp_path / "checkpoint_last.pt")
     words = [
         translation_data,
-        "--user-dir",
-        PLUGIN,
-        "--arch",
-        "mixhead_transformer",
+        f"--user-dir={PLUGIN}",
+        "--arch=mixhead_transformer",
         *SIZES,
         *TRAINING,
     ]
@@ -132,10 +130,8 @@ def test_required_repairs_are_enough_to_resume_train_and_decode(
     assert last["optimizer_history"][-1]["num_updates"] == 2
     use = [
         translation_data,
-        "--user-dir",
-        PLUGIN,
-        "--path",
-        tmp_path / "checkpoint_last.pt",
+        f"--user-dir={PLUGIN}",
+        f"--path={tmp_path / 'checkpoint_last.pt'}",
         *WHOLE_SETS,
     ]
     assert (

@@ -27,7 +27,8 @@ from tests.fairseq.criterions.cases import CASES, criterion, model
 from tests.helpers import build
 from tests.own_process import in_own_process
 
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
+NAN = float("nan")
 
 # ---- --save-dir, and whole files in it ----------------------------------------------------------
 
@@ -51,7 +52,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused(folder, tmp_path):
 
 def failing(times, error, monkeypatch):
     """Let torch.save fail `times` times in the middle of its file."""
-    original, attempts = torch.save, []
+    original = torch.save
+    attempts = []
 
     def save(content, file):
         attempts.append(file)
@@ -87,7 +89,8 @@ def test_the_file_before_an_error_stays(error, tmp_path, monkeypatch):
 def test_a_copy_is_whole_before_it_has_its_name(tmp_path, monkeypatch):
     (tmp_path / "a.pt").write_bytes(b"new")
     (tmp_path / "b.pt").write_bytes(b"old")
-    replaced, synced = [], []
+    replaced = []
+    synced = []
     monkeypatch.setattr("os.fsync", lambda file: synced.append(len(replaced)))
     monkeypatch.setattr(
         "os.replace", lambda part, path: replaced.append((Path(part).read_bytes(), path))
@@ -215,7 +218,8 @@ def test_a_validation_that_is_nan_is_not_the_best(tmp_path, monkeypatch):
 def test_the_search_for_nan_ends_where_an_encoder_returns_a_dict(caplog):
     """fairseq computes the batch again with these hooks when it sees a NaN or infinite gradient."""
     name = "label_smoothed_cross_entropy"
-    made, sample = model(name), CASES[name].batch()
+    made = model(name)
+    sample = CASES[name].batch()
     layer = next(name for name, module in made.named_modules() if name.endswith("layers.1.fc2"))
     made.get_submodule(layer).bias.data[0] = INF
     with caplog.at_level(logging.WARNING), NanDetector(made):
@@ -266,7 +270,8 @@ def trainer_of(epochs=None, **dataset):
     """Return what Trainer's methods use of a trainer, and the epochs that it loads data and makes
     batches for.
     """
-    loaded, made = [], []
+    loaded = []
+    made = []
 
     def get_batch_iterator(**settings):
         made.append(settings["epoch"])
@@ -385,10 +390,8 @@ def test_a_new_training_and_one_of_another_program_are_left_alone(flags, tmp_pat
 
 
 def test_another_program_keeps_its_signals():
-    before, trainer = (
-        signal.getsignal(signal.SIGUSR1),
-        MagicMock(checkpoint_suffix="", __class__=Trainer),
-    )
+    before = signal.getsignal(signal.SIGUSR1)
+    trainer = MagicMock(checkpoint_suffix="", __class__=Trainer)
     signals._load(
         lambda *_: None, SimpleNamespace(no_save=False, no_last_checkpoints=False), trainer
     )

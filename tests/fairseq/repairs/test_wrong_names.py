@@ -88,20 +88,15 @@ def test_a_checkpoint_of_another_training_is_one_line(
     command = [
         "fairseq-train",
         translation_data,
-        "--user-dir",
-        PLUGIN,
-        "--arch",
-        "mixhead_transformer",
+        f"--user-dir={PLUGIN}",
+        "--arch=mixhead_transformer",
         *SIZES,
     ]
     restored = [
         *TRAINING,
-        "--save-dir",
-        tmp_path,
-        "--restore-file",
-        translation_checkpoint,
-        "--max-update",
-        "2",
+        f"--save-dir={tmp_path}",
+        f"--restore-file={translation_checkpoint}",
+        "--max-update=2",
     ]
     assert f"error: {translation_checkpoint}: {line}" in refusal(*command, *restored, *flags)
 
@@ -137,18 +132,13 @@ def test_a_missing_file_is_one_line_where_fairseq_starts_the_workers(translation
     data = shutil.copytree(translation_data, tmp_path / "data")
     (data / "dict.de.txt").unlink()
     flags = [
-        "--distributed-world-size",
-        "2",
-        "--distributed-backend",
-        "gloo",
-        "--ddp-backend",
-        "legacy_ddp",
+        "--distributed-world-size=2",
+        "--distributed-backend=gloo",
+        "--ddp-backend=legacy_ddp",
     ]
     flags += [
-        "--distributed-init-method",
-        f"tcp://localhost:{free_port()}",
-        "--save-dir",
-        tmp_path / "save",
+        f"--distributed-init-method=tcp://localhost:{free_port()}",
+        f"--save-dir={tmp_path / 'save'}",
     ]
     words = [data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer", *SIZES, *TRAINING, *flags]
     command = [str(word) for word in (sys.executable, tmp_path / "train.py", *words)]
