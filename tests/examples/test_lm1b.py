@@ -8,6 +8,7 @@ import random
 import re
 import shlex
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import numpy
@@ -49,22 +50,24 @@ def sentences(seed: int, lines: int = LINES) -> list[str]:
     dice = random.Random(seed)
     text = [" ".join(dice.choices(COMMON, k=dice.randint(1, 25))) for _ in range(lines)]
     text[3] += f" rare{seed}"  # once in all
-    text[4] += " twice" if seed < 2 else ""
-    text[5] += " thrice" if seed < 3 else ""
+    if seed < 2:
+        text[4] += " twice"
+    if seed < 3:
+        text[5] += " thrice"
     return text
 
 
 CORPUS = {name: sentences(seed) for seed, name in enumerate(TRAINING + HELD_OUT)}
 TEXT = {
-    "train": [line for name in TRAINING for line in CORPUS[name]],
+    "train": list(chain.from_iterable(CORPUS[name] for name in TRAINING)),
     "valid": CORPUS[HELD_OUT[1]],
     "test": CORPUS[HELD_OUT[0]],
-    "heldout": [line for name in HELD_OUT for line in CORPUS[name]],
+    "heldout": list(chain.from_iterable(CORPUS[name] for name in HELD_OUT)),
 }
 
 
 def words(text: list[str]) -> list[str]:
-    return [word for line in text for word in line.split(" ")]
+    return " ".join(text).split(" ")
 
 
 TRAINING_WORDS = words(TEXT["train"])
@@ -87,14 +90,10 @@ def pack(path: Path, corpus: dict[str, list[str]]) -> None:
         "README": ["words"],
         "heldout-monolingual.tokenized.shuffled/news.en-00000-of-00100": ["all", "of it"],
     }
-    files = {**extra, **dict(reversed(corpus.items()))}
-    tar_of(
-        path,
-        {
-            f"{TOP}/{name}": "".join(f"{line}\n" for line in lines).encode()
-            for name, lines in files.items()
-        },
-    )
+    files = {}
+    for name, lines in {**extra, **dict(reversed(corpus.items()))}.items():
+        files[f"{TOP}/{name}"] = "".join(f"{line}\n" for line in lines).encode()
+    tar_of(path, files)
 
 
 @pytest.fixture(autouse=True)
@@ -136,9 +135,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def decoded(folder: Path, name: str) -> list[list[str]]:
     """Return the lines of a set as fairseq reads them."""
     dictionary = Dictionary.load(str(folder / "dict.txt"))
-    return [
-        [dictionary[i] for i in line] for line in load_indexed_dataset(str(folder / name), None)
-    ]
+    lines = load_indexed_dataset(str(folder / name), None)
+    return [[dictionary[i] for i in line] for line in lines]
 
 
 def test_words_that_occur_three_times_the_most_frequent_first(archive, environment):
@@ -150,20 +148,20 @@ def test_words_that_occur_three_times_the_most_frequent_first(archive, environme
     assert run("--form", "word") == 0
     dictionary = Dictionary.load(str(data() / "word" / "dict.txt"))
     counts = Counter(words(TEXT["train"]))
-    known = [
-        word
-        for word, number in counts.items()
-        if number >= 3 and word not in ("<unk>", "</s>", "<pad>")
-    ]
+    for symbol in ("<unk>", "</s>", "<pad>"):
+        del counts[symbol]
+    known = [word for word, number in counts.items() if number >= 3]
     known.sort(key=lambda word: (-counts[word], word))
     assert dictionary.symbols[4 : 4 + len(known)] == known
-    assert "thrice" in known and "twice" not in known
+    assert "thrice" in known
+    assert "twice" not in known
     assert len(dictionary) % 8 == 0
+
+    def in_known_words(line):
+        return [*(word if word in known else "<unk>" for word in line.split(" ")), "</s>"]
+
     for name, text in TEXT.items():
-        expected = [
-            [word if word in known else "<unk>" for word in line.split(" ")] + ["</s>"]
-            for line in text
-        ]
+        expected = list(map(in_known_words, text))
         assert decoded(data() / "word", name) == expected
         assert (data() / "word" / f"{name}.bin").stat().st_size == 4 * sum(map(len, expected))
 
@@ -195,7 +193,8 @@ def test_subwords_hold_the_whole_text(archive):
         lines = decoded(folder, name)
         assert all(line.pop() == "</s>" for line in lines)
         assert [pieces.decode_pieces(line) for line in lines] == text
-    assert any(piece.startswith("<0x") for line in decoded(folder, "train") for piece in line)
+    of_training = chain.from_iterable(decoded(folder, "train"))
+    assert any(piece.startswith("<0x") for piece in of_training)
     statistics = json.loads((folder / "statistics.json").read_text())
     assert [statistics[name]["unknown"] for name in TEXT] == [0] * 4
     assert statistics["test"]["words"] == len(words(TEXT["test"])) + LINES
@@ -301,15 +300,17 @@ def test_each_form_is_trained_on_and_evaluated(form, archive, tmp_path):
     statistics = json.loads((data() / form / "statistics.json").read_text())["valid"]
     tokens = statistics["tokens"]
     number = statistics["words"]
-    flags = (
-        f"{TRAINED[form]} --max-update 2 --update-freq 1 --tokens-per-sample 32 --max-tokens 256 "
-        "--num-workers 0"
-    )
-    run_here(
-        *command(
-            "train", *flags.split(), *LM_SIZES, "--warmup-updates", "1", SAVE=tmp_path / "save"
-        )
-    )
+    flags = [
+        *TRAINED[form].split(),
+        *LM_SIZES,
+        "--max-update=2",
+        "--warmup-updates=1",
+        "--update-freq=1",
+        "--tokens-per-sample=32",
+        "--max-tokens=256",
+        "--num-workers=0",
+    ]
+    run_here(*command("train", *flags, SAVE=tmp_path / "save"))
     window = "--gen-subset valid --context-window 8 --tokens-per-sample 32"
     result = script(f"{RECIPE}/evaluate.sh {window}", SAVE=tmp_path / "save")
     figures = dict(re.findall(r"(perplexity per \w+) = (\S+)", result.stdout))
@@ -318,6 +319,5 @@ def test_each_form_is_trained_on_and_evaluated(form, archive, tmp_path):
         assert tokens > 1.1 * number
         assert float(figures.pop("perplexity per subword")) == pytest.approx(by_token, rel=1e-3)
     assert [*figures] == ["perplexity per word"]
-    assert float(figures["perplexity per word"]) == pytest.approx(
-        by_token ** (tokens / number), rel=1e-3
-    )
+    by_word = by_token ** (tokens / number)
+    assert float(figures["perplexity per word"]) == pytest.approx(by_word, rel=1e-3)

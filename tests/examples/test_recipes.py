@@ -110,10 +110,11 @@ GPUS = (0, 1, 2, 4, 8)
 
 def trainings(line):
     """Return train.sh's command for each number of GPUs."""
-    return {
-        gpus: found
-        for gpus, (_, (found,)) in zip(GPUS, dry_runs(f"GPUS={gpus} {line}" for gpus in GPUS))
-    }
+    lines = [f"GPUS={gpus} {line}" for gpus in GPUS]
+    found = {}
+    for gpus, (_, commands) in zip(GPUS, dry_runs(lines)):
+        (found[gpus],) = commands
+    return found
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

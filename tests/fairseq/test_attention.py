@@ -130,13 +130,20 @@ def test_half_precision_is_as_close_as_the_formula_in_half_precision(
     kind, normalizer, mixing, dtype, need_weights
 ):
     query, key, masks = inputs(kind)
-    check_half_precision(
-        lambda m, q, k: m(q, q if kind != "cross" else k, k, need_weights=need_weights, **masks)[0],
-        lambda m, q, k: definition(m, q, q if kind != "cross" else k, hidden(kind))[0],
-        build(kind, mixing, normalizer),
-        [query, key],
-        dtype,
-    )
+    module = build(kind, mixing, normalizer)
+
+    def found(attention, query, key):
+        # self-attention is one tensor three times
+        keys = key if kind == "cross" else query
+        out, _ = attention(query, keys, key, need_weights=need_weights, **masks)
+        return out
+
+    def formula(attention, query, key):
+        keys = key if kind == "cross" else query
+        out, _ = definition(attention, query, keys, hidden(kind))
+        return out
+
+    check_half_precision(found, formula, module, [query, key], dtype)
 
 
 @pytest.mark.parametrize("way", ["plain", "weights", "pre-hook", "hook", "beams"])
@@ -145,7 +152,7 @@ def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
     torch.nn.init.normal_(module.head_mixing.query_weight)
     query = torch.randn(20, 4, 32)
     key = torch.randn(9, 2, 32).repeat_interleave(2, 1)
-    found = []
+    options = {}
     if way == "pre-hook":
         scales = torch.linspace(0, 1, 8)[:, None]
         module.register_attention_pre_hook(
@@ -157,15 +164,20 @@ def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
         )
     elif way == "beams":
         module.set_beam_size(2)
-    for training in (True, False):
-        options = {"incremental_state": {}, "static_kv": True} if way == "beams" else {}
-        out = module.train(training)(query, key, key, need_weights=way == "weights", **options)[0]
-        found.append((out, torch.autograd.grad(out.sum(), list(module.parameters()))))
-    torch.testing.assert_close(*found)
+        options = {"static_kv": True}
+
+    def outcome(training):
+        cache = {"incremental_state": {}} if way == "beams" else {}
+        module.train(training)
+        out, _ = module(query, key, key, need_weights=way == "weights", **options, **cache)
+        return out, torch.autograd.grad(out.sum(), list(module.parameters()))
+
+    torch.testing.assert_close(outcome(training=True), outcome(training=False))
 
 
 def test_autocast_does_not_lower_the_precision_of_the_weights():
-    module, (x, *_) = build(mixing="position-wise"), inputs()
+    module = build(mixing="position-wise")
+    x, *_ = inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert module(x, x, x)[1].dtype == torch.float32
 
@@ -175,15 +187,14 @@ def test_autocast_does_not_lower_the_precision_of_the_weights():
 
 @covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=KINDS)
 def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mixing, kind):
-    module, (x, key, masks) = (
-        build(kind, mixing, normalizer).double(),
-        inputs(kind, dtype=torch.float64),
-    )
-    order = torch.tensor([2, 0, 0])
+    module = build(kind, mixing, normalizer).double()
+    x, key, masks = inputs(kind, dtype=torch.float64)
     cross = kind == "cross"
     hide = {"key_padding_mask": padding()} if cross else {}
     steps, state = decode(module, x[:3], key if cross else None, **hide)
     torch.testing.assert_close(steps, module(x, key, key, need_weights=False, **masks)[0][:3])
+
+    order = torch.tensor([2, 0, 0])
     module.reorder_incremental_state(state, order)
     chosen = torch.cat([x[:3, order], torch.randn_like(x[3:])])
     rest, _ = decode(module, chosen[3:], key[:, order] if cross else None, state)
@@ -249,7 +260,8 @@ def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
 
 @each_once(normalizer=NORMALIZERS, mixing=MIXINGS, kind=KINDS)
 def test_torchscript_gives_the_same_outputs(normalizer, mixing, kind):
-    module, (x, key, masks) = build(kind, mixing, normalizer), inputs(kind)
+    module = build(kind, mixing, normalizer)
+    x, key, masks = inputs(kind)
     scripted = torch.jit.script(StepByStep(module))
     for weights, head_weights in itertools.product([False, True], repeat=2):
         arguments = {**masks, "need_weights": weights, "need_head_weights": head_weights}
@@ -263,7 +275,8 @@ def test_torchscript_gives_the_same_outputs(normalizer, mixing, kind):
 
 
 def test_dropout_runs_in_training_and_where_it_is_retained():
-    module, (x, *_) = build(mixing="position-wise", dropout=0.5), inputs()
+    module = build(mixing="position-wise", dropout=0.5)
+    x, *_ = inputs()
     first, weights = module(x, x, x)
     assert torch.equal(first, module(x, x, x)[0])
     dropout = module.dropout_module
@@ -297,7 +310,8 @@ def test_what_cannot_work_is_refused(options):
 
 
 def test_quantisation_noise_reaches_the_projections():
-    module, (x, *_) = build(q_noise=0.5, qn_block_size=4).train(), inputs()
+    module = build(q_noise=0.5, qn_block_size=4).train()
+    x, *_ = inputs()
     assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
 
 

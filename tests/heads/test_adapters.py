@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 
 import pytest
 import torch
@@ -74,7 +75,8 @@ def test_importance_is_the_mean_over_sentences_of_the_slope_at_a_gate_of_1(door,
             expected = slopes.abs().mean()
             weight = found[attention.name][head.stage][head.number]
             torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-6)
-    assert max(float(w.max()) for by_stage in found.values() for w in by_stage.values()) > 0.01
+    weights = itertools.chain.from_iterable(by_stage.values() for by_stage in found.values())
+    assert max(float(each.max()) for each in weights) > 0.01
 
 
 @EVERY
@@ -115,7 +117,7 @@ def test_an_ablated_source_head_is_one_that_no_mixed_head_takes(door, variant):
         torch.testing.assert_close(ablated, case.outputs(case.model))
         handle.remove()
         assert not torch.allclose(ablated, case.outputs(case.model))
-    stages = {stage for attention in attentions for stage in attention.heads}
+    stages = set().union(*(attention.heads for attention in attentions))
     mixes = variant.get("head_mixing", "none") != "none"
     assert stages == ({"source", "mixed"} if mixes and door != "transformers" else {"mixed"})
 

@@ -49,9 +49,6 @@ def test_pearson_is_1_for_a_linear_relation():
         scaled[name] = {stage: 2 * w + 1 for stage, w in by_stage.items()}
         turned[name] = {stage: -w for stage, w in by_stage.items()}
     assert pearson(WEIGHTS, scaled) == pytest.approx({"source": 1.0, "mixed": 1.0})
-    turned = {
-        name: {stage: -w for stage, w in by_stage.items()} for name, by_stage in WEIGHTS.items()
-    }
     assert pearson(WEIGHTS, turned) == pytest.approx({"source": -1.0, "mixed": -1.0})
     left = {"a": {"mixed": torch.tensor([1.0, 2.0, 3.0])}}
     right = {"a": {"mixed": torch.tensor([1.0, 3.0, 2.0])}}

@@ -34,12 +34,12 @@ def attend(
     x = module.x
     n_keys = key.size(2)
     project = next(getattr(module, name) for name in QUERIES if hasattr(module, name))
-    raw = (
-        project(x)[..., : query.size(1) * query.size(3)]
-        .unflatten(-1, query.shape[1::2])
-        .transpose(1, 2)
-    )
-    key, value = (t.repeat_interleave(query.size(1) // t.size(1), 1) for t in (key, value))
+    # GPT-2's projection gives keys and values, too, behind the queries.
+    heads, size = query.shape[1::2]
+    raw = project(x)[..., : heads * size].unflatten(-1, (heads, size)).transpose(1, 2)
+    group = heads // key.size(1)
+    key = key.repeat_interleave(group, 1)
+    value = value.repeat_interleave(group, 1)
     scores = mixed(parts.score_mixing, query @ key.mT * scaling, raw, x.transpose(0, 1))
     if position_bias is not None:
         scores = scores + position_bias
@@ -48,12 +48,8 @@ def attend(
     if parts.attention_sink is not None:
         sink = parts.attention_sink.weight[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sink], -1)
-    weights = mixed(
-        parts.head_mixing,
-        ops.NORMALIZERS[parts.normalizer].weights(scores)[..., :n_keys],
-        raw,
-        x.transpose(0, 1),
-    )
+    weights = ops.NORMALIZERS[parts.normalizer].weights(scores)[..., :n_keys]
+    weights = mixed(parts.head_mixing, weights, raw, x.transpose(0, 1))
     if weights.size(1) < value.size(1):  # pairs of neighbours are the values of a mixed head
         value = torch.cat([value[:, ::2], value[:, 1::2]], -1)
     out = (F.dropout(weights, dropout) @ value).transpose(1, 2)
@@ -90,27 +86,34 @@ def test_a_mixed_model_computes_the_definition(name, variant, padded):
     inputs["attention_mask"][1, padded] = 0
     inputs = whole(model, inputs)
     ours, theirs = defined(model, VARIANTS[variant])
-    has_mask = "attention_mask" in inputs and not model.config.is_encoder_decoder
-    seen = inputs["attention_mask"] == 1 if has_mask else slice(None)
+    seen = slice(None)
+    if "attention_mask" in inputs and not model.config.is_encoder_decoder:
+        seen = inputs["attention_mask"] == 1
     with torch.no_grad():
         torch.testing.assert_close(ours(**inputs).logits[seen], theirs(**inputs).logits[seen])
         returned = [ours(**inputs, output_attentions=True)]
         # only then `transformers` takes the entry of the config
         ours.set_attn_implementation("eager")
-        # T5's have their own
-        for part in [ours, *(child for child in ours.children() if hasattr(child, "config"))]:
-            part.config.output_attentions = True
+        ours.config.output_attentions = True
+        for child in ours.children():
+            if hasattr(child, "config"):  # T5's have their own
+                child.config.output_attentions = True
         for implementation in ("eager", hf.NAME):
             ours.set_attn_implementation(implementation)
-            returned += [ours(**inputs)]
+            returned.append(ours(**inputs))
+
     found = hf.attentions(ours, inputs)
     for outputs in returned:
-        maps = [m for n in MAPS for m in outputs.get(n) or ()]
-        assert len(found) == len(maps) and all(
-            any(heads.mixed.equal(m) for m in maps) for heads in found.values()
-        )
+        maps = []
+        for name_of_maps in MAPS:
+            maps += outputs.get(name_of_maps) or ()
+        assert len(found) == len(maps)
+        for heads in found.values():
+            assert any(heads.mixed.equal(each) for each in maps)
+    mixes = VARIANTS[variant]["head_mixing"] != "none"
     for heads in found.values():
-        assert heads.name and (heads.mixing is None) == (VARIANTS[variant]["head_mixing"] == "none")
+        assert heads.name
+        assert (heads.mixing is not None) == mixes
         torch.testing.assert_close(heads.mixed[0], theirs.get_submodule(heads.name).weights[0])
 
 

@@ -278,18 +278,17 @@ def test_the_pieces_of_roberta_are_fairseqs(tmp_path):
     vocabulary |= {merge.replace(" ", ""): len(vocabulary) + i for i, merge in enumerate(merges)}
     (folder / "encoder.json").write_text(json.dumps(vocabulary))
     (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *merges, ""]))
-    (folder / "dict.txt").write_text(
-        "".join(f"{number} 1\n" for number in reversed(range(len(vocabulary))))
-    )
+    numbers = reversed(range(len(vocabulary)))
+    (folder / "dict.txt").write_text("".join(f"{number} 1\n" for number in numbers))
     encode = Encoder("roberta", folder, True)
     fairseqs = get_encoder(*(str(folder / name) for name in FILES["roberta"]))
     words = (
         "the| cat|  the!!!|Caf\u00e9|\n\n| \u6771\u4eac|it's| 3.14|\u00a0|they'LL|\t |\U0001f5fb"
     ).split("|")
     texts = ["".join(dice.choices(words, k=dice.randrange(12))) for _ in range(300)]
-    expected = [
-        [encode.dictionary.index(str(piece)) for piece in fairseqs.encode(text)] for text in texts
-    ]
+    expected = []
+    for text in texts:
+        expected.append([encode.dictionary.index(str(piece)) for piece in fairseqs.encode(text)])
     assert encode(texts) == expected
 
 
@@ -309,9 +308,8 @@ def test_broken_rows_of_a_labelled_set_are_listed(tmp_path):
         "no\tsuch label\t2",
     ]
     head = COLUMNS["QQP"][0].replace(" ", "\t")
-    (tmp_path / "table.tsv").write_text(
-        "".join(f"{line}\n" for line in [head, *(f"1\ta\tb\t{row}" for row in rows)])
-    )
+    lines = [head] + [f"1\ta\tb\t{row}" for row in rows]
+    (tmp_path / "table.tsv").write_text("".join(f"{line}\n" for line in lines))
     found = read_table(tmp_path / "table.tsv", TASKS["QQP"], labelled=True)
     assert [example.label for example in found.examples] == ["1", "0"]
     assert found.left_out == [

@@ -11,13 +11,12 @@ from bert.squad_data import Answer, Question, Squad, SquadError
 def every_span(logits, starts, ends, longest):
     """Return all allowed spans, sorted by the sum of both log-probabilities: the definition."""
     scores = logits.log_softmax(0)
-    tokens = range(len(logits))
-    found = [
-        (float(scores[i, 0] + scores[j, 1]), i, j)
-        for i in tokens
-        for j in tokens
-        if starts[i] and ends[j] and i <= j < i + longest
-    ]
+    found = []
+    for first in range(len(logits)):
+        for last in range(first, min(first + longest, len(logits))):
+            if starts[first] and ends[last]:
+                score = float(scores[first, 0] + scores[last, 1])
+                found.append((score, first, last))
     return sorted(found, reverse=True)
 
 

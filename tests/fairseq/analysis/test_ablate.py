@@ -51,13 +51,11 @@ def test_two_sets_are_compared_by_the_scores_without_each_head(
     assert first["baseline"]["loss"] != second["baseline"]["loss"]
     for experiment in EXPERIMENTS:
         for stage in ("source", "mixed"):
-            sets = [
-                torch.tensor([layer[stage] for layer in each[experiment]["loss"]])
-                for each in (first, second)
-            ]
-            expected = torch.corrcoef(torch.stack([scores.flatten().double() for scores in sets]))[
-                0, 1
-            ]
+            losses = []  # of both sets, one number for each head
+            for each in (first, second):
+                by_layer = [layer[stage] for layer in each[experiment]["loss"]]
+                losses.append(torch.tensor(by_layer).flatten().double())
+            expected = torch.corrcoef(torch.stack(losses))[0, 1]
             r = content["pearson"][experiment]["loss"][stage]
             assert r == pytest.approx(float(expected), abs=1e-4)
             words = f"{stage} heads, loss (base 2) {EXPERIMENTS[experiment]}, valid and test"

@@ -1,5 +1,6 @@
 """Provide models and values to the tests of the models."""
 
+import math
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -20,23 +21,14 @@ from mixhead_plugin.parts import PARTS
 POSITIONS = [{"relative_position": name} for name in PARTS["relative_position"]]
 POSITIONS += [{"relative_gain": 3}, {"head_dim": 5, "value_head_dim": 3}]
 SCOPED = [{"attention_normalizer": "l2", "attention_scope": name} for name in SCOPES]
-ENTRIES = [
-    *({"attention_normalizer": name} for name in NORMALIZERS),
-    *(
-        {"attention_normalizer": "l2", option: name}
-        for option, table in PARTS.items()
-        for name in table
-    ),
-    *SCOPED,
-    *POSITIONS,
-]
-# What starts without effect
-NEUTRAL = [
-    {option: value}
-    for option, table in PARTS.items()
-    for value, kind in table.items()
-    if kind.trained and kind.loads_without
-]
+ENTRIES = [{"attention_normalizer": name} for name in NORMALIZERS]
+NEUTRAL = []  # what starts without effect
+for option, table in PARTS.items():
+    for value, kind in table.items():
+        ENTRIES.append({"attention_normalizer": "l2", option: value})
+        if kind.trained and kind.loads_without:
+            NEUTRAL.append({option: value})
+ENTRIES += [*SCOPED, *POSITIONS]
 
 
 def shown(flags):
@@ -59,22 +51,25 @@ def step_by_step(decoder, prefix, encoder_out=None):
     state = {}
     logits = []
     for t in range(prefix.shape[1]):
-        logits.append(
-            decoder(prefix[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0]
-        )
+        words = prefix[:, : t + 1]
+        step, _ = decoder(words, encoder_out=encoder_out, incremental_state=state)
+        logits.append(step)
     return torch.cat(logits, 1), state
 
 
+def usual_task(arch):
+    if "_xl" in arch:
+        return "truncated_bptt_lm"
+    if "_lm" in arch:
+        return "language_modeling"
+    return "translation"
+
+
 def command(arch, *flags, task=None):
-    """Return what fairseq-train understands of a command line."""
-    usual = (
-        "truncated_bptt_lm"
-        if "_xl" in arch
-        else "language_modeling"
-        if "_lm" in arch
-        else "translation"
-    )
-    required = ["data", "--task", task or usual, "--arch", arch, "--batch-size", "4"]
+    """Return what fairseq-train understands of a command line; None is the task of the model."""
+    if task is None:
+        task = usual_task(arch)
+    required = ["data", f"--task={task}", f"--arch={arch}", "--batch-size=4"]
     return options.parse_args_and_arch(options.get_training_parser(), [*required, *flags])
 
 
@@ -83,9 +78,8 @@ def yaml(arch, **flags):
     task = {"_name": "language_modeling", "data": "data", "tokens_per_sample": 48}
     if "_xl" in arch:
         task.update(_name="truncated_bptt_lm", batch_size=4)
-    cfg = OmegaConf.create(
-        {"task": task, "model": {"_name": arch, **flags}, "common": {"tpu": False}}
-    )
+    model = {"_name": arch, **flags}
+    cfg = OmegaConf.create({"task": task, "model": model, "common": {"tpu": False}})
     add_defaults(cfg)
     return cfg.model
 
@@ -97,7 +91,8 @@ def dictionary_size(types):
     """Return the size of fairseq's dictionary for a corpus of `types`, <unk> and end of line among
     them.
     """
-    return -(-(types - 2 + Dictionary().nspecial) // 8) * 8
+    symbols = types - 2 + Dictionary().nspecial
+    return math.ceil(symbols / 8) * 8  # fairseq fills it up
 
 
 WIKITEXT2 = dictionary_size(33_278)

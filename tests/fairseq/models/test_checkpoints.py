@@ -19,13 +19,15 @@ from tests.xl import build_xl
 
 TRANSLATION = "mixhead_transformer"
 TRAINED = ("position-independent", "position-wise")
-VALUES = [{option: value} for option, table in PARTS.items() for value in table if value != "none"]
+VALUES = []  # all but those without a part
+for option, table in PARTS.items():
+    VALUES += [{option: value} for value in table if value != "none"]
 
 
 def same(left, right):
-    return all(
-        torch.equal(value, right.state_dict()[name]) for name, value in left.state_dict().items()
-    )
+    """Tell whether the model `right` has all tensors of `left`."""
+    tensors = right.state_dict()
+    return all(torch.equal(value, tensors[name]) for name, value in left.state_dict().items())
 
 
 @each_once(upstream=TINY, flags=[{}, *NEUTRAL])

@@ -22,9 +22,9 @@ from tests.fairseq.models.cases import NEUTRAL, attentions, command, forward, ya
 from tests.helpers import TINY, build, task, tokens
 
 UPSTREAM = [
-    name
-    for model in ("transformer", "transformer_lm", "roberta")
-    for name in ARCH_MODEL_INV_REGISTRY[model]
+    *ARCH_MODEL_INV_REGISTRY["transformer"],
+    *ARCH_MODEL_INV_REGISTRY["transformer_lm"],
+    *ARCH_MODEL_INV_REGISTRY["roberta"],
 ]
 
 

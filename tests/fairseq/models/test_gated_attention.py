@@ -1,5 +1,6 @@
 """Gated attention units are their equations, in a language model and in a masked one."""
 
+import itertools
 import math
 from argparse import Namespace
 
@@ -166,9 +167,9 @@ def test_a_sink_and_a_gain_of_distances_act_in_training_and_in_steps():
     plain = shaken("gau_lm").decoder
     prefix = tokens(length=6)
     full = decoder(prefix)[0]
-    assert {"attention_sink", "relative_gain"} <= {
-        name.split(".")[2] for name, _ in decoder.named_parameters() if name.startswith("layers.0")
-    }
+    of_first_layer = dict(decoder.layers[0].named_parameters())
+    parts = {name.partition(".")[0] for name in of_first_layer}
+    assert {"attention_sink", "relative_gain"} <= parts
     assert not torch.allclose(full, plain(prefix)[0])
     torch.testing.assert_close(step_by_step(decoder, prefix)[0], full)
 
@@ -181,7 +182,7 @@ def test_generation_from_prefixes_of_several_lengths_scores_as_the_full_pass():
     prefix[1, 2:] = words.pad()
     sample = {"net_input": {"src_tokens": prefix, "src_lengths": prefix.ne(words.pad()).sum(1)}}
     found = generator.generate([model], sample, prefix_tokens=prefix, bos_token=words.eos())
-    for hypothesis in (each for hypotheses in found for each in hypotheses):
+    for hypothesis in itertools.chain.from_iterable(found):
         target = hypothesis["tokens"][None]
         inputs = torch.cat([torch.tensor([[words.eos()]]), target[:, :-1]], 1)
         expected = model(inputs)[0].log_softmax(-1).gather(2, target[..., None])[0, :, 0]
@@ -249,8 +250,9 @@ def test_autocast_leaves_gradients_in_float32(arch):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = forward(model, tokens(padded=True))
     out.float().sum().backward()
-    of_units = [p for unit in units(model) for p in unit.parameters()]
-    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in of_units)
+    for unit in units(model):
+        for parameter in unit.parameters():
+            assert parameter.grad.dtype == torch.float32
 
 
 def test_no_word_of_adaptive_inputs_is_0_where_gradients_would_grow_from_unit_to_unit():
@@ -261,7 +263,9 @@ def test_no_word_of_adaptive_inputs_is_0_where_gradients_would_grow_from_unit_to
     model(every_word)[0].square().sum().backward()
     of_bands = [band[0].weight.grad for band in model.decoder.embed_tokens.embeddings]
     assert all(grad[1].abs().sum() > 0 for grad in of_bands[1:])
-    assert max(float(p.grad.abs().max()) for unit in units(model) for p in unit.parameters()) < 1e3
+    for unit in units(model):
+        for parameter in unit.parameters():
+            assert parameter.grad.abs().max() < 1e3
 
 
 def test_every_dropout_acts_and_can_be_retained_in_generation():
@@ -269,23 +273,18 @@ def test_every_dropout_acts_and_can_be_retained_in_generation():
     prefix = tokens()
     calm = model(prefix)[0]
     torch.testing.assert_close(model(prefix)[0], calm)
-    names = {
-        each.module_name
-        for unit in units(model)
-        for each in unit.children()
-        if isinstance(each, FairseqDropout)
-    }
-    assert names == {"GatedAttentionUnit"}
-    for unit in units(model):  # the dropout of A alone
-        unit.weights_dropout.apply_during_inference = True
+    for unit in units(model):
+        for child in unit.children():
+            if isinstance(child, FairseqDropout):
+                assert child.module_name == "GatedAttentionUnit"
+        unit.weights_dropout.apply_during_inference = True  # the dropout of A alone
     assert not torch.allclose(model(prefix)[0], calm)
 
 
 def test_quantisation_noise_reaches_the_linear_maps():
     unit = units(build("gau_lm", quant_noise_pq=0.5, quant_noise_pq_block_size=4))[0].train()
     x = torch.randn(5, 2, 16)
-    first, second = (unit(x)[0] for _ in range(2))
-    assert not torch.allclose(first, second)
+    assert not torch.allclose(unit(x)[0], unit(x)[0])
 
 
 # The fused kernels need a GPU.

@@ -10,6 +10,7 @@ from fairseq.models import build_model
 
 from mixhead_plugin.fairseq.models import ARCHITECTURES
 from mixhead_plugin.fairseq.options import FAMILIES
+from tests.commands import as_flags
 from tests.fairseq.models.cases import (
     LM1B,
     WIKITEXT2,
@@ -90,15 +91,14 @@ def test_the_low_rank_papers_head_size_is_fixed_in_every_family(family):
 
 def test_the_low_rank_papers_heads_need_not_divide_the_embedding():
     """Count for each head q, k, v with bias, and its share of the output."""
-    eight, more = (
-        parameters("l2_transformer_lm_lm1b", 32_000, decoder_attention_heads=heads)
-        for heads in (8, 70)
-    )
+    eight = parameters("l2_transformer_lm_lm1b", 32_000, decoder_attention_heads=8)
+    more = parameters("l2_transformer_lm_lm1b", 32_000, decoder_attention_heads=70)
     assert more - eight == 6 * (70 - 8) * 32 * (4 * 256 + 3)
 
 
 def test_the_recipe_on_wikitext103_is_fairseqs_architecture_on_the_command_line_and_in_yaml():
-    recipe, upstream = (command(f"mixhead_transformer_lm_wiki103{end}") for end in ("_512", ""))
+    recipe = command("mixhead_transformer_lm_wiki103_512")
+    upstream = command("mixhead_transformer_lm_wiki103")
     assert {**vars(recipe), "arch": upstream.arch} == vars(upstream)
     cfg = yaml("mixhead_transformer_lm_wiki103_512")
     differ = {name for name, value in vars(upstream).items() if name in cfg and cfg[name] != value}
@@ -108,17 +108,16 @@ def test_the_recipe_on_wikitext103_is_fairseqs_architecture_on_the_command_line_
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_command_line_gets_the_table_and_its_flags_override_it(name):
     table = RECIPES[name].defaults
-    assert {option: getattr(command(f"sigsoftmax_{name}"), option) for option in table} == table
-    other = {"60000,160000": "20000,60000"}
-    given = {
-        option: other.get(v) or v * 2 for option, v in table.items() if not isinstance(v, bool)
-    }
-    flags = [
-        part
-        for option, value in given.items()
-        for part in (f"--{option.replace('_', '-')}", str(value))
-    ]
-    args = command(f"mixhead_{name}", *flags)
+    usual = vars(command(f"sigsoftmax_{name}"))
+    assert {option: usual[option] for option in table} == table
+
+    given = {}
+    for option, value in table.items():
+        if value == "60000,160000":
+            given[option] = "20000,60000"
+        elif not isinstance(value, bool):
+            given[option] = 2 * value
+    args = command(f"mixhead_{name}", *as_flags(given))
     assert {option: getattr(args, option) for option in given} == given
     if "_lm_" in name:
         assert args.decoder_input_dim == args.decoder_output_dim == args.decoder_embed_dim

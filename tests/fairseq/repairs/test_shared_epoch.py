@@ -53,7 +53,8 @@ class Workers:
         seen = []
         for group in self.groups:
             batches = group if updates is None else itertools.islice(group, updates)
-            seen += [sentence for update in batches for batch in update for sentence in batch]
+            for update in batches:
+                seen += itertools.chain.from_iterable(update)
         assert len({group.n for group in self.groups}) == 1
         return seen
 
@@ -75,7 +76,8 @@ def seen_by(*parts, **settings):
         workers = Workers(number, update_freq, state, **settings)
         seen += workers.see(updates)
         state = workers.state()
-    assert state["epoch"] == 2 and state["iterations_in_epoch"] == 0
+    assert state["epoch"] == 2
+    assert state["iterations_in_epoch"] == 0
     return seen
 
 
@@ -92,9 +94,9 @@ def test_each_sentence_is_seen_once(before, after, share):
 
 
 def test_each_sentence_is_seen_once_after_several_changes():
-    for order in itertools.permutations(GEOMETRIES, 3):
-        *parts, last = [(*geometry, 3) for geometry in order]
-        assert sorted(seen_by(*parts, (*last[:2], None))) == list(range(len(BATCHES)))
+    for first, second, last in itertools.permutations(GEOMETRIES, 3):
+        seen = seen_by((*first, 3), (*second, 3), (*last, None))
+        assert sorted(seen) == list(range(len(BATCHES)))
 
 
 def test_fairseq_skips_and_repeats_sentences(monkeypatch):
@@ -158,16 +160,20 @@ def test_real_data_are_seen_once(name, translation_data, text_data):
                 epochs.load_state_dict(state)
         return all_epochs, [epochs.next_epoch_itr() for epochs in all_epochs]
 
-    def identities(batches, number=None):
-        return [
-            i for batch in itertools.islice(batches, number) if batch for i in batch["id"].tolist()
-        ]
+    def identities(iterators, number=None):
+        """Return the sentences of the next batches of all workers; None for all that are left."""
+        found = []
+        for batches in iterators:
+            for batch in itertools.islice(batches, number):
+                if batch:
+                    found += batch["id"].tolist()
+        return found
 
     for before, after in ((1, 2), (3, 2), (2, 1)):
         all_epochs, iterators = workers(before)
-        seen = [i for batches in iterators for i in identities(batches, 2)]
+        seen = identities(iterators, 2)
         _, iterators = workers(after, all_epochs[0].state_dict())
-        seen += [i for batches in iterators for i in identities(batches)]
+        seen += identities(iterators)
         assert sorted(seen) == list(range(len(sentences)))
 
 
