@@ -71,9 +71,9 @@ WORDS = (
 
 def vocabulary():
     """Return the characters, as beginnings and as continuations, and a few whole words."""
-    text = "".join(TEXTS) + "".join(
-        question for questions in TEXTS.values() for question in questions
-    )
+    text = "".join(TEXTS)
+    for questions in TEXTS.values():
+        text += "".join(questions)
     pieces = sorted({character for character in text.lower() if not character.isspace()})
     return [
         *pieces,
@@ -100,7 +100,6 @@ def write_data(folder, **sets):
     folder.mkdir(parents=True, exist_ok=True)
     dictionary().save(str(folder / "dict.txt"))
     for name in ("train", "valid"):
-        (folder / f"{name}.json").write_text(
-            json.dumps(sets.get(name, content())), encoding="utf-8"
-        )
+        questions = json.dumps(sets.get(name, content()))
+        (folder / f"{name}.json").write_text(questions, encoding="utf-8")
     return folder
