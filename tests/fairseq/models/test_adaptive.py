@@ -26,8 +26,10 @@ def modules(cutoffs, div_val=2, dtype=torch.float64):
 
 
 def band_of(word, cutoffs):
+    """Return the band of a word, and its place there."""
     band = sum(word >= cutoff for cutoff in cutoffs)
-    return band, word - ([0, *cutoffs][band])
+    first = 0 if band == 0 else cutoffs[band - 1]
+    return band, word - first
 
 
 def log_prob(softmax, x, word):
@@ -51,6 +53,11 @@ def log_prob(softmax, x, word):
     return shares[softmax.cutoff[0] + band - 1] + scores[place] - torch.logsumexp(scores, 0)
 
 
+def log_probs(softmax, x):
+    """Return the log-probabilities of all words, one by one."""
+    return torch.stack([log_prob(softmax, x, word) for word in range(WORDS)])
+
+
 @every_case
 def test_every_word_has_its_row_scaled(cutoffs, div_val):
     embedding, _ = modules(cutoffs, div_val)
@@ -72,9 +79,7 @@ def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
     target = torch.tensor([[0, 3, 4, 5], [3, 11, 0, 7]])
     every = softmax.get_log_prob(x, None)
     found = softmax.get_log_prob(x, target)
-    expected = torch.stack(
-        [torch.stack([log_prob(softmax, row, w) for w in range(WORDS)]) for row in x.flatten(0, 1)]
-    )
+    expected = torch.stack([log_probs(softmax, row) for row in x.flatten(0, 1)])
     torch.testing.assert_close(every.flatten(0, 1), expected)
     # with targets, other bands than theirs and the first are left out
     torch.testing.assert_close(found[..., : cutoffs[0]], every[..., : cutoffs[0]])
@@ -97,12 +102,12 @@ def test_all_losses_and_their_gradients_agree(cutoffs, div_val, targets):
     x = torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True)
     target = torch.tensor(targets)
     logits, parts = softmax(x, target)
-    adaptive = sum(
-        F.cross_entropy(y, t, reduction="sum") for y, t in zip(logits, parts) if t is not None
-    )
-    plain = F.nll_loss(
-        softmax.get_log_prob(x, target).flatten(0, 1), target.flatten(), reduction="sum"
-    )
+    adaptive = 0
+    for scores, part in zip(logits, parts):
+        if part is not None:
+            adaptive = adaptive + F.cross_entropy(scores, part, reduction="sum")
+    log_probabilities = softmax.get_log_prob(x, target).flatten(0, 1)
+    plain = F.nll_loss(log_probabilities, target.flatten(), reduction="sum")
     rows = zip(x.flatten(0, 1), target.flatten().tolist())
     expected = -sum(log_prob(softmax, row, word) for row, word in rows)
     sources = [x, *softmax.parameters()]
@@ -141,16 +146,17 @@ def test_words_are_tied_and_projections_are_not():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gives_probabilities_in_float32(dtype):
     """Errors are at most twice those of the formula in half precision."""
-    embedding, softmax = (module.to(dtype) for module in modules([4, 7, 12]))
+    embedding, softmax = modules([4, 7, 12], dtype=dtype)
     words = torch.arange(WORDS)[None]
     hidden = embedding(words)
     assert hidden.dtype == dtype
     found = softmax.get_log_prob(hidden, None)
     logits, _ = softmax(hidden, words)
-    assert found.dtype == torch.float32 and all(y.dtype == torch.float32 for y in logits)
-    plain = [torch.stack([log_prob(softmax, row, w) for w in range(WORDS)]) for row in hidden[0]]
+    for each in (found, *logits):
+        assert each.dtype == torch.float32
+    plain = torch.stack([log_probs(softmax, row) for row in hidden[0]])
     exact = copy.deepcopy(softmax).double().get_log_prob(hidden.double(), None)
-    assert (found - exact).abs().max() <= 2 * (torch.stack(plain) - exact).abs().max()
+    assert (found - exact).abs().max() <= 2 * (plain - exact).abs().max()
 
 
 def test_projections_may_be_in_half_precision_under_autocast():

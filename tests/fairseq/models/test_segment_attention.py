@@ -47,7 +47,8 @@ def by_definition(attention, x, memory, positions, u, v, span=None):
     # [H, Nk, D], the last at distance 0
     r = attention.position_proj(positions).unflatten(1, (H, D)).transpose(0, 1)
     hidden = torch.ones(x.size(0), source.size(0), dtype=torch.bool)
-    content, places = (x.new_zeros(B, H, *hidden.shape) for _ in range(2))
+    content = x.new_zeros(B, H, *hidden.shape)
+    places = x.new_zeros(B, H, *hidden.shape)
     for t in range(x.size(0)):
         for k in range(past + t + 1 if span is None else span):
             distance = past + t - k if span is None else k
@@ -83,9 +84,8 @@ def test_output_and_gradients_are_those_of_the_definition(
     out = attention(*tensors, attn_mask=mask_of(*tensors[:2], span))
     torch.testing.assert_close(out, expected)
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-    found, wanted = (
-        torch.autograd.grad((result * weight).sum(), sources) for result in (out, expected)
-    )
+    found = torch.autograd.grad((out * weight).sum(), sources)
+    wanted = torch.autograd.grad((expected * weight).sum(), sources)
     for i, gradient in enumerate(found):
         torch.testing.assert_close(gradient, wanted[i], msg=str(i))
         assert gradient.abs().max() > 0
@@ -141,9 +141,8 @@ def test_clamped_distances_are_all_the_farthest():
 def test_far_distances_stay_apart_in_half_precision():
     encodings = distance_encodings(5000, 64, 0, torch.zeros((), dtype=torch.float16))
     assert encodings.dtype == torch.float16
-    assert (encodings[:100, None] - encodings[None, :100]).abs().amax(2).fill_diagonal_(
-        1
-    ).min() > 0.1
+    distances = (encodings[:100, None] - encodings[None, :100]).abs().amax(2)  # [100, 100]
+    assert distances.fill_diagonal_(1).min() > 0.1
 
 
 def test_nothing_but_head_mixing_adds_biases():
