@@ -1,7 +1,7 @@
-"""Average the last checkpoints of a training: `python -m common.average FOLDER NUMBER`."""
+"""Average the last checkpoints of a training, and write average_last_NUMBER.pt beside them."""
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
 from common.archives import complete
@@ -86,16 +86,17 @@ def average(paths: list[Path], target: Path) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
-        fail("usage: python -m common.average FOLDER NUMBER")
-    folder = Path(sys.argv[1])
-    number = sys.argv[2]
-    if not number.isdigit() or int(number) < 1:
-        fail(f"AVERAGE={number}: must be a number of checkpoints, at least 1")
-    if not folder.is_dir():
-        fail(f"SAVE={folder}: no such folder")
-    paths = last_checkpoints(folder, int(number))
-    target = folder / f"average_last_{number}.pt"
+    parser = argparse.ArgumentParser(prog="python -m common.average", description=__doc__)
+    parser.add_argument("folder", type=Path, help="has the checkpoints; SAVE of evaluate.sh")
+    parser.add_argument("number", help="how many; AVERAGE of evaluate.sh")
+    args = parser.parse_args()
+    if not args.number.isdigit() or int(args.number) < 1:
+        fail(f"AVERAGE={args.number}: must be a number of checkpoints, at least 1")
+    if not args.folder.is_dir():
+        fail(f"SAVE={args.folder}: no such folder")
+
+    paths = last_checkpoints(args.folder, int(args.number))
+    target = args.folder / f"average_last_{args.number}.pt"
     with complete(target) as unfinished:
         average(paths, unfinished)
     print(f"average of {', '.join(path.name for path in paths)}: {target}")
