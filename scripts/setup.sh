@@ -135,6 +135,10 @@ if works && finished check "$project"; then
     echo "setup: .venv is up to date (Python $python_version)"
     exit
 fi
+case $python_version in
+    3.11.* | 3.12.* | 3.13.*) ;;
+    *) echo "setup: Python $python_version was not tried; 3.11, 3.12 and 3.13 were, so name one by PYTHON= if this fails" ;;
+esac
 if [[ $FAIRSEQ == source ]] && { ! works || ! finished fairseq "$fairseq"; }; then # said before anything long begins
     compiler=${CXX:-c++}
     command -v -- "${compiler%% *}" >/dev/null || fail "no C++ compiler $compiler (Debian: apt-get install g++)"

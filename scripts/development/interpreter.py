@@ -8,7 +8,10 @@ Python 3 can read this file.
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 (this is what finds out)
-    sys.exit("Python >= 3.11 is needed, this is %d.%d" % sys.version_info[:2])  # noqa: UP031
+    sys.exit(
+        "Python >= 3.11 is needed, this is %d.%d; name another one, as PYTHON=python3.12"  # noqa: UP031
+        % sys.version_info[:2]
+    )
 
 import os
 

@@ -165,6 +165,15 @@ def test_an_interpreter_or_compiler_that_cannot_serve_is_refused_before_anything
     assert not (checkout.root / ".venv").exists()
 
 
+def test_an_interpreter_that_was_not_tried_is_named_and_used(checkout):
+    checkout.patch("import platform; platform.python_version = lambda: '3.14.0'")
+    done = checkout.set_up()
+    assert "Python 3.14.0 was not tried; 3.11, 3.12 and 3.13 were" in done.stdout
+    assert checkout.steps == ALL_STEPS
+    checkout.patch("import platform; platform.python_version = lambda: '3.13.0'")
+    assert "not tried" not in checkout.set_up().stdout
+
+
 def test_a_second_run_does_nothing(checkout):
     first = checkout.set_up()
     assert checkout.steps == ALL_STEPS
