@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Build a release into dist/ and check it, or upload what is there: docs/releasing.md.
+#
+#     scripts/development/release.sh build           a wheel and a source distribution
+#     scripts/development/release.sh build v0.2.0    as above; fails unless the version is that of the tag
+#     scripts/development/release.sh upload          to PyPI; in a release workflow by trusted publishing, without a password
+#
+# The tools live in build/release-venv at pinned versions. PYTHON names another interpreter.
+set -euo pipefail
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
+
+readonly VENV=build/release-venv PINS=scripts/requirements
+readonly PACKAGES=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
+
+usage() {
+    echo "release.sh: takes 'build', 'build TAG' or 'upload', got '$*'" >&2
+    exit 2
+}
+
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' mixhead_plugin/__init__.py)
+case "$*" in
+    build | build\ * | upload) ;;
+    *) usage "$@" ;;
+esac
+if [[ $1 == build && $# -gt 1 && $2 != "v$version" ]]; then
+    echo "release.sh: the tag is $2, must be v$version, the version of mixhead_plugin/__init__.py" >&2
+    exit 1
+fi
+
+if [[ ! -x $VENV/bin/python ]]; then
+    "${PYTHON:-python3}" -m venv "$VENV"
+    # test.txt and runtime.txt have the versions of what these need in turn.
+    "${PACKAGES[@]}" -r "$PINS/build.txt" -r "$PINS/release.txt" -c "$PINS/test.txt" -c "$PINS/runtime.txt"
+fi
+
+if [[ $1 == upload ]]; then
+    exec "$VENV/bin/python" -m twine upload --non-interactive dist/*
+fi
+rm -rf dist
+"$VENV/bin/python" -m build --no-isolation .
+"$VENV/bin/python" -m twine check --strict dist/*
