@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 if sys.version_info < (3, 11):  # noqa: UP036 (a --user-dir is imported without pip)
     raise ImportError(
