@@ -90,8 +90,9 @@ def file_name(device: str) -> str:
 
 
 def chosen(steps: list[str], words: Sequence[str]) -> list[str]:
-    """Return the steps with one of the words in their names, in the order of the words; all if
-    there are no words.
+    """Return the steps with one of the words in their names, in the order of the words.
+
+    All if there are no words.
     """
     if not words:
         return steps

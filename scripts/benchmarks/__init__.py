@@ -1,3 +1,4 @@
-"""The cases of scripts/benchmark.py, how they are checked and measured, and what scripts/emulate.py
-counts.
+"""The cases of scripts/benchmark.py: how they are checked, measured and counted.
+
+scripts/emulate.py counts what their kernels execute.
 """

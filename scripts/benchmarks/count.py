@@ -1,5 +1,6 @@
-"""Count what kernels execute: `scripts/emulate.py --count`. All numbers are for a pair of query and
-key of one head.
+"""Count what kernels execute: `scripts/emulate.py --count`.
+
+All numbers are for a pair of query and key of one head.
 
 They do not tell how long a kernel takes on a GPU: triton.md, 'Measured'.
 """
@@ -25,8 +26,9 @@ tally: Counter = Counter()
 
 
 class CountingShared(Shared):
-    """Count the bytes, and the cycles: in each, 32 banks of 4 bytes serve the threads of at most
-    128 bytes.
+    """Count the bytes and the cycles.
+
+    In a cycle, 32 banks of 4 bytes serve the threads of at most 128 bytes.
     """
 
     def _places(self, site, on, address, size):
@@ -50,9 +52,7 @@ class CountingMemory(Memory):
 def passes(
     contender: str, place: int, heads: int, size: int, length: int = 256
 ) -> dict[str, dict[str, float]]:
-    """Return the counts of the passes of a contender, forward and backward;
-    refuse wrong results.
-    """
+    """Return the counts of a contender's passes, forward and backward; refuse wrong results."""
     like = CallKind(
         "softmax",
         heads,

@@ -1,5 +1,6 @@
-"""FlashAttention-2 (Dao 2023) in triton and nothing else: what the project's kernels are counted
-beside.
+"""FlashAttention-2 (Dao 2023) in triton and nothing else.
+
+The project's kernels are counted beside it.
 
 Heads, queries and keys lie one after the other, and all lengths are multiples of the tiles. As in
 the project's kernels two passes make dQ, and dK and dV; the authors' own kernel makes both at once,
@@ -124,8 +125,9 @@ def forward(q, k, v, scale: float, tile, start) -> tuple:
 
 
 def backward(q, k, v, o, lse, d_o, scale: float, tiles, start) -> list:
-    """Launch the passes for delta, dQ, and dK and dV by `start`; return the gradients of q, k and
-    v.
+    """Launch the passes for delta, dQ, and dK and dV by `start`.
+
+    Return the gradients of q, k and v.
     """
     _, heads, n, size = q.shape
     d_q, d_k, d_v = (torch.empty_like(q) for _ in range(3))
@@ -151,8 +153,9 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 
 
 class Attention(torch.autograd.Function):
-    """The passes as an operation of torch, for queries, keys and values [B, H, N,
-    D] of one length.
+    """The passes as an operation of torch.
+
+    Queries, keys and values are [B, H, N, D], of one length.
     """
 
     @staticmethod

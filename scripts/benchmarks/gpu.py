@@ -168,8 +168,9 @@ REHEARSED = [
 
 
 def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], CallKind]]:
-    """Return the variants to try by name, in order of worth: those timed below, then pairs of all
-    values.
+    """Return the variants to try by name, in order of worth.
+
+    First those that are timed below, then pairs of all values.
 
     All of `mixhead check` would take hours, because every variant of the kernels is compiled.
     """
@@ -295,8 +296,9 @@ def contenders(settings: Settings, timing: Timing) -> list[core.Core]:
 
 
 def core_step(settings: Settings, step: str) -> Iterator[Row]:
-    """Yield the times of each contender, forward alone and with the backward pass, after a check of
-    its numbers.
+    """Yield the times of each contender, after a check of its numbers.
+
+    Forward alone and with the backward pass.
     """
     timing = timing_of(settings, step)
     inputs = core.Inputs(timing.size, settings.device, timing.dtype)
@@ -329,9 +331,7 @@ def is_compiled(contender: core.Core) -> bool:
 
 
 def fault_of(inputs: core.Inputs, contender: core.Core) -> str:
-    """Return what a contender computes wrongly, or the error that it ends with,
-    or an empty string.
-    """
+    """Return what a contender computes wrongly, or the error that it ends with; empty if none."""
     try:
         return inputs.fault(contender)
     except Exception as error:
@@ -365,8 +365,9 @@ def times(
 
 
 def host_milliseconds(function: Callable[[], Any], settings: Settings) -> float:
-    """Return the median time until a call returns, with an idle device: what Python needs to start
-    its kernels.
+    """Return the median time until a call returns, with an idle device.
+
+    This is what Python needs to start its kernels.
     """
     found = []
     for _ in range(2 if settings.quick else 5):
@@ -384,8 +385,9 @@ def synchronize(settings: Settings) -> None:
 
 
 def compile_steps(settings: Settings) -> list[str]:
-    """Return a contender of a size for each first call that compiles; torch.compile first, which
-    takes longest.
+    """Return a contender of a size for each first call that compiles.
+
+    torch.compile comes first, because it takes longest.
     """
     by_torch, by_triton = [], []
     for step in core_steps(settings):
@@ -406,8 +408,9 @@ TRAINING, MODULE = "training", "module"
 
 
 def compile_step(settings: Settings, step: str) -> Iterator[Row]:
-    """Yield the seconds of the first call of a contender; what it compiles stays on disk for the
-    parts that follow.
+    """Yield the seconds of the first call of a contender.
+
+    What it compiles stays on disk for the parts that follow.
     """
     size, _, name = step.partition(" | ")
     if size in (TRAINING, MODULE):
@@ -574,8 +577,9 @@ def tile_step(settings: Settings, step: str) -> Iterator[Row]:
 
 
 def tile_compile_step(settings: Settings, step: str) -> Iterator[Row]:
-    """Compile a share of the tiles of `tile_step`, which finds them on disk;
-    yield those that fail.
+    """Compile a share of the tiles of `tile_step`; yield those that fail.
+
+    `tile_step` then finds them on disk.
     """
     case, kernel, place = step.split(" | ")
     launch = next(one for one in launches(settings, case) if one.kernel == kernel)
@@ -586,8 +590,9 @@ def tile_compile_step(settings: Settings, step: str) -> Iterator[Row]:
 
 
 def resources(compiled: Any) -> Row:
-    """Return what a compiled kernel takes, as triton reports it, and how many programs fit a
-    multiprocessor.
+    """Return what a compiled kernel takes, and how many programs fit a multiprocessor.
+
+    triton reports it.
     """
     if not hasattr(compiled, "n_regs"):
         return {}
@@ -623,8 +628,9 @@ def one_step(settings: Settings) -> list[str]:
 
 
 def decoding(settings: Settings, step: str) -> Iterator[Row]:
-    """Yield the time of one step of decoding:
-    one query, 1,024 keys, 8 heads of 64, 16 sentences.
+    """Yield the time of one step of decoding.
+
+    One query, 1,024 keys, 8 heads of 64, 16 sentences.
     """
     batch, heads, keys, head_dim = (2, 2, 16, 16) if settings.quick else (16, 8, 1024, 64)
     dtype = torch.bfloat16 if settings.device == "cuda" else torch.float32
@@ -671,8 +677,9 @@ def module_step(settings: Settings, step: str) -> Iterator[Row]:
 
 
 def torch_module(size: core.Size, device: str, dtype: str) -> Generator[Row, None, Case]:
-    """Return `nn.MultiheadAttention` and the plugin's, causal and without dropout; yield what is
-    wrong with the latter.
+    """Return `nn.MultiheadAttention` and the plugin's, causal and without dropout.
+
+    Yield what is wrong with the plugin's.
 
     A wrong one is timed, too: the allowed error is that of float32 inside, so it is a hint and not
     a law.
@@ -733,8 +740,9 @@ FILES = [*NEED_FAIRSEQ, "tests/ops/test_triton_gpu.py", "tests/ops/test_extreme_
 
 
 def tests(settings: Settings, step: str) -> Iterator[Row]:
-    """Yield the outcome of each test marked gpu, as it ends; those that need fairseq only where it
-    is.
+    """Yield the outcome of each test marked gpu, as it ends.
+
+    Tests that need fairseq run only where it is.
     """
     files = list(settings.tests) or FILES
     if importlib.util.find_spec("fairseq") is None:
@@ -788,8 +796,9 @@ def training_steps(settings: Settings) -> list[str]:
 
 
 def training_step(settings: Settings, step: str, updates: int = 100) -> Iterator[Row]:
-    """Yield losses and times of 100 updates by fairseq's trainer; all variants get the same weights
-    and words.
+    """Yield losses and times of 100 updates by fairseq's trainer.
+
+    All variants get the same weights and words.
     """
     from benchmarks import model  # needs fairseq
 

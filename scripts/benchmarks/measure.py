@@ -40,8 +40,9 @@ def check(
     norm: float = math.inf,
     rounding: float = 0.0,
 ) -> None:
-    """End the command if an error is above twice the formula's error in the same dtype, and
-    rounding.
+    """End the command if an error is too large.
+
+    It may be twice the formula's error in the same dtype, and rounding.
     """
     for part, value, by_formula, right in zip(parts, got, formula, exact):
         eps = rounding or torch.finfo(value.dtype).eps + 100 * torch.finfo(right.dtype).eps
@@ -81,8 +82,9 @@ def milliseconds(
 
 
 def measure(case: Case, rounds: int, device: str, clock: str = "wall") -> list[dict[str, Any]]:
-    """Time the contenders in turn. A ratio is the median over rounds of two times of the same
-    round.
+    """Time the contenders in turn.
+
+    A ratio is the median over rounds of two times of the same round.
     """
     filler = torch.empty(FLUSHED, dtype=torch.int8, device="cuda") if device == "cuda" else None
     times: dict[str, list[float]] = {name: [] for name in case.contenders}

@@ -1,5 +1,6 @@
-"""Benchmark one update of a language model by fairseq's trainer,
-and beam search by its generator.
+"""Benchmark one update of a language model, and beam search.
+
+The update is one of fairseq's trainer, the beam search one of its generator.
 """
 
 import copy
@@ -61,8 +62,9 @@ def dictionary_of(words: int) -> Dictionary:
 
 
 def batch_of(dictionary: Dictionary, sentences: int, length: int, seed: int = 1) -> dict[str, Any]:
-    """Return a batch of words drawn by Zipf's law; an adaptive softmax is faster for frequent
-    words.
+    """Return a batch of words drawn by Zipf's law.
+
+    An adaptive softmax is faster for frequent words.
     """
     ranks = torch.arange(1, len(dictionary) - dictionary.nspecial + 1, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
@@ -81,8 +83,9 @@ def batch_of(dictionary: Dictionary, sentences: int, length: int, seed: int = 1)
 def trainer_of(
     name: str, arch: str, dictionary: Dictionary, length: int, device: str, dtype: str
 ) -> Trainer:
-    """Return fairseq's trainer of a language model of a variant;
-    all start from the same weights.
+    """Return fairseq's trainer of a language model of a variant.
+
+    All start from the same weights.
     """
     cfg = config(
         name, arch, f"--criterion cross_entropy --tokens-per-sample {length}", device, dtype
@@ -116,8 +119,9 @@ def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype
 
 
 def search(device: str, dtype: str, sentences: int = 16, length: int = 25, beam: int = 5) -> Case:
-    """Return a beam search by each variant; from the same seed, before M moves, each must find
-    fairseq's words.
+    """Return a beam search by each variant.
+
+    From the same seed, before M moves, each must find fairseq's words.
     """
     dictionary, contenders, expected = dictionary_of(4000), {}, None
     sample = {"net_input": batch_of(dictionary, sentences, length)["net_input"]}
@@ -145,8 +149,9 @@ def search(device: str, dtype: str, sentences: int = 16, length: int = 25, beam:
 def check_update(
     name: str, model: Any, criterion: Any, sample: dict[str, Any], device: str, dtype: str
 ) -> None:
-    """Allow twice the error (as a norm) that `reference` has in the same dtype; in float32 a
-    thousandth.
+    """Allow twice the error (as a norm) that `reference` has in the same dtype.
+
+    In float32, allow a thousandth.
     """
     sample = utils.move_to_cuda(sample) if device == "cuda" else sample
 

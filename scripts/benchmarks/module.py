@@ -1,5 +1,6 @@
-"""Benchmark the multi-head attention with its projections, fairseq's and the plugin's, forward and
-backward pass.
+"""Benchmark the multi-head attention with its projections, fairseq's and the plugin's.
+
+Forward and backward pass.
 """
 
 import copy
@@ -38,8 +39,9 @@ RESULTS = ("output", "gradient of x", "gradient of the parameters")
 def case(
     size: Size, causal: bool, dropout: float, device: str, dtype: str, variants: Variants = MIXHEAD
 ) -> Case:
-    """Return the checked contenders; if not causal, the sentences have half to all of the length,
-    and padding.
+    """Return the checked contenders.
+
+    If not causal, the sentences have half to all of the length, and padding.
     """
     batch, heads, length, head_dim = size
     torch.manual_seed(1)

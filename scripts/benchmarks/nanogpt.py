@@ -173,8 +173,9 @@ def stepping(name: str, sizes: Sizes) -> Callable[[Tensor], None]:
 
 
 def peak(name: str, sizes: Sizes) -> float:
-    """Return the peak memory of an update, beyond weights, gradients and the state of AdamW, in
-    MiB. It has to run in a fresh process.
+    """Return the peak memory of an update, in MiB.
+
+    Weights, gradients and the state of AdamW do not count. It has to run in a fresh process.
     """
     tokens = tokens_of(sizes)
     update = stepping(name, sizes)

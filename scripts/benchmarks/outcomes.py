@@ -1,5 +1,6 @@
-"""A plugin of pytest: write the outcome of each test, as it ends, to the file descriptor that
-OUTCOMES names.
+"""A plugin of pytest: write the outcome of each test, as it ends.
+
+It writes to the file descriptor that OUTCOMES names.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""Benchmark what is not a training pass of float32: one step of decoding, and a training step of
-twelve layers, for its memory.
+"""Benchmark what is not a training pass of float32.
+
+One step of decoding, and a training step of twelve layers, for its memory.
 """
 
 import functools

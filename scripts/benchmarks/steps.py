@@ -1,5 +1,6 @@
-"""Run named steps in processes of their own, so that one that fails, crashes or hangs does not end
-the others.
+"""Run named steps in processes of their own.
+
+So one that fails, crashes or hangs does not end the others.
 """
 
 import contextlib
@@ -50,8 +51,9 @@ class Worker:
         self.connection.send(step)
 
     def end(self, grace: float = 0.0) -> None:
-        """End the process and all that it has started; one that has no step ends by itself, if it
-        gets the time.
+        """End the process and all that it has started.
+
+        One that has no step ends by itself, if it gets the time.
         """
         self.connection.close()
         self.process.join(grace)

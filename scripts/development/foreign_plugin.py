@@ -1,5 +1,6 @@
-"""A plugin of pytest: models of another library's tests get mixed heads. `foreign_tests.py` sets
-its two variables.
+"""A plugin of pytest: models of another library's tests get mixed heads.
+
+`foreign_tests.py` sets its two variables.
 
 torch:         `nn.MultiheadAttention` is `MixedAttention`.
 transformers:  each model is mixed when its outermost `__init__` ends.

@@ -1,5 +1,4 @@
-"""Run test files of torch, transformers or PEFT twice, plain and with mixed heads, and print both
-counts.
+"""Run test files of torch, transformers or PEFT, plain and with mixed heads; print counts.
 
     cd scripts/development
     python foreign_tests.py torch CHECKOUT test/nn/test_multihead_attention.py

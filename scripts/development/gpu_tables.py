@@ -105,9 +105,7 @@ def host() -> str:
 
 
 def steps() -> str:
-    """Return the times of a step of training and of a step of decoding, beside fairseq's and
-    torch's.
-    """
+    """Return the times of a step of training and of decoding, beside fairseq's and torch's."""
     training = {row["name"]: row["ms"] for row in rows_of("training")}
     decoding = {row["name"]: row["microseconds"] / 1e3 for row in rows_of("decoding")}
     lines = []

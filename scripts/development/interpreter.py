@@ -47,8 +47,9 @@ def missing_header():
 
 
 def fairseq():
-    """Return 'wheel' on the platforms of scripts/requirements/fairseq_wheel.txt:
-    manylinux_2_28_x86_64.
+    """Return 'wheel' on the platforms of scripts/requirements/fairseq_wheel.txt.
+
+    They are manylinux_2_28_x86_64.
     """
     library, version = platform.libc_ver()
     new_library = library == "glibc" and tuple(map(int, version.split("."))) >= (2, 28)

@@ -20,9 +20,7 @@ EVALUATION = ("AVERAGE", "METRIC")
 
 
 def grid_of(path: Path, extra: Sequence[str] = ()) -> Grid:
-    """Return the grid of a file, with the variables of the environment and the flags of the command
-    line.
-    """
+    """Return the grid of a file, with the environment's variables and the command's flags."""
     grid = read_grid(path)
     if not (EXAMPLES / grid.example / "train.sh").exists():
         fail(f"{path}: example {grid.example!r}: examples/ has no such recipe")

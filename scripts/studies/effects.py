@@ -126,8 +126,9 @@ def first_validation(study: Study, row: Row) -> int:
 
 
 def bleu_metric(study: Study) -> str | None:
-    """Return the metric that is the BLEU of the test set, because older files also have that of
-    the validation set; None without any.
+    """Return the metric that is the BLEU of the test set; None without any.
+
+    Older files also have that of the validation set.
     """
     names = [name for name in study.metrics if study.measure(name) == "BLEU"]
     return "test" if "test" in names else next(iter(names), None)

@@ -82,8 +82,9 @@ class Progress:
         return point
 
     def tokens_at(self, update: int, values: Mapping[str, Any]) -> int:
-        """Return the tokens so far. A line of a validation has no tokens an update (wpb), so it
-        takes the mean of those before.
+        """Return the tokens so far.
+
+        A line of a validation has no tokens an update (wpb), so it takes the mean of those before.
         """
         last = self.points[-1] if self.points else {"update": 0, "tokens": 0}
         per_update = float(values.get("wpb", 0))
@@ -92,8 +93,9 @@ class Progress:
         return round(last["tokens"] + (update - last["update"]) * per_update)
 
     def all(self) -> Sequence[dict[str, float]]:
-        """Return the points; if this process ended before its first update, those of earlier
-        processes.
+        """Return the points.
+
+        If this process ended before its first update, those of earlier processes.
         """
         return self.points or self.before
 

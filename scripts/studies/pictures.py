@@ -149,8 +149,9 @@ def draw_values(panel: Axes, study: Study, rows: Sequence[Row], of: Mapping[str,
 def draw_ends(
     panel: Axes, study: Study, rows: Sequence[Row], name: str, of: Mapping[str, str]
 ) -> None:
-    """Draw the metric at the end of each run against its tokens or CPU seconds, and a line through
-    the means.
+    """Draw the metric at the end of each run against its tokens or CPU seconds.
+
+    A line goes through the means.
     """
     for variant, colour in of.items():
         means = []
@@ -230,8 +231,9 @@ def has_curve(study: Study, rows: Sequence[Row], name: str) -> bool:
 
 
 def curve(study: Study, row: Row, name: str) -> Curve:
-    """Return the validation loss against tokens or CPU seconds,
-    each a mean over the row's seeds.
+    """Return the validation loss against tokens or CPU seconds.
+
+    Each is a mean over the row's seeds.
     """
     by_update: dict[float, Curve] = {}
     for run in study.of(row):

@@ -47,8 +47,9 @@ def steps(study: Study, row: Row) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Sign:
-    """How many seeds learned in fewer steps than with the other attention,
-    and the exact sign test.
+    """How many seeds learned in fewer steps than with the other attention.
+
+    With the exact sign test.
     """
 
     faster: int
@@ -79,8 +80,9 @@ def share(learned: int, count: int) -> str:
 
 
 def steps_table(study: Study) -> str:
-    """Return how many seeds learned and how long it took, beside softmax with heads of the same
-    size.
+    """Return how many seeds learned and how long it took.
+
+    Beside softmax with heads of the same size.
 
     Holm's family is all comparisons of the table.
     """
@@ -119,8 +121,9 @@ def median_of(took: Sequence[float]) -> str:
 
 
 def draw_steps(study: Study, path: Path) -> None:
-    """Draw the share of seeds that have learned against the steps:
-    a panel for each size of heads.
+    """Draw the share of seeds that have learned against the steps.
+
+    A size of heads has a panel.
     """
     groups = list(dict.fromkeys(row[:-1] for row in study.rows))
     of = colours([row[-1] for row in study.rows])
@@ -155,8 +158,9 @@ def share_curve(took: Sequence[float], last: int) -> tuple[list[float], list[flo
 
 
 def log_ratios(study: Study, row: Row, base: Row) -> dict[int, float]:
-    """Return the logarithm of the base's error divided by the row's,
-    for each seed that both have.
+    """Return the logarithm of the base's error divided by the row's.
+
+    For each seed that both have.
     """
     ours = study.values(row, study.metric)
     theirs = study.values(base, study.metric)
@@ -166,8 +170,9 @@ def log_ratios(study: Study, row: Row, base: Row) -> dict[int, float]:
 
 
 def errors_table(study: Study) -> str:
-    """Return how many times smaller the test error is than that of softmax with heads of the same
-    size.
+    """Return how many times smaller the test error is than that of softmax.
+
+    Both have heads of the same size.
 
     The last column is the ratio after the most steps divided by that after the fewest: above 1 the
     gain has grown. Holm's family is all ratios of the table but those of the last column.
@@ -211,8 +216,9 @@ def gains_by_seed(study: Study, row: Row, metric: str) -> dict[int, float]:
 
 
 def lasting_table(study: Study) -> str:
-    """Return the gain of B after fewer and after more updates, and its change: the primary
-    endpoint.
+    """Return the gain of B after fewer and after more updates, and its change.
+
+    The change is the primary endpoint.
 
     Holm's family is the changes, one for each number of heads.
     """
@@ -266,8 +272,9 @@ def early_losses(study: Study, row: Row) -> dict[int, float]:
 
 
 def early_gains(study: Study, row: Row) -> list[float]:
-    """Return for each seed how much lower than with softmax in the same model the validation loss
-    is after EARLY_UPDATE, in percent of perplexity.
+    """Return for each seed how much lower the validation loss is than with softmax.
+
+    In the same model, after EARLY_UPDATE, in percent of perplexity.
     """
     ours = early_losses(study, row)
     theirs = early_losses(study, study.baseline(row))

@@ -1,5 +1,6 @@
-"""Train and evaluate one run of a grid with the scripts of its recipe; `Runner` does so for
-scripts/sweep.py.
+"""Train and evaluate one run of a grid with the scripts of its recipe.
+
+`Runner` does so for scripts/sweep.py.
 """
 
 import contextlib
@@ -35,8 +36,9 @@ POLL = 0.1  # seconds between two looks at a running script
 
 
 class Shown(Progress):
-    """Shows the points of a training while it runs: a bar on a terminal, a line for each
-    validation.
+    """Shows the points of a training while it runs.
+
+    A bar on a terminal, elsewhere a line for each validation.
     """
 
     def __init__(self, points: Sequence[dict[str, float]], run: Run, updates: int | None):
@@ -196,8 +198,9 @@ class Runner:
     def script(
         self, job: Job, name: str, words: Sequence[str], log: Path, progress: Progress | None = None
     ) -> dict[str, float]:
-        """Run a script to its end; return its status, its seconds, and the memory of its largest
-        process.
+        """Run a script to its end.
+
+        Return its status, its seconds, and the memory of its largest process.
         """
         command, variables = command_of(job.run, name, words, job.variables["SAVE"])
         variables = {**job.variables, **variables}
@@ -262,8 +265,9 @@ class Runner:
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Let SIGINT, SIGTERM and SIGHUP end all scripts within the context. Ignore a SIGHUP that
-        nohup ignores.
+        """Let SIGINT, SIGTERM and SIGHUP end all scripts within the context.
+
+        A SIGHUP that nohup ignores is ignored.
         """
         nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
@@ -304,8 +308,9 @@ def last_validation(points: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the record of a run before its training. `records.RunRecord` says what the fields
-    are.
+    """Return the record of a run before its training.
+
+    `records.RunRecord` says what the fields are.
     """
     data, flags = dry_training(run, variables["SAVE"])
     kept = {name: values for name, values in flags.items() if name not in OF_ONE_MACHINE}

@@ -102,8 +102,9 @@ class Run:
 
 
 def runs(grid: Grid, seeds: Iterable[int] = (1,), only: Sequence[str] = ()) -> list[Run]:
-    """Return every run of the grid, the last axis moving fastest; the seeds of a point follow one
-    another.
+    """Return every run of the grid, the last axis moving fastest.
+
+    The seeds of a point follow one another.
 
     `only` chooses points: each word is labels with commas between them, all of which a point has.
     """

@@ -46,8 +46,9 @@ class Study:
         return "test" if "test" in self.metrics else self.metrics[0]
 
     def measure(self, metric: str) -> str:
-        """Return what evaluate.sh calls the metric, such as 'BLEU'. Older files have one name for
-        all metrics.
+        """Return what evaluate.sh calls the metric, such as 'BLEU'.
+
+        Older files have one name for all metrics.
         """
         if metric == LOSS:
             return "bits"
@@ -98,9 +99,7 @@ class Study:
         return [row for row in self.grid.rows if row in known]
 
     def baseline(self, row: Row) -> Row | None:
-        """Return the row that differs from this one by having the baseline's label; None without
-        one.
-        """
+        """Return the row that differs from this one by the baseline's label; None without one."""
         axis = self._compared_axis
         if axis is None:
             return None
@@ -171,8 +170,9 @@ class Study:
 
     @property
     def waits(self) -> bool:
-        """Return True while a point of the grid lacks one of the planned seeds: nobody looks at
-        results before.
+        """Return True while a point of the grid lacks one of the planned seeds.
+
+        Nobody looks at results before.
         """
         return self.grid.seeds > 0 and self.whole_seeds < self.grid.seeds
 
@@ -183,8 +183,9 @@ class Study:
         return self.grid.published.get("/".join(row), "")
 
     def published_gain(self, row: Row) -> float | None:
-        """Return the paper's gain by the same metric; None if a cell lacks a number for some
-        metric.
+        """Return the paper's gain by the same metric.
+
+        None if a cell lacks a number for some metric.
         """
         base = self.baseline(row)
         if base is None or base == row:
@@ -210,8 +211,9 @@ def row_of(record: Mapping[str, Any]) -> Row:
 
 
 def validation_loss(run: Mapping[str, Any]) -> float | None:
-    """Return the loss of the last validation in bits, without label smoothing; None if the run has
-    not validated.
+    """Return the loss of the last validation in bits, without label smoothing.
+
+    None if the run has not validated.
     """
     if "valid_loss" in run:
         return run["valid_loss"]
@@ -222,8 +224,9 @@ def validation_loss(run: Mapping[str, Any]) -> float | None:
 
 
 def gain(study: Study, row: Row, base: Row | None = None, metric: str = "") -> Estimate | None:
-    """Return the gain over a row, by default the baseline, by a metric, by default the study's;
-    None without a pair.
+    """Return the gain over a row by a metric; None without a pair.
+
+    By default, the row is the baseline and the metric is the study's.
     """
     base = base or study.baseline(row)
     metric = metric or study.metric
@@ -258,8 +261,9 @@ def from_results(path: Path) -> Study:
 
 
 def grid_file(name: str, results: Path) -> Path:
-    """Return the grid's file that results name. Raises ValueError for a file of somewhere else,
-    because results may come from other people.
+    """Return the grid's file that results name.
+
+    Raises ValueError for a file of somewhere else, because results may come from other people.
     """
     source = ROOT / name
     allowed = (ROOT, results.resolve().parent)
@@ -271,8 +275,9 @@ def grid_file(name: str, results: Path) -> Path:
 
 
 def from_runs(path: Path, folder: Path) -> Study:
-    """Collect the finished runs of a grid. The environment must have the same variables as in the
-    sweep.
+    """Collect the finished runs of a grid.
+
+    The environment must have the same variables as in the sweep.
     """
     grid = grid_of(path)
     by_digest = {}
@@ -307,8 +312,9 @@ def read_run(path: Path) -> Mapping[str, Any]:
 
 
 def with_kept(study: Study, path: Path) -> Study:
-    """Add the runs that are only in the file that --save replaces, and its times, which the sweep
-    does not measure.
+    """Add the runs that are only in the file that --save replaces.
+
+    Also its times, which the sweep does not measure.
     """
     old = from_results(path)
     known = {run["digest"] for run in study.runs}

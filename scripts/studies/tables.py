@@ -95,8 +95,10 @@ def shown_metrics(study: Study) -> list[str]:
 
 
 def compared_metrics(study: Study) -> list[str]:
-    """Return the metrics that rows are compared by; none where nobody may look at results yet,
-    where the study's own table compares, and where no row has a baseline.
+    """Return the metrics that rows are compared by.
+
+    There are none where nobody may look at results yet, where the study's own table compares, and
+    where no row has a baseline.
     """
     if study.waits or planned.has_own_table(study):
         return []
