@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.fairseq.cache import CachedAttention
 from mixhead_plugin.fairseq.learning_rate import scale_learning_rate
+from mixhead_plugin.fairseq.record import Recorded
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
@@ -24,7 +25,7 @@ from mixhead_plugin.ops.reference import (
 from mixhead_plugin.parts import MIXINGS, PARTS, Assembly, Variant
 
 
-class MixheadAttention(Assembly, CachedAttention):
+class MixheadAttention(Recorded, Assembly, CachedAttention):
     """Replace fairseq's `MultiheadAttention`.
 
     It has the same call, buffers, parameter names and random initialisation.
@@ -161,13 +162,6 @@ class MixheadAttention(Assembly, CachedAttention):
         found["value_head_dim"] = self.value_head_dim
         found["relative_gain"] = self.variant.relative_gain
         return found
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        # The tensors do not show which normalizer they belong to: store it as metadata.
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", None)
-        if metadata is not None:
-            metadata[prefix[:-1]].update(self.signature())
 
     def forward(
         self,

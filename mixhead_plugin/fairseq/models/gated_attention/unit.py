@@ -15,6 +15,7 @@ from fairseq.modules import FairseqDropout, LayerNorm
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
+from mixhead_plugin.fairseq.record import Recorded
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.api import attend
 from mixhead_plugin.ops.inputs import AttentionInputs
@@ -49,7 +50,7 @@ class Affine(nn.Module):
         return x * self.weight.to(x.dtype) + self.bias.to(x.dtype)
 
 
-class GatedAttentionUnit(Assembly, FairseqIncrementalState, nn.Module):
+class GatedAttentionUnit(Recorded, Assembly, FairseqIncrementalState, nn.Module):
     """One layer in place of an attention or of a feed-forward block.
 
         h = norm(x)
@@ -131,13 +132,6 @@ class GatedAttentionUnit(Assembly, FairseqIncrementalState, nn.Module):
             "gau_query_dim": self.query_dim,
             "gau_expansion": self.inner_dim // self.embed_dim,
         }
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        # The tensors do not show which normalizer they belong to: store it as metadata.
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", None)
-        if metadata is not None:
-            metadata[prefix[:-1]].update(self.signature())
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Do nothing; fairseq's encoder calls this on each of its layers."""

@@ -1,0 +1,24 @@
+"""Let a checkpoint tell with which flags a module was trained.
+
+Tensors do not show it: those of softmax and of l2 are alike. So a state dict has a record of each
+module in its metadata, which fairseq saves with the tensors. `checkpoint.py` compares it.
+"""
+
+from typing import Any
+
+from torch import nn
+
+
+class Recorded(nn.Module):
+    """A mixin before a module whose flags a checkpoint must share."""
+
+    def signature(self) -> dict[str, Any]:
+        """Return the record: what a checkpoint must share with this module, by names of flags."""
+        raise NotImplementedError
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # A plain dict, which somebody may give, keeps no metadata.
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None:
+            metadata[prefix[:-1]].update(self.signature())
