@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/ from the tables in the code and from the results.
+"""Write the tables of README.md, docs/ and examples/ from the tables in the code and the results.
 
 A table stands between `<!-- NAME -->`, where NAME is a key of TABLES, and `<!-- end -->`.
 """
@@ -21,7 +21,7 @@ from studies.inference import Estimate
 from studies.markdown import shown, signed, table
 from studies.study import Row
 
-from development import gpu_tables, transformers_results
+from development import example_tables, gpu_tables, transformers_results
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.models.gated_attention.model import GatedOptions
@@ -37,7 +37,11 @@ from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, attention
 from mixhead_plugin.parts import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "examples" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def flags() -> str:
@@ -264,6 +268,7 @@ NAMED = (
 TABLES = {
     **{each.__name__: each for each in NAMED},
     **effect_tables.TABLES,  # of the results
+    **example_tables.TABLES,
     **gpu_tables.TABLES,
     **transformers_results.TABLES,
 }

@@ -1,0 +1,55 @@
+"""The table of examples/README.md, from results/examples."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from studies.inference import paired
+from studies.markdown import shown, table
+
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "examples"
+
+
+class Shown(NamedTuple):
+    """How a file of results is shown.
+
+    Args:
+        model: what was trained
+        heads: number and size
+        decimals: of its numbers
+    """
+
+    model: str
+    heads: str
+    decimals: int
+
+
+FILES = {
+    "minilm": Shown("[MiniLM](minilm/README.md), pretrained", "12 of 32", 1),
+    "nanogpt_8_heads": Shown("[nanoGPT](nanogpt/README.md)", "8 of 16", 4),
+    "nanogpt_32_heads": Shown("the same with more heads", "32 of 4", 4),
+    "vit": Shown("[timm's ViT](vit/README.md)", "8 of 8", 1),
+}
+
+
+def trained() -> str:
+    """Return a row for each file: means over the seeds, and the difference with its interval."""
+    rows = []
+    for name, look in FILES.items():
+        found = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        plain = numbers(found, "none")
+        mixed = numbers(found, found["settings"]["mixing"])
+        difference = paired([b - a for a, b in zip(plain, mixed, strict=True)])
+        means = [f"{sum(each) / len(each):.{look.decimals}f}" for each in (plain, mixed)]
+        seeds = str(len(plain))
+        shown_difference = shown(difference, look.decimals)
+        rows.append([look.model, look.heads, found["metric"], seeds, *means, shown_difference])
+    head = ["model", "heads", "number", "seeds", "without mixing", "B", "difference"]
+    return table(head, rows)
+
+
+def numbers(found: dict[str, Any], mixing: str) -> list[float]:
+    return [row[mixing]["number"] for row in found["rows"]]
+
+
+TABLES = {"trained": trained}
