@@ -22,7 +22,7 @@ from mixhead_plugin.hf.layouts import NAME, Site, sites_of
 from mixhead_plugin.hf.mixing import (
     PRUNED,
     attach,
-    has_adapters,
+    refuse_adapters,
     refuse_offloaded,
     refuse_quantised,
     unfit,
@@ -201,10 +201,7 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
             heads that need each other, or a model with adapters, or with weights that are offloaded
             or quantised
     """
-    if has_adapters(model):
-        raise ValueError(
-            f"{type(model).__name__}: has adapters; must be pruned before they are added"
-        )
+    refuse_adapters(model, "pruned before they are added")
     refuse_offloaded(model, "pruned")
     refuse_quantised(model, "pruned")
 

@@ -81,10 +81,7 @@ def mix(
             raise ValueError(f"{name}: must be left out, the model has its own")
     if is_mixed(model):
         raise ValueError(f"{type(model).__name__}: is mixed already, or pruned")
-    if has_adapters(model):
-        raise ValueError(
-            f"{type(model).__name__}: has adapters; must be mixed before they are added"
-        )
+    refuse_adapters(model, "mixed before they are added")
     refuse_offloaded(model, "mixed")
     refuse_quantised(model, "mixed")
     _refuse_compiled(sites, model)
@@ -160,11 +157,12 @@ def is_mixed(model: nn.Module) -> bool:
     )
 
 
-def has_adapters(model: nn.Module) -> bool:
-    """Return whether PEFT has changed modules, or is around the model."""
-    return hasattr(model, "peft_type") or any(
+def refuse_adapters(model: nn.Module, what: str) -> None:
+    """Raise ValueError if PEFT has changed modules, or is around the model."""
+    if hasattr(model, "peft_type") or any(
         hasattr(module, "base_layer") for module in model.modules()
-    )
+    ):
+        raise ValueError(f"{type(model).__name__}: has adapters; must be {what}")
 
 
 def refuse_offloaded(model: nn.Module, what: str) -> None:
@@ -322,10 +320,7 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
         ValueError: a model without mixing, whose outputs would change, or that has adapters or is
             offloaded
     """
-    if has_adapters(model):
-        raise ValueError(
-            f"{type(model).__name__}: has adapters; must be unmixed after they are merged"
-        )
+    refuse_adapters(model, "unmixed after they are merged")
     found = _removable(model)
     if attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)
@@ -353,10 +348,7 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
         ValueError: a model where another part has an effect, or that has adapters, is pruned,
             quantised or offloaded
     """
-    if has_adapters(model):
-        raise ValueError(
-            f"{type(model).__name__}: has adapters; must be folded after they are merged"
-        )
+    refuse_adapters(model, "folded after they are merged")
     _removable(model, folded="feature_mixing")
     refuse_quantised(model, "folded")
     for site in sites_of(model):

@@ -13,6 +13,14 @@ from mixhead_plugin.hf.trial import check_fewer
 from mixhead_plugin.parts import PartKind, parameters
 
 
+def _outputs(model: nn.Module, site: Site) -> tuple[int, int]:
+    """Return how many heads have an output, and how many of them share keys and values."""
+    mixed: MixedHeads | None = vars(site.module).get(NAME)
+    if mixed is None:
+        return site.heads, site.group(model)
+    return mixed.sizes.mixed_heads, mixed.group
+
+
 class Rest(NamedTuple):
     """What is left of an attention without some heads."""
 
@@ -24,14 +32,9 @@ class Rest(NamedTuple):
 
 def _rest(model: nn.Module, site: Site, heads: Sequence[int]) -> Rest:
     mixed: MixedHeads | None = vars(site.module).get(NAME)
-    if mixed is None:
-        source = total = site.heads
-        group = site.group(model)
-        mixes = False
-    else:
-        source, total = mixed.sizes.num_heads, mixed.sizes.mixed_heads
-        group = mixed.group
-        mixes = mixed.head_mixing is not None
+    mixes = mixed is not None and mixed.head_mixing is not None
+    source = site.heads if mixed is None else mixed.sizes.num_heads
+    total, group = _outputs(model, site)
 
     kept = [head for head in range(total) if head not in heads]
     groups = [head // group for head in kept[::group]]
@@ -47,10 +50,7 @@ def _rest(model: nn.Module, site: Site, heads: Sequence[int]) -> Rest:
 def problem(model: nn.Module, site: Site, heads: Sequence[int]) -> str:
     """Return why some heads of an attention cannot be cut off, or an empty string if they can."""
     mixed: MixedHeads | None = vars(site.module).get(NAME)
-    if mixed is None:
-        total, group = site.heads, site.group(model)
-    else:
-        total, group = mixed.sizes.mixed_heads, mixed.group
+    total, group = _outputs(model, site)
     if len(heads) == total:
         return "must leave one head"
     option, why = whole_part({} if mixed is None else mixed.variant.parts())
