@@ -53,7 +53,7 @@ def test_every_flag_of_the_plugin_is_tried():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("first, second", itertools.combinations(OPTION_NAMES, 2))
+@pytest.mark.parametrize("first, second", list(itertools.combinations(OPTION_NAMES, 2)))
 def test_two_flags_work_together_or_are_refused(first, second, model, monkeypatch):
     for one, other in itertools.product(VALUES[first][:3], VALUES[second][:3]):
         try:
