@@ -34,7 +34,19 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
     TorchScript.
 
     Args:
-        embed_dim, ..., qn_block_size: as in fairseq
+        embed_dim: size of the query input and of the output
+        num_heads: H, the number of source heads
+        kdim: size of the key input; None for embed_dim
+        vdim: size of the value input; None for embed_dim
+        dropout: probability of dropping a weight
+        bias: whether the projections have biases
+        add_bias_kv: whether a learned key and value are added to those of the inputs
+        add_zero_attn: whether a key and a value of zeros are added
+        self_attention: whether queries, keys and values have the same input
+        encoder_decoder_attention: whether keys and values come from an encoder
+        dictionary: fairseq's base class keeps it
+        q_noise: quantisation noise of the projections, 0 for none
+        qn_block_size: size of its blocks
         variant: what is asked of this attention; None for the fields in `keywords`
         num_mixed_heads: number of heads after mixing, each with its own values and part of
             out_proj; None for num_heads, or num_heads / 2 with differential mixing
@@ -267,7 +279,9 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
             inputs: of the attention, where hypotheses that share keys are further queries
             x: the query of `forward`, [Nq, B, embed_dim]
             beams: how many hypotheses share the keys of a sentence
-            before_softmax, need_weights, need_head_weights: as in `forward`
+            before_softmax: return scores and values instead
+            need_weights: also return the mean of the mixed weights over the heads
+            need_head_weights: also return the mixed weights of every head
         """
         if before_softmax:
             scores = masked_scores(inputs).flatten(0, 1)  # [B * H, Nq, Nk]
