@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NoReturn
 
 from fairseq import models as known
 from fairseq.criterions import CRITERION_REGISTRY
@@ -66,7 +66,10 @@ def _fairseqs_name(file: str, arch: str) -> str:
     Or that of its model, for which the config has all values.
     """
     model = known.ARCH_MODEL_REGISTRY.get(arch, known.MODEL_REGISTRY.get(arch))
-    name = next((name for name, own in MODELS.items() if own is model), "")
+    name = ""
+    for each, own in MODELS.items():
+        if own is model:
+            name = each
     fairseqs = known.MODEL_REGISTRY.get(name, ())
     # A model that fairseq lacks may be registered by this name, too.
     if fairseqs is model or not issubclass(model or object, fairseqs):
@@ -74,63 +77,91 @@ def _fairseqs_name(file: str, arch: str) -> str:
             f"{file}: --arch {arch} cannot be folded, must be the plugin's of a model that fairseq "
             "has"
         )
-    plain = (
-        arch.removeprefix(f"{family}_") for family in FAMILIES if arch.startswith(f"{family}_")
-    )
-    return next((each for each in plain if each in known.ARCH_MODEL_REGISTRY), name)
+    for family in FAMILIES:
+        plain = arch.removeprefix(f"{family}_")
+        if plain != arch and plain in known.ARCH_MODEL_REGISTRY:
+            return plain
+    return name
 
 
 def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of fairseq's model.
 
     A part without which the outputs would change is refused.
+
+    Args:
+        file: the checkpoint, for messages
+        flags: of the model, those of the plugin included
+        state: the tensors of the model, which are changed
     """
-
-    def refuse(option: str, where: str = "") -> None:
-        flag = f"{option_name(option)} {getattr(flags, option)}"
-        raise OptionError(
-            f"{file}: {flag}{where} cannot be folded, fairseq's attention has nothing that equals "
-            "it"
-        )
-
-    without_tensors = [
-        option for option in PARTS if not PARTS[option][getattr(flags, option)].parameters
-    ]
-    for option in ("attention_normalizer", "relative_gain", "heads_per_layer", *without_tensors):
+    options = ["attention_normalizer", "relative_gain", "heads_per_layer"]
+    for option, table in PARTS.items():
+        if not table[getattr(flags, option)].parameters:  # nothing in `state` would show it
+            options.append(option)
+    for option in options:
         if getattr(flags, option) != getattr(AttentionOptions, option):
-            refuse(option)
+            _refuse(file, flags, option)
     for key, weight in state.items():
         if not key.endswith(".q_proj.weight"):
             continue
         # In fairseq both are square.
         if len(weight) != weight.size(1):
-            refuse("head_dim")
+            _refuse(file, flags, "head_dim")
         output = state[key.replace(".q_proj.", ".out_proj.")]
         if len(output) != output.size(1):
-            refuse("value_head_dim")
-    found: dict[str, dict[str, str]] = {}  # for each attention with parts, their values
-    for option in PARTS:
-        for name in (key.split(f".{option}.")[0] for key in state if f".{option}." in key):
-            found.setdefault(name, {})[option] = getattr(flags, option)
-    for name, parts in found.items():
-        side = "decoder" if "decoder" in name.split(".") else "encoder"
-        heads = getattr(flags, f"{side}_attention_heads")
-        embed_dim = state[f"{name}.q_proj.weight"].size(1)
-        if "feature_mixing" in parts:
-            parts["mixed_features"] = flags.mixed_features
-        variant = Variant.of(parts)
-        assembly = Assembly()
-        assembly.add_parts(variant, variant.sizes(heads, embed_dim))
-        assembly.load_state_dict({key: state.pop(f"{name}.{key}") for key in assembly.state_dict()})
-        if assembly.feature_mixing is not None:
-            tensors = {"output": [state[f"{name}.out_proj.weight"]]}
-            for part in ("query", "key", "value"):
-                keys = (f"{name}.{part[0]}_proj.{kind}" for kind in ("weight", "bias"))
-                tensors[part] = [state[key] for key in keys if key in state]
-            assembly.feature_mixing.fold(tensors)
-        if option := effective({option: getattr(assembly, option) for option in PARTS}):
-            refuse(option, f" of {name}")
+            _refuse(file, flags, "value_head_dim")
+
+    for name, parts in _parts_of(flags, state).items():
+        _fold_attention(file, flags, state, name, parts)
     return state
+
+
+def _parts_of(flags: Namespace, state: dict[str, Tensor]) -> dict[str, dict[str, str]]:
+    """Return for each attention with parts in `state` their values, by option."""
+    found: dict[str, dict[str, str]] = {}
+    for option in PARTS:
+        for key in state:
+            name, dot, _ = key.partition(f".{option}.")
+            if dot:
+                found.setdefault(name, {})[option] = getattr(flags, option)
+    return found
+
+
+def _fold_attention(
+    file: str, flags: Namespace, state: dict[str, Tensor], name: str, parts: dict[str, str]
+) -> None:
+    """Take the parts of one attention out of `state`, and multiply them into its projections."""
+    side = "decoder" if "decoder" in name.split(".") else "encoder"
+    heads = getattr(flags, f"{side}_attention_heads")
+    embed_dim = state[f"{name}.q_proj.weight"].size(1)
+    if "feature_mixing" in parts:
+        parts["mixed_features"] = flags.mixed_features
+    variant = Variant.of(parts)
+    assembly = Assembly()
+    assembly.add_parts(variant, variant.sizes(heads, embed_dim))
+    own = {key: state.pop(f"{name}.{key}") for key in assembly.state_dict()}
+    assembly.load_state_dict(own)
+
+    if assembly.feature_mixing is not None:
+        tensors = {"output": [state[f"{name}.out_proj.weight"]]}
+        for part in ("query", "key", "value"):
+            projection = f"{name}.{part[0]}_proj"
+            tensors[part] = [state[f"{projection}.weight"]]
+            if f"{projection}.bias" in state:
+                tensors[part].append(state[f"{projection}.bias"])
+        assembly.feature_mixing.fold(tensors)
+
+    # What is left has to be without effect.
+    option = effective({option: getattr(assembly, option) for option in PARTS})
+    if option:
+        _refuse(file, flags, option, f" of {name}")
+
+
+def _refuse(file: str, flags: Namespace, option: str, where: str = "") -> NoReturn:
+    flag = f"{option_name(option)} {getattr(flags, option)}"
+    raise OptionError(
+        f"{file}: {flag}{where} cannot be folded, fairseq's attention has nothing that equals it"
+    )
 
 
 def _without_plugin(value: Any, names: dict[str, str]) -> Any:
@@ -149,12 +180,13 @@ def _without_plugin(value: Any, names: dict[str, str]) -> Any:
         return flags
     if not isinstance(value, dict):
         return value
-    plain = {
-        name: _without_plugin(entry, names)
-        for name, entry in value.items()
-        if name not in PLUGIN_FLAGS
-    }
-    for name in plain.keys() & {"arch", "_name", "criterion", "user_dir"}:
-        if not isinstance(plain[name], dict):
-            plain[name] = None if name == "user_dir" else names.get(plain[name], plain[name])
+    plain = {}
+    for name, entry in value.items():
+        if name not in PLUGIN_FLAGS:
+            plain[name] = _without_plugin(entry, names)
+    for name in ("arch", "_name", "criterion"):
+        if name in plain and not isinstance(plain[name], dict):
+            plain[name] = names.get(plain[name], plain[name])
+    if "user_dir" in plain:
+        plain["user_dir"] = None
     return plain
