@@ -20,7 +20,9 @@ import mixhead_plugin
 ROOT = Path(mixhead_plugin.__file__).parents[1]
 REQUIREMENTS = ROOT / "scripts" / "requirements"
 # not installed in .venv
-OTHERS = {REQUIREMENTS / f"{name}.txt" for name in ("docs", "notebooks", "reach", "release")}
+OTHERS = {
+    REQUIREMENTS / f"{name}.txt" for name in ("docs", "lint", "notebooks", "reach", "release")
+}
 FAIRSEQS = {"fairseq-fixed", "ve-fairseq"}  # one of them is installed
 
 # ---- what is installed --------------------------------------------------------------------------
