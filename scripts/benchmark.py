@@ -7,6 +7,7 @@ Cases:
   core      the attention alone, from queries, keys and values, with a causal mask, beside what
             people write instead
   shares    the share of the machine's own product of matrices that `core` reaches, on a CPU
+  factors   a low-rank mixing by its factors, beside the same mixing by its matrix, on a CPU
   step      a step of decoding: one query against 1,024 keys, on a CPU
   module    the multi-head attention with its projections: short padded sentences, and long rows
             with a causal mask
@@ -48,12 +49,23 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # this checkout, whichever one is installed
 
-from benchmarks import core, nanogpt, shares, small
+from benchmarks import core, factors, nanogpt, shares, small
 from benchmarks.measure import CLOCKS, measure
 
-CASES = ("core", "shares", "step", "module", "variants", "training", "decoding", "memory", "layers")
-CASES += ("nanogpt",)
-WITHOUT_FAIRSEQ = {"core", "shares", "step", "memory", "layers", "nanogpt"}
+CASES = (
+    "core",
+    "shares",
+    "factors",
+    "step",
+    "module",
+    "variants",
+    "training",
+    "decoding",
+    "memory",
+    "layers",
+    "nanogpt",
+)
+WITHOUT_FAIRSEQ = {"core", "shares", "factors", "step", "memory", "layers", "nanogpt"}
 COLUMNS = (
     "ms",
     "gflop",
@@ -162,6 +174,10 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     if "shares" in args.cases and args.device == "cpu":
         for size in args.sizes:
             yield shares.table(size, args.rounds, args.clock)
+    if "factors" in args.cases and args.device == "cpu":
+        for size in args.sizes:
+            for rank in (2, 4):
+                yield timed(factors.case(size, rank))
     if "step" in args.cases and args.device == "cpu":
         yield timed(small.step((16, 8, 1, 64), args.dtype))
     if "module" in args.cases:

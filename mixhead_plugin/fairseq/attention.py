@@ -19,7 +19,7 @@ from mixhead_plugin.ops.reference import (
     append_sink,
     apply_gain,
     masked_scores,
-    mix_heads,
+    mix_weights,
     weighted_values,
 )
 from mixhead_plugin.parts import MIXINGS, PARTS, Assembly, Variant
@@ -166,8 +166,9 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         found: dict[str, Any] = {"attention_normalizer": self.variant.normalizer}
         for name, kind in self.variant.parts().items():
             found[name] = getattr(self.variant, name)
-            if "mixed_features" in kind.options:
-                found["mixed_features"] = self.variant.mixed_features
+            for field in ("mixed_features", "mixing_rank"):
+                if field in kind.options:
+                    found[field] = getattr(self.variant, field)
         found["attention_heads"] = self.num_heads
         found["head_dim"] = self.head_dim
         found["mixed_heads"] = self.num_mixed_heads
@@ -316,7 +317,7 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
 
         TorchScript cannot look up a normalizer by its name.
         """
-        weights = mix_heads(self._weights(inputs), inputs.mixing)  # [B, H', Nq, Nk]
+        weights = mix_weights(self._weights(inputs), inputs)  # [B, H', Nq, Nk]
         return weighted_values(weights, inputs), weights
 
     def _weights(self, inputs: AttentionInputs) -> Tensor:

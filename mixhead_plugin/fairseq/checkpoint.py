@@ -85,6 +85,8 @@ def _records(
 def _completed(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record with the entries that those of older versions lack."""
     completed = dict(record)
+    if record.get("head_mixing") == "low-rank":
+        completed.setdefault("mixing_rank", 2)
     if "head_dim" in record:  # not so in a gated attention unit
         # Values had the size of queries.
         completed.setdefault("value_head_dim", record["head_dim"])
@@ -131,6 +133,10 @@ def _told_by_tensors(
         part = tensors_of(option, tensors)
         found[option] = _value_of(option, table, part, attention, wanted[option])
 
+    factor = tensors.get("head_mixing.left_weight")  # [2 R H, R H]
+    heads = attention.num_heads
+    if factor is not None and factor.shape[1] % heads == 0 and "mixing_rank" in wanted:
+        found["mixing_rank"] = factor.shape[1] // heads
     mixed = [name[0] for name in ("query", "key", "value") if f"feature_mixing.{name}" in tensors]
     if mixed and wanted.get("mixed_features") is not None:
         found["mixed_features"] = "".join(mixed)
@@ -179,7 +185,11 @@ def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[s
     There are none if it could not be built.
     """
     try:
-        variant = Variant.of({option: value, "head_dim": attention.head_dim})
+        head_dim = attention.head_dim
+        value_head_dim = getattr(attention, "value_head_dim", head_dim)
+        variant = Variant.of(
+            {option: value, "head_dim": head_dim, "value_head_dim": value_head_dim}
+        )
         sizes = variant.sizes(attention.num_heads, attention.embed_dim)
         # No numbers are drawn, which would change those of the model.
         with torch.device("meta"), torch.random.fork_rng(devices=[]):

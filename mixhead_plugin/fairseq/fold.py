@@ -134,8 +134,9 @@ def _fold_attention(
     side = "decoder" if "decoder" in name.split(".") else "encoder"
     heads = getattr(flags, f"{side}_attention_heads")
     embed_dim = state[f"{name}.q_proj.weight"].size(1)
-    if "feature_mixing" in parts:
-        parts["mixed_features"] = flags.mixed_features
+    for option, value in list(parts.items()):
+        for field in PARTS[option][value].options:
+            parts[field] = getattr(flags, field)
     variant = Variant.of(parts)
     assembly = Assembly()
     assembly.add_parts(variant, variant.sizes(heads, embed_dim))

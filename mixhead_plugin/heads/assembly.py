@@ -49,11 +49,12 @@ class AssemblyAttention:
 
     def gate(self, stage: str, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
         def of_sources(module: Assembly, inputs: AttentionInputs) -> AttentionInputs:
-            assert inputs.mixing is not None  # only where heads mix, there are source heads
-            mixing = change(inputs.mixing)
+            matrix = inputs.matrix()
+            assert matrix is not None  # only where heads mix, there are source heads
+            mixing = change(matrix)
             if mixing.dim() == 4:
                 mixing = mixing.expand(-1, inputs.query.size(2), -1, -1)  # [B, Nq, H, H']
-            return inputs._replace(mixing=mixing)
+            return inputs.with_mixing(mixing)
 
         def of_outputs(module: Assembly, inputs: AttentionInputs, outputs: Tensor) -> Tensor:
             return change(outputs.transpose(1, 2)).transpose(1, 2)  # [B, H', Nq, Dv]
@@ -64,7 +65,7 @@ class AssemblyAttention:
 
     def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
         def seen(module: Assembly, inputs: AttentionInputs, outputs: Tensor) -> None:
-            see(Heads(inputs.mixing, partial(source_weights, inputs)))
+            see(Heads(inputs.matrix(), partial(source_weights, inputs)))
 
         return self.module.register_attention_hook(seen)
 

@@ -85,7 +85,7 @@ class SiteAttention:
             return self.site.module.register_forward_hook(returned)
 
         def computed(mixed: MixedHeads, inputs: AttentionInputs, outputs: Tensor) -> None:
-            see(Heads(inputs.mixing, partial(source_weights, inputs)))
+            see(Heads(inputs.matrix(), partial(source_weights, inputs)))
 
         return self.mixed.register_attention_hook(computed)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.normalizers import NORMALIZERS
-from mixhead_plugin.ops.reference import append_sink, apply_gain, mix_heads
+from mixhead_plugin.ops.reference import append_sink, apply_gain, mix_heads, mix_weights
 from mixhead_plugin.ops.relative import relative_scores
 
 Results = dict[str, Tensor]  # the output and the gradients, by name
@@ -76,6 +76,7 @@ def enough_draws(kind: CallKind, rows: int = ROWS) -> int:
 
 def call_kind(inputs: AttentionInputs) -> CallKind:
     """Return the kind of a call which has no `problem`."""
+    inputs = _with_place_of_matrix(inputs)
     query, mixing = inputs.query, inputs.mixing
     mask = inputs.attn_mask
     return CallKind(
@@ -97,6 +98,16 @@ def call_kind(inputs: AttentionInputs) -> CallKind:
         dropout=inputs.dropout_p > 0,
         layouts=tuple(layout_of(tensor) for tensor in inputs[:4] if tensor is not None),
     )
+
+
+def _with_place_of_matrix(inputs: AttentionInputs) -> AttentionInputs:
+    """Return a call with an M without numbers in place of factors: the kernels get the matrix."""
+    factors = inputs.factors()
+    if factors is None:
+        return inputs
+    batch, n_queries, heads, _ = factors.left.shape
+    # What `LowRank.matrix` returns: contiguous, in float32 or better.
+    return inputs.with_mixing(torch.empty(batch, n_queries, heads, heads, device="meta"))
 
 
 def _differs_by(mask: Tensor) -> str:
@@ -224,7 +235,7 @@ def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:
         scores = torch.where(scores.abs() < turned, -scores, scores)
     n_keys = scores.shape[3]
     weights = NORMALIZERS[inputs.normalizer].weights(append_sink(scores, inputs.sink))[..., :n_keys]
-    return mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)
+    return mix_weights(apply_gain(weights, inputs.gain), inputs)
 
 
 def results(

@@ -10,6 +10,7 @@ from mixhead_plugin.ops import fused, triton
 from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.blockwise.plan import block_size
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
+from mixhead_plugin.ops.low_rank import LowRank
 from mixhead_plugin.ops.normalizers import NORMALIZERS, exporting, sink_problem
 from mixhead_plugin.ops.operators import no_derivative
 from mixhead_plugin.ops.reference import reference_attention, reference_with_weights
@@ -58,7 +59,7 @@ def attention(
     value: Tensor,
     *,
     normalizer: str = "softmax",
-    mixing: Tensor | None = None,
+    mixing: Tensor | LowRank | None = None,
     causal: bool = False,
     attn_mask: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
@@ -81,8 +82,10 @@ def attention(
         key: [B, H, Nk, D]
         value: [B, H', Nk, Dv]; H' differs from H only with a rectangular `mixing`
         normalizer: a key of `NORMALIZERS`
-        mixing: any of these dtypes, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source head
-            j in mixed head i
+        mixing: M, any of these dtypes, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source
+            head j in mixed head i. Or `LowRank(left, right, diagonal)`, any of these dtypes, [B,
+            Nq, H, R] twice and [B, Nq, H], for M = I + left right^T + diag(diagonal); then H' = H,
+            and M is not built but for the kernels
         causal: query t sees the keys up to t + (Nk - Nq)
         attn_mask: any of these dtypes, additive, broadcastable to [B, H, Nq, Nk]; -inf hides a key
         key_padding_mask: bool [B, Nk], True hides a key
@@ -118,11 +121,11 @@ def attention(
         raise TypeError(
             f"relative is {type(relative).__name__}: must be ops.RelativeScores(query, key)"
         )
+    _check_mixing(mixing)
     inputs = AttentionInputs(
         query=query,
         key=key,
         value=value,
-        mixing=mixing,
         attn_mask=attn_mask,
         key_padding_mask=key_padding_mask,
         relative_query=None if relative is None else relative.query,
@@ -134,9 +137,23 @@ def attention(
         causal=causal,
         dropout_p=dropout_p,
         scale=_usual_scale(query) if scale is None else scale,
-    )
+    ).with_mixing(mixing)
     out, weights = attend_with_weights(inputs, impl, need_weights)
     return out if weights is None else (out, weights)
+
+
+def _check_mixing(mixing: object) -> None:
+    """Refuse what is neither M nor all of its factors."""
+    if mixing is None or isinstance(mixing, Tensor):
+        return
+    if not isinstance(mixing, LowRank):
+        raise TypeError(
+            f"mixing is {type(mixing).__name__}: must be a tensor or ops.LowRank(left, right, "
+            "diagonal)"
+        )
+    for name, factor in zip(LowRank._fields, mixing):
+        if not isinstance(factor, Tensor):
+            raise TypeError(f"mixing.{name} is {type(factor).__name__}: must be a tensor")
 
 
 def _usual_scale(query: Tensor) -> float:
@@ -221,6 +238,8 @@ def check(inputs: AttentionInputs, impl: str) -> None:
     }
     if inputs.relative_query is not None:
         sizes["R"] = inputs.relative_query.shape[-1]
+    if inputs.mixing_left is not None:
+        sizes["rank"] = inputs.mixing_left.shape[-1:].numel()
     for name, tensor in given.items():
         fitting = [tuple([sizes[dim] for dim in shape]) for shape in DIMENSIONS[name]]
         _check_shape(name, tensor, fitting)
@@ -232,7 +251,7 @@ AS_THE_QUERY = ("query", "key", "value", "relative_query", "relative_key")  # th
 
 def _shown(name: str) -> str:
     """Return the name of an input as the caller of `attention` wrote it."""
-    return name.replace("relative_", "relative.")
+    return name.replace("relative_", "relative.").replace("mixing_", "mixing.")
 
 
 def _check_kinds(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
-from mixhead_plugin.ops.reference import upcast, without_autocast
+from mixhead_plugin.ops.precision import upcast, without_autocast
 
 # Of a row's largest number in a mask. A float32 of this size has three digits behind the point.
 LOWEST = -1e4

@@ -4,14 +4,17 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from mixhead_plugin.ops.low_rank import LowRank
+
 
 class AttentionInputs(NamedTuple):
     """The arguments of one call of `ops.attention`, and the seed of its dropout.
 
     Build it by keywords.
 
-    The tensors come first, and the relative scores are two of them: operators of torch take no
-    nested arguments. TorchScript compiles it too. DIMENSIONS has the shapes.
+    The tensors come first, and the relative scores are two of them, the factors of a mixing three:
+    operators of torch take no nested arguments. A call has `mixing`, or all three factors, or
+    neither. TorchScript compiles it too. DIMENSIONS has the shapes.
     """
 
     query: Tensor
@@ -25,6 +28,9 @@ class AttentionInputs(NamedTuple):
     gain: Tensor | None = None
     sink: Tensor | None = None
     score_mixing: Tensor | None = None
+    mixing_left: Tensor | None = None
+    mixing_right: Tensor | None = None
+    mixing_diagonal: Tensor | None = None
     seed: Tensor | None = None  # None until an implementation draws one
     normalizer: str = "softmax"
     causal: bool = False
@@ -35,6 +41,34 @@ class AttentionInputs(NamedTuple):
         """Return by name the tensors that are not None, without masks and seed."""
         tensors = {name: getattr(self, name) for name in DIMENSIONS}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    def mixes(self) -> bool:
+        """Return whether heads of weights mix, by a matrix or by its factors."""
+        return self.mixing is not None or self.mixing_left is not None
+
+    def factors(self) -> LowRank | None:
+        """Return the factors of M; None where there is M itself, or no mixing."""
+        if self.mixing_left is None or self.mixing_right is None or self.mixing_diagonal is None:
+            return None
+        return LowRank(self.mixing_left, self.mixing_right, self.mixing_diagonal)
+
+    def matrix(self) -> Tensor | None:
+        """Return M [H, H'] or [B, Nq, H, H'], built where there are factors; None without it."""
+        factors = self.factors()
+        return self.mixing if factors is None else factors.matrix()
+
+    def with_mixing(self, mixing: Tensor | LowRank | None) -> "AttentionInputs":
+        """Return a copy with another M, with its factors, or without mixing."""
+        if isinstance(mixing, LowRank):
+            return self._replace(
+                mixing=None,
+                mixing_left=mixing.left,
+                mixing_right=mixing.right,
+                mixing_diagonal=mixing.diagonal,
+            )
+        return self._replace(
+            mixing=mixing, mixing_left=None, mixing_right=None, mixing_diagonal=None
+        )
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> "AttentionInputs":
         """Return a copy with other tensors, by name."""
@@ -56,5 +90,8 @@ DIMENSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
         "gain": "H P",
         "sink": "H",
         "score_mixing": "H H or B Nq H H",
+        "mixing_left": "B Nq H rank",
+        "mixing_right": "B Nq H rank",
+        "mixing_diagonal": "B Nq H",
     }.items()
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
-from mixhead_plugin.ops.reference import without_autocast
+from mixhead_plugin.ops.precision import without_autocast
 from mixhead_plugin.ops.transforms import have_tangents, transformations, while_traced
 
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", bool: "bool", float: "float"}
@@ -118,6 +118,9 @@ def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_
     weights = pairs * heads * head_dim
     if given["mixing"] is not None:
         weights += pairs * heads * mixed_heads
+    if given["mixing_left"] is not None:
+        rank = given["mixing_left"][-1]
+        weights += 2 * pairs * heads * rank
     if given["score_mixing"] is not None:
         weights += pairs * heads * heads
     if given["relative_query"] is not None:

@@ -4,27 +4,16 @@ The steps are separate functions: a module that returns its weights, or is scrip
 by one.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.low_rank import mix_by_factors
 from mixhead_plugin.ops.masks import additive_mask, no_masks
 from mixhead_plugin.ops.normalizers import NORMALIZERS
+from mixhead_plugin.ops.precision import upcast, without_autocast
 from mixhead_plugin.ops.relative import relative_scores, toeplitz
-
-
-def upcast(tensor: Tensor) -> Tensor:
-    """Return half precision as float32; float32 and float64 stay."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager:
-    """Return a context in which operations on the device keep the dtype of their inputs."""
-    # The device "meta" has no autocast, and asking torch for it is an error.
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def masked_scores(inputs: AttentionInputs) -> Tensor:
@@ -87,6 +76,16 @@ def mix_heads(weights: Tensor, mixing: Tensor | None) -> Tensor:
     return torch.matmul(mixing.transpose(-2, -1), by_query).transpose(1, 2)
 
 
+def mix_weights(weights: Tensor, inputs: AttentionInputs) -> Tensor:
+    """Return the mixed weights Pbar [B, H', Nq, Nk] of P [B, H, Nq, Nk], by M or by its factors."""
+    left = inputs.mixing_left
+    right = inputs.mixing_right
+    diagonal = inputs.mixing_diagonal
+    if left is not None and right is not None and diagonal is not None:
+        return mix_by_factors(weights, left, right, diagonal)
+    return mix_heads(weights, inputs.mixing)
+
+
 def weighted_values(weights: Tensor, inputs: AttentionInputs) -> Tensor:
     """Return dropout(Pbar) V, [B, H', Nq, Dv], in the dtype of the values."""
     return torch.matmul(F.dropout(weights, inputs.dropout_p), upcast(inputs.value)).to(
@@ -112,7 +111,7 @@ def reference_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     Pbar is [B, H', Nq, Nk].
     """
     with without_autocast(inputs.query.device):
-        mixed = mix_heads(source_weights(inputs), inputs.mixing)  # [B, H', Nq, Nk]
+        mixed = mix_weights(source_weights(inputs), inputs)  # [B, H', Nq, Nk]
         return weighted_values(mixed, inputs), mixed
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.ops import RelativeScores
+from mixhead_plugin.ops import LowRank, RelativeScores
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.parts.hooks import Hooked
 from mixhead_plugin.parts.kinds import AttentionSizes, PartKind
@@ -116,7 +116,17 @@ class Assembly(Hooked, nn.Module):
         if self.relative_position is not None:
             q, k, relative = self.relative_position(q, k)
 
-        mixing = None if self.head_mixing is None else self.head_mixing(projected, x)
+        # TorchScript compiles the branch that fits the type of what this part returns.
+        mixing: Tensor | None = None
+        left: Tensor | None = None
+        right: Tensor | None = None
+        diagonal: Tensor | None = None
+        if self.head_mixing is not None:
+            found = self.head_mixing(projected, x)
+            if isinstance(found, LowRank):
+                left, right, diagonal = found.left, found.right, found.diagonal
+            else:
+                mixing = found
         score_mixing = None if self.score_mixing is None else self.score_mixing(projected, x)
         sink = None if self.attention_sink is None else self.attention_sink(q)
         gain = None if self.relative_gain is None else self.relative_gain(q.size(2), k.size(2))
@@ -133,6 +143,9 @@ class Assembly(Hooked, nn.Module):
             gain=gain,
             sink=sink,
             score_mixing=score_mixing,
+            mixing_left=left,
+            mixing_right=right,
+            mixing_diagonal=diagonal,
             normalizer=self.normalizer,
             causal=causal,
             dropout_p=dropout_p,

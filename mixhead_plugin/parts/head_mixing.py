@@ -18,17 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.low_rank import LowRank
+from mixhead_plugin.ops.precision import upcast
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
-
-RANK = 2  # of the low-rank mixing, as in DCMHA
 
 
 class HeadMixing(Part):
     """Compute M, whose entry M[..., j, i] is the weight of source head j in mixed head i.
 
     `forward(query, x)` takes the projected, unscaled query [B, H, Nq, D] and the attention's query
-    input [B, Nq, C]. It returns [H, H'] for all positions, or [B, Nq, H, H'].
+    input [B, Nq, C]. It returns [H, H'] for all positions, or [B, Nq, H, H'], or a `LowRank` with
+    the factors of such a matrix.
     """
 
 
@@ -124,23 +124,27 @@ class PositionWiseMixing(HeadMixing):
 
 
 class LowRankMixing(HeadMixing):
-    """Compute M_t = I + U_t V_t^T + diag(tanh(x_t W_g)).
+    """Compute the factors of M_t = I + U_t V_t^T + diag(tanh(x_t W_g)).
 
     This is the query-wise branch of DCMHA after the softmax.
 
-    U_t and V_t, [H, 2], are parts of gelu(x_t W_1) W_2; U_t is divided by sqrt(1e-6 + its mean
-    square over the heads). W_1 has 4 H columns, as in DCMHA's code for one branch. V_t and W_g
+    U_t and V_t, [H, R], are parts of gelu(x_t W_1) W_2; U_t is divided by sqrt(1e-6 + its mean
+    square over the heads). W_1 has 2 R H columns, as in DCMHA's code for one branch. V_t and W_g
     start as 0, so M starts as I.
+
+    Args:
+        sizes: of the attention
+        mixing_rank: R
     """
 
-    def __init__(self, sizes: AttentionSizes):
+    def __init__(self, sizes: AttentionSizes, mixing_rank: int = 2):
         super().__init__()
-        self.rank = RANK  # TorchScript reads no global number
+        self.rank = mixing_rank
         heads = sizes.num_heads
-        hidden = 2 * RANK * heads
+        hidden = 2 * mixing_rank * heads
         self.hidden_weight = nn.Parameter(torch.empty(sizes.embed_dim, hidden))  # W_1
-        self.left_weight = nn.Parameter(torch.empty(hidden, heads * RANK))  # W_2 of U
-        self.right_weight = nn.Parameter(torch.empty(hidden, heads * RANK))  # W_2 of V
+        self.left_weight = nn.Parameter(torch.empty(hidden, heads * mixing_rank))  # W_2 of U
+        self.right_weight = nn.Parameter(torch.empty(hidden, heads * mixing_rank))  # W_2 of V
         self.diagonal_weight = nn.Parameter(torch.empty(sizes.embed_dim, heads))  # W_g
         self.reset_parameters()
 
@@ -157,19 +161,18 @@ class LowRankMixing(HeadMixing):
             for name in ("right_weight", "diagonal_weight")
         }
 
-    def forward(self, query: Tensor, x: Tensor) -> Tensor:
-        hidden = F.gelu(torch.matmul(x, self.hidden_weight))  # [B, Nq, 4 H]
+    def forward(self, query: Tensor, x: Tensor) -> LowRank:
+        hidden = F.gelu(torch.matmul(x, self.hidden_weight))  # [B, Nq, 2 R H]
 
         left = upcast(torch.matmul(hidden, self.left_weight))
-        left = left.unflatten(-1, [-1, self.rank])  # U, [B, Nq, H, 2]
+        left = left.unflatten(-1, [-1, self.rank])  # U, [B, Nq, H, R]
         left = left * torch.rsqrt(left.square().mean(-2, keepdim=True) + 1e-6)
 
         right = upcast(torch.matmul(hidden, self.right_weight))
-        right = right.unflatten(-1, [-1, self.rank])  # V, [B, Nq, H, 2]
+        right = right.unflatten(-1, [-1, self.rank])  # V, [B, Nq, H, R]
 
-        diagonal = 1 + torch.tanh(upcast(torch.matmul(x, self.diagonal_weight)))  # [B, Nq, H]
-        # [B, Nq, H, H]
-        return torch.matmul(left, right.transpose(-2, -1)) + torch.diag_embed(diagonal)
+        diagonal = torch.tanh(upcast(torch.matmul(x, self.diagonal_weight)))  # [B, Nq, H]
+        return LowRank(left, right, diagonal)
 
 
 class DifferentialMixing(HeadMixing):
@@ -265,9 +268,10 @@ HEAD_MIXINGS = {
     ),
     "low-rank": PartKind(
         LowRankMixing,
-        "M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), U_t and V_t [H, 2]",
+        "M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), U_t and V_t [H, R]",
         "DCMHA 2024, the query-wise branch after the softmax",
         dict.fromkeys(("hidden_weight", "left_weight", "right_weight", "diagonal_weight"), ()),
+        options=("mixing_rank",),
         orthogonal=True,
         reads="input",
         uncut="U is divided by its root mean square over all heads",

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.precision import upcast
 from mixhead_plugin.ops.relative import RelativeScores
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartError, PartKind
 

@@ -104,6 +104,11 @@ class Variant:
         "a checkpoint without M still becomes the identity",
         choices=MIXING_STARTS,
     )
+    mixing_rank: int = _field(
+        2,
+        "R, the columns of U and V of --head-mixing low-rank",
+        least=1,
+    )
     relative_position: str = _field(
         "none",
         "how self-attention sees distances; fairseq's positions are added too, "

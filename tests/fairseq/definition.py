@@ -38,7 +38,8 @@ MIXINGS["features shared"] = {
 }
 MIXINGS["features output"] = {
     "feature_mixing": "output",
-    "head_mixing": "position-wise",
+    "head_mixing": "low-rank",
+    "mixing_rank": 3,
     "attention_gate": "head",
 }
 
@@ -158,11 +159,11 @@ def matrix(part, q, x):
         return torch.einsum("bjtd,di->btji", q, part.query_weight) + part.bias
     if "left_weight" in names:
         hidden = torch.nn.functional.gelu(x @ part.hidden_weight)
-        u = (hidden @ part.left_weight).unflatten(-1, (H, 2))
-        v = (hidden @ part.right_weight).unflatten(-1, (H, 2))
+        u = (hidden @ part.left_weight).unflatten(-1, (H, -1))
+        v = (hidden @ part.right_weight).unflatten(-1, (H, -1))
         u = u / (u.square().mean(2, keepdim=True) + 1e-6).sqrt()
         diagonal = torch.eye(H, dtype=x.dtype) * (1 + (x @ part.diagonal_weight).tanh()[..., None])
-        return diagonal + u[..., :1] * v[..., 0][:, :, None] + u[..., 1:] * v[..., 1][:, :, None]
+        return diagonal + torch.einsum("btjr,btir->btji", u, v)
     if isinstance(part, DifferentialMixing):
         share = (x @ part.weight).sigmoid()
         found = share.new_zeros(*share.shape[:2], H, H // 2)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mixhead_plugin.ops import LowRank
 from mixhead_plugin.parts import PARTS, Assembly, AttentionSizes, Variant
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, MIXING_STARTS
 
@@ -14,6 +15,11 @@ built = pytest.mark.parametrize("name", [n for n, kind in HEAD_MIXINGS.items() i
 def build(name, heads=H, mixed=None):
     kind = HEAD_MIXINGS[name]
     return kind.build(AttentionSizes(heads, D, mixed or heads // kind.group, kind.group * D, C))
+
+
+def numbers(mixing):
+    """Return M, also where a part gives its factors."""
+    return mixing.matrix() if isinstance(mixing, LowRank) else mixing
 
 
 def inputs():
@@ -48,9 +54,8 @@ def test_the_table_says_what_a_mixing_reads(name):
         torch.nn.init.normal_(tensor)
     for what in given:
         changed = {**given, what: torch.randn(SHAPES[what])}
-        assert torch.equal(mixing(*given.values()), mixing(*changed.values())) == (
-            kind.reads != what
-        )
+        before, after = (numbers(mixing(*values.values())) for values in (given, changed))
+        assert torch.equal(before, after) == (kind.reads != what)
 
 
 def test_average_mixing_makes_every_head_the_mean_head():
@@ -69,6 +74,16 @@ def test_a_differential_mixing_starts_at_one_half():
     """The source says so; tests/fairseq/definition.py has the equation."""
     matrix = build("differential")(*inputs().values())
     assert (matrix[..., H // 2 :, :].diagonal(dim1=-2, dim2=-1) == -0.5).all()
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_the_rank_sets_the_columns_of_the_factors(rank):
+    sizes = AttentionSizes(H, D, H, D, C)
+    mixing = HEAD_MIXINGS["low-rank"].build(sizes, mixing_rank=rank)
+    left, right, diagonal = mixing(*inputs().values())
+    assert left.shape == right.shape == (2, 3, H, rank)
+    assert diagonal.shape == (2, 3, H)
+    assert mixing.hidden_weight.shape == (C, 2 * rank * H)
 
 
 def test_low_rank_mixings_start_apart():

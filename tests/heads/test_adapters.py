@@ -224,6 +224,25 @@ def test_every_part_is_cut_as_it_is_ablated(normalizer, mixing, kind, bias, valu
         assert not torch.allclose(whole, ablated)
 
 
+@torch.no_grad()
+def test_what_is_seen_of_factors_is_their_matrix_and_a_source_head_leaves_every_mixed_head():
+    module = definition.build(mixing="low-rank").double()
+    attention = AssemblyAttention("one", module)
+    query, key, masks = definition.inputs(dtype=torch.float64)
+    q = definition.heads(module.q_proj(query))
+    whole = definition.matrix(module.head_mixing, q, query)
+
+    def call():
+        return module(query, key, key, need_weights=False, **masks)
+
+    torch.testing.assert_close(seen([attention], call)[0].mixing, whole)
+    with without([attention], [Head("one", "source", 2)]):
+        left = seen([attention], call)[0].mixing
+    assert left[:, :, 2].count_nonzero() == 0
+    kept = [0, 1, 3]
+    torch.testing.assert_close(left[:, :, kept], whole[:, :, kept])
+
+
 def test_a_parameter_of_unknown_heads_is_refused():
     module = definition.build(mixing="none")
     module.positions = torch.nn.Parameter(torch.zeros(HEADS))

@@ -109,7 +109,8 @@ def test_a_mixed_model_computes_the_definition(name, variant, padded):
             maps += outputs.get(name_of_maps) or ()
         assert len(found) == len(maps)
         for heads in found.values():
-            assert any(heads.mixed.equal(each) for each in maps)
+            # by factors, and by the matrix that is shown, sums differ in their last digits
+            assert any(torch.allclose(heads.mixed, each, rtol=1e-12, atol=1e-12) for each in maps)
     mixes = VARIANTS[variant]["head_mixing"] != "none"
     for heads in found.values():
         assert heads.name

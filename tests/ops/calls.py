@@ -5,13 +5,14 @@ from unittest import mock
 
 import torch
 
-from mixhead_plugin.ops import NORMALIZERS, RelativeScores, attention
+from mixhead_plugin.ops import NORMALIZERS, LowRank, RelativeScores, attention
 from mixhead_plugin.ops.blockwise import backward, forward, masks, plan
 from tests.ops.definitions import INF
 
 B, H, NQ, NK, D, DV, R = 3, 4, 11, 14, 5, 3, 2
 
-MIXINGS = ["none", "shared", "per query"]
+MIXINGS = ["none", "shared", "per query", "factors"]
+RANK = 3  # of factors
 # "tall" and "wide" matrices mix into fewer and into more heads.
 SHAPES = {
     "shared": lambda b, n: (H, H),
@@ -19,6 +20,14 @@ SHAPES = {
     "tall": lambda b, n: (H, H - 1),
     "wide, per query": lambda b, n: (b, n, H, H + 3),
 }
+
+
+def factors(batch, n_queries, heads=H, rank=RANK):
+    """Return the shapes of the factors of a low-rank M."""
+    factor = (batch, n_queries, heads, rank)
+    return {"mixing_left": factor, "mixing_right": factor, "mixing_diagonal": factor[:3]}
+
+
 DISTANCES = [
     "none",
     "past",
@@ -47,7 +56,9 @@ def tensors(
     all_distances = max(0, n_queries + n_keys - 1)
     shapes = {"query": (batch, H, n_queries, D), "key": (batch, H, n_keys, D)}
     heads = H
-    if mixing != "none":
+    if mixing == "factors":
+        shapes |= factors(batch, n_queries)
+    elif mixing != "none":
         shapes["mixing"] = SHAPES[mixing](batch, n_queries)
         heads = shapes["mixing"][-1]
     if "past" in distances or distances == "all":
@@ -69,13 +80,20 @@ def tensors(
     return found
 
 
+def packed(tensors):
+    """Return the tensors of a call as the arguments of `ops.attention`."""
+    apart = ("relative_", "mixing_")
+    arguments = {name: t for name, t in tensors.items() if not name.startswith(apart)}
+    if "relative_query" in tensors:
+        arguments["relative"] = RelativeScores(tensors["relative_query"], tensors["relative_key"])
+    if "mixing_left" in tensors:
+        arguments["mixing"] = LowRank(*(tensors[f"mixing_{name}"] for name in LowRank._fields))
+    return arguments
+
+
 def run(tensors, function=attention, **options):
     """Call `function` with tensors of `tensors()`, and options of `attention`."""
-    arguments = dict(tensors)
-    if "relative_query" in tensors:
-        query = arguments.pop("relative_query")
-        key = arguments.pop("relative_key")
-        arguments["relative"] = RelativeScores(query, key)
+    arguments = packed(tensors)
     if options.get("normalizer") in SINKS:
         options["normalizer"] = options["normalizer"].removesuffix(", sink")
     return function(**arguments, **options)
@@ -119,6 +137,9 @@ def blocks(threads, scores, queries=2):
             # products of either order, wide and narrow spans
             for module in (forward, backward, masks):
                 stack.enter_context(mock.patch.object(module, "NARROW", 4))
+            # small blocks take one way to the gradients of factors, large ones the other
+            few = 0 if scores < 2**8 else 16
+            stack.enter_context(mock.patch.object(backward, "FEW_HEADS", few))
             yield
     finally:
         torch.set_num_threads(before)

@@ -105,6 +105,10 @@ def attention(
     found = weights(normalizer, scores, visible)[..., :n_keys]
     if gain is not None:
         found = found * gain[:, distances]
+    if isinstance(mixing, tuple):
+        left, right, diagonal = mixing
+        mixing = torch.einsum("btjr,btir->btji", left, right)
+        mixing = mixing + torch.diag_embed(diagonal) + torch.eye(heads, dtype=mixing.dtype)
     if mixing is not None:
         found = torch.einsum(
             "bjtk,ji->bitk" if mixing.dim() == 2 else "bjtk,btji->bitk", found, mixing

@@ -15,7 +15,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api, attention, implementation_problem
+from mixhead_plugin.ops import (
+    IMPLEMENTATIONS,
+    NORMALIZERS,
+    LowRank,
+    api,
+    attention,
+    implementation_problem,
+)
 from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.covering import covering, each_once
 from tests.ops import calls, definitions
@@ -68,7 +75,7 @@ def test_values_and_gradients_are_those_of_the_definition_behind_every_mask(
 @covering(
     way=WAYS,
     normalizer=[*NORMALIZERS, *SINKS],
-    mixing=["none", *calls.SHAPES],
+    mixing=["none", "factors", *calls.SHAPES],
     distances=calls.DISTANCES,
 )
 def test_values_and_gradients_are_those_of_the_definition(way, normalizer, mixing, distances):
@@ -207,9 +214,12 @@ def random_calls(draw):
     torch.manual_seed(draw(st.integers(0, 2**20)))
     shapes = {"query": (batch, heads, n_queries, size), "key": (batch, heads, n_keys, size)}
     kind = draw(st.sampled_from(MIXINGS))
-    if kind != "none":
+    if kind == "factors":
+        shapes |= calls.factors(batch, n_queries, heads, rank=draw(st.integers(1, 5)))
+    elif kind != "none":
         shapes["mixing"] = (heads, mixed) if kind == "shared" else (batch, n_queries, heads, mixed)
-    shapes["value"] = (batch, heads if kind == "none" else mixed, n_keys, draw(st.integers(1, 5)))
+    mixed_heads = mixed if "mixing" in shapes else heads
+    shapes["value"] = (batch, mixed_heads, n_keys, draw(st.integers(1, 5)))
     if draw(st.booleans()):
         rows = draw(st.sampled_from([n_keys, n_queries + n_keys - 1]))
         shapes["relative_query"], shapes["relative_key"] = (
@@ -292,9 +302,9 @@ def test_very_low_scores_are_no_hidden_keys(way, dtype, lowest):
 @covering(impl=IMPLS, mixing=MIXINGS)
 def test_autocast_does_not_lower_the_precision(impl, mixing):
     given = tensors(mixing, dtype=torch.float32, value_dim=D)
-    expected = attention(**given, impl=impl)
+    expected = calls.run(given, impl=impl)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(attention(**given, impl=impl), expected)
+        assert torch.equal(calls.run(given, impl=impl), expected)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -307,7 +317,8 @@ def test_a_mask_may_have_the_half_precision_that_autocast_has_not(impl):
 
 
 @pytest.mark.parametrize(
-    "mixing, distances", [("none", "none"), ("per query", "scores shared"), ("shared", "past")]
+    "mixing, distances",
+    [("none", "none"), ("per query", "scores shared"), ("shared", "past"), ("factors", "none")],
 )
 def test_the_counter_of_flops_sees_every_product_of_matrices(mixing, distances):
     from torch.utils.flop_counter import FlopCounterMode  # imports triton
@@ -351,7 +362,7 @@ def test_dropout_comes_after_the_mixing(impl, mixing):
         **tensors(mixing, n_queries=n, n_keys=n),
         "value": torch.eye(n).double().expand(B, H, n, n).contiguous(),
     }
-    whole, dropped = (attention(**given, dropout_p=p, impl=impl) for p in (0.0, 0.25))
+    whole, dropped = (calls.run(given, dropout_p=p, impl=impl) for p in (0.0, 0.25))
     zero = dropped == 0
     torch.testing.assert_close(dropped[~zero], whole[~zero] / 0.75)
     assert abs(zero.double().mean().item() - 0.25) < 0.01
@@ -363,7 +374,9 @@ def test_auto_takes_the_formula_for_forward_mode_derivatives(normalizer, mixing)
     query, tangent = given.pop("query"), torch.randn(B, H, NQ, D, dtype=torch.float64)
     (out, found), (_, expected) = (
         torch.func.jvp(
-            partial(attention, **given, normalizer=normalizer, impl=impl), (query,), (tangent,)
+            partial(attention, **calls.packed(given), normalizer=normalizer, impl=impl),
+            (query,),
+            (tangent,),
         )
         for impl in ("auto", "reference")
     )
@@ -404,6 +417,7 @@ PADDING = torch.zeros(1, 8, dtype=torch.bool)
         (dict(normalizer="sigsoftmax"), "blockwise"),
         (dict(mixing=torch.eye(2)), "blockwise"),
         (dict(mixing=torch.eye(2), n_queries=1), "reference"),
+        (dict(mixing_left=torch.zeros(1, 8, 2, 1)), "blockwise"),
         (dict(n_queries=1), "reference"),
         (dict(mixing=torch.eye(2), head_dim=8), "reference"),
         (dict(dropout_p=0.1, head_dim=8), "reference"),
@@ -590,6 +604,38 @@ def test_wrong_arguments_are_refused_in_one_line(case):
     with pytest.raises(kind) as error:
         calls.run({**tensors(), **arguments})
     assert str(error.value) == message
+
+
+FACTORS = {"left": (B, NQ, H, 2), "right": (B, NQ, H, 2), "diagonal": (B, NQ, H)}
+WRONG_FACTORS = {
+    "mixing is tuple: must be a tensor or ops.LowRank(left, right, diagonal)": lambda f: tuple(f),
+    "mixing.diagonal is NoneType: must be a tensor": lambda f: f._replace(diagonal=None),
+    "mixing.right [3, 11, 4, 1]: must be [3, 11, 4, 2]": (
+        lambda f: f._replace(right=f.right[..., :1])
+    ),
+    "mixing.left [3, 1, 4, 2]: must be [3, 11, 4, 2]": lambda f: f._replace(left=f.left[:, :1]),
+    "mixing.left []: must be [3, 11, 4, 1]": lambda f: f._replace(left=torch.tensor(1.0)),
+    "mixing.diagonal [3, 11, 4, 2]: must be [3, 11, 4]": lambda f: f._replace(diagonal=f.left),
+    f"mixing.left is torch.int64: {FLOAT}": lambda f: f._replace(left=f.left.long()),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_FACTORS)
+def test_factors_that_do_not_fit_are_refused_in_one_line(message):
+    factors = LowRank(*(torch.zeros(FACTORS[name]) for name in LowRank._fields))
+    with pytest.raises((TypeError, ValueError)) as error:
+        attention(**tensors(), mixing=WRONG_FACTORS[message](factors))
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("rank", [1, 2, 9])
+def test_factors_mix_as_their_matrix_does_whatever_their_dtypes(rank):
+    given = tensors(dtype=torch.float32, n_queries=30, n_keys=30)
+    left, right = torch.randn(2, B, 30, H, rank)
+    factors = LowRank(left.half(), right.double(), torch.randn(B, 30, H))
+    expected = attention(**given, mixing=factors.matrix(), impl="reference")
+    for impl in IMPLS:
+        torch.testing.assert_close(attention(**given, mixing=factors, impl=impl), expected)
 
 
 def must_refuse(name, arguments):

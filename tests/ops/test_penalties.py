@@ -5,6 +5,7 @@ their equations.
 import pytest
 import torch
 
+from mixhead_plugin.ops import LowRank
 from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
 
 B, H, N, K = 3, 4, 5, 7
@@ -39,6 +40,24 @@ def test_padding_changes_nothing(name):
     longer = torch.cat([tensor.detach(), torch.full_like(tensor[:1], 1e3)])
     more_real = torch.cat([REAL, torch.zeros(1, N, dtype=torch.bool)])
     torch.testing.assert_close(penalty(longer, more_real), penalty(tensor, REAL).detach())
+
+
+@pytest.mark.parametrize("rank", [1, 2, 6])
+@pytest.mark.parametrize("size", [1.0, 1e-4])
+def test_the_penalty_of_factors_is_that_of_their_matrix(rank, size):
+    shapes = ((B, N, H, rank), (B, N, H, rank), (B, N, H))
+    drawn = [size * torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    for factor in drawn:
+        factor[~REAL] = torch.nan
+    factors = [factor.requires_grad_() for factor in drawn]
+    expected = orthogonal_penalty(LowRank(*factors).matrix(), REAL)
+    found = orthogonal_penalty(LowRank(*factors), REAL)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+
+    wanted = torch.autograd.grad(expected, factors)
+    for gradient, other in zip(torch.autograd.grad(found, factors), wanted):
+        torch.testing.assert_close(gradient[REAL], other[REAL], rtol=1e-6, atol=1e-12 * size)
+        assert gradient[~REAL].count_nonzero() == 0
 
 
 @pytest.mark.parametrize("name", PENALTIES)

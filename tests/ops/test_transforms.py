@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from mixhead_plugin.ops import attention
+from mixhead_plugin.ops import LowRank, attention
 from mixhead_plugin.ops.transforms import transformations, while_traced
 from tests.covering import covering
 from tests.ops import definitions
@@ -112,10 +112,11 @@ TRANSFORMATIONS = {
     "dual numbers": (dual_numbers, NO_FORWARD),
 }
 IMPLS = {
-    "reference": ("reference", True),
-    "blockwise": ("blockwise", True),
-    "auto, mixed": ("auto", True),
-    "auto, plain": ("auto", False),  # torch's own kernel
+    "reference": ("reference", "matrix"),
+    "blockwise": ("blockwise", "matrix"),
+    "blockwise, factors": ("blockwise", "factors"),
+    "auto, mixed": ("auto", "factors"),
+    "auto, plain": ("auto", "none"),  # torch's own kernel
 }
 WAYS = {
     "eager": lambda make, attend: make(attend),
@@ -125,12 +126,20 @@ WAYS = {
 }
 
 
-def call(impl, mixes, dtype, function=attention, causal=True):
+def mixing_of(kind, batch=2, n_queries=NQ, dtype=torch.float32):
+    """Return no mixing, an M [2, 2], or the factors of one for each query."""
+    if kind == "none":
+        return None
+    if kind == "matrix":
+        return torch.randn(2, 2, dtype=torch.float64).to(dtype)
+    shapes = ((batch, n_queries, 2, 3), (batch, n_queries, 2, 3), (batch, n_queries, 2))
+    return LowRank(*(torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes))
+
+
+def call(impl, mixed_by, dtype, function=attention, causal=True):
     torch.manual_seed(3)
     key, value = torch.randn(2, 2, 2, NK, D, dtype=torch.float64).to(dtype)  # [B, H, Nk, D] each
-    options = {"causal": causal}
-    if mixes:
-        options["mixing"] = torch.randn(2, 2, dtype=torch.float64).to(dtype)
+    options = {"causal": causal, "mixing": mixing_of(mixed_by, dtype=dtype)}
     if function is attention:  # a definition has one implementation
         options["impl"] = impl
     return lambda query: function(query, key, value, **options)
@@ -147,15 +156,15 @@ def test_a_transformation_is_right_or_refused_in_words_that_name_the_implementat
 ):
     torch._dynamo.reset()
     make, refusal = TRANSFORMATIONS[what]
-    name, mixes = IMPLS[impl]
+    name, mixed_by = IMPLS[impl]
     query = queries()
-    run = WAYS[way](make, call(name, mixes, torch.float32))
+    run = WAYS[way](make, call(name, mixed_by, torch.float32))
     if name == "blockwise" and refusal:
         with pytest.raises(NotImplementedError) as error:
             run(query)
         assert str(error.value) in (NO_TORCH_FUNC, NO_FORWARD)
         return
-    exact = make(call(name, mixes, torch.float64, definitions.attention))(query.double())
+    exact = make(call(name, mixed_by, torch.float64, definitions.attention))(query.double())
     torch.testing.assert_close(run(query).double(), exact, rtol=1e-3, atol=1e-4)
 
 
@@ -172,7 +181,7 @@ def test_a_transformation_that_is_exported_likewise(what, impl):
         def forward(self, query):
             return run(query)
 
-    if impl == "blockwise" and what == "jvp":
+    if impl.startswith("blockwise") and what == "jvp":
         with pytest.raises(NotImplementedError, match=NO_FORWARD):
             torch.export.export(Exported(), (query,), strict=False)
         return
@@ -183,22 +192,22 @@ def test_a_transformation_that_is_exported_likewise(what, impl):
 @pytest.mark.parametrize("impl", IMPLS)
 def test_a_compiled_program_takes_lengths_that_change(impl):
     torch._dynamo.reset()
-    name, mixes = IMPLS[impl]
-    mixing = torch.randn(2, 2) if mixes else None
+    name, mixed_by = IMPLS[impl]
 
-    def run(query, key):
+    def run(query, key, mixing):
         return attention(query, key, key, mixing=mixing, causal=True, impl=name)
 
     compiled = torch.compile(run, backend="eager", fullgraph=True)
     for n_queries, n_keys in ((4, 40), (4, 44), (44, 44), (50, 50), (7, 9)):
         query = torch.randn(1, 2, n_queries, D)
         key = torch.randn(1, 2, n_keys, D)
-        torch.testing.assert_close(compiled(query, key), run(query, key))
+        mixing = mixing_of(mixed_by, 1, n_queries)
+        torch.testing.assert_close(compiled(query, key, mixing), run(query, key, mixing))
 
 
 def test_tangents_that_come_after_compiling_are_refused_and_not_lost():
     torch._dynamo.reset()
-    attend = torch.compile(call("auto", True, torch.float32), backend="eager")
+    attend = torch.compile(call("auto", "factors", torch.float32), backend="eager")
     attend(queries())
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=NO_FORWARD):
         attend(forward_ad.make_dual(queries(), queries()))

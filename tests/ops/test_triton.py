@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from mixhead_plugin.ops import LowRank, attention
 from mixhead_plugin.ops.triton import NORMALIZERS
 from tests.covering import covering, each_once, first_of
 from tests.ops.triton_cases import (
@@ -136,6 +137,19 @@ def test_every_tile_of_the_tables(monkeypatch, case):
     n_queries, n_keys = (131, 133) if mixed is None else (35, 37) if heads <= 8 else (17, 18)
     tensors = inputs(mixed, dtype, 1, heads, n_queries, n_keys, head_dim, head_dim)
     must_be_right(tensors, normalizer="softmax", causal=True)
+
+
+def test_factors_are_mixed_by_their_matrix():
+    tensors = inputs(batch=1)
+    factors = LowRank(
+        *(torch.randn(1, NQ, H, 2, device=DEVICE).requires_grad_() for _ in range(2)),
+        torch.randn(1, NQ, H, device=DEVICE).requires_grad_(),
+    )
+    found = {}
+    for impl in ("triton", "reference"):
+        out = attention(**tensors, mixing=factors, causal=True, impl=impl)
+        found[impl] = out, *torch.autograd.grad(out.square().sum(), [*tensors.values(), *factors])
+    torch.testing.assert_close(found["triton"], found["reference"], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("mixed", MIXINGS)

@@ -27,6 +27,9 @@ REFUSED = {
     "mixing heads or shared": {"mixed_features": "q", "feature_mixing": "output"},
     "mixing_start random: has no effect with head mixing none; must be identity, or the head "
     "mixing position-independent or position-wise": {"mixing_start": "random"},
+    "mixing_rank 0: must be a whole number of at least 1": {"mixing_rank": 0},
+    "mixing_rank 3: has no effect with head mixing position-wise; must be 2, or the head mixing "
+    "low-rank": {"mixing_rank": 3, "head_mixing": "position-wise"},
     f"heads: must be one of {', '.join(OPTIONS)}": {"heads": 8},
 }
 

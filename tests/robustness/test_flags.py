@@ -30,6 +30,7 @@ VALUES = {
     **{option: (*table, "position_wise") for option, table in PARTS.items()},
     "mixed_features": (*CHOICES["mixed_features"], "vk"),
     "mixing_start": (*CHOICES["mixing_start"], "ones"),
+    "mixing_rank": (2, 3, 0),
     "head_dim": (2, 4, 5, 32, 0),
     "value_head_dim": (2, 5, 32, 0),
     "attention_scope": (*SCOPES, "encoder-self"),

@@ -4,7 +4,7 @@ and compare every contender with both yardsticks.
 
 import benchmark
 import pytest
-from benchmarks import core, measure, model, module, nanogpt, shares
+from benchmarks import core, factors, measure, model, module, nanogpt, shares
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 
@@ -44,6 +44,14 @@ def test_checkpointing_stands_beside_the_loop_that_it_changes():
     }
     assert {name for name, row in found.items() if "ms_checkpointed" in row} == {
         f"loop {block}: Mixhead {mixing}" for block in (64, 128, 256) for mixing in "AB"
+    }
+
+
+def test_the_factors_of_a_mixing_stand_beside_its_matrix():
+    found = rows("factors")
+    names = {"torch's softmax", factors.SOFTMAX, "low-rank, M built", "low-rank, by factors"}
+    assert {(row["name"], row["size"]) for row in found} == {
+        (name, f"3x2x24x8, rank {rank}") for name in names for rank in (2, 4)
     }
 
 

@@ -21,8 +21,10 @@ from torch.utils.hooks import RemovableHandle
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.low_rank import LowRank
 from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
-from mixhead_plugin.ops.reference import source_weights, upcast, without_autocast
+from mixhead_plugin.ops.precision import upcast, without_autocast
+from mixhead_plugin.ops.reference import source_weights
 from mixhead_plugin.parts.hooks import Hook
 
 
@@ -45,13 +47,14 @@ class Penalty(NamedTuple):
 
 def _mixing_penalty(attention: MixheadAttention, inputs: AttentionInputs, real: Tensor) -> Tensor:
     """Return the sum of the penalties on M and on the matrices that mix features."""
-    matrices: list[Tensor] = []
+    mixings: list[Tensor | LowRank] = []
     if attention.variant.parts()["head_mixing"].orthogonal:
-        assert inputs.mixing is not None
-        matrices.append(inputs.mixing)
+        mixing = inputs.mixing if inputs.mixing is not None else inputs.factors()
+        assert mixing is not None  # every such part gives one of both
+        mixings.append(mixing)
     if attention.feature_mixing is not None:
-        matrices += attention.feature_mixing.matrices()
-    return torch.stack([orthogonal_penalty(matrix, real) for matrix in matrices]).sum()
+        mixings += attention.feature_mixing.matrices()
+    return torch.stack([orthogonal_penalty(mixing, real) for mixing in mixings]).sum()
 
 
 def _rank_penalty(attention: MixheadAttention, inputs: AttentionInputs, real: Tensor) -> Tensor:

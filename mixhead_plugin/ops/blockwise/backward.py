@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.ops.blockwise.forward import Steps, inputs_of, product
-from mixhead_plugin.ops.blockwise.masks import NARROW, Block, add_mask_grad
+from mixhead_plugin.ops.blockwise.masks import NARROW, Block, add_mask_grad, dimensions
 from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.blockwise.threads import parallel_for
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
+from mixhead_plugin.ops.low_rank import LowRank
 
+# With no more heads, all products of pairs of heads take less time than a few narrow ones.
+FEW_HEADS = 16
 # Blocks add to these gradients, which start at 0. They write all others, completely if
 # `plan.complete`.
 ADDED = {
@@ -90,7 +93,7 @@ def _memory_for(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Tensor], di
 
 def _has_terms(name: str, grad: Tensor) -> bool:
     """Return whether each block has a term of its own, which are summed at the end."""
-    return name not in ADDED and grad.dim() < 4
+    return name not in ADDED and "Nq" not in dimensions(name, grad.dim())
 
 
 class _Turns:
@@ -143,9 +146,14 @@ def _add_gradients(
     mixed = with_gain
     n = block.shape[2]
     mixing = part.mixing
+    factors = part.factors()
     if mixing is not None:
         arranged = steps.arranged(with_gain, mixing, "by query")
         mixed = steps.mix_arranged(arranged, mixing, n)  # [b * h', n, k]
+    elif factors is not None:
+        arranged = steps.arranged(with_gain, factors.left, "by query")
+        sums = steps.sums(arranged, factors.left, "sums")
+        mixed = steps.spread(arranged, sums, factors.right, factors.diagonal)
 
     # Through the product with the values, and dropout
     d_mixed = steps.buffer("d_mixed", mixed.shape)
@@ -161,8 +169,19 @@ def _add_gradients(
     d_weights = d_mixed
     if mixing is not None:
         d_arranged = steps.arranged(d_mixed, mixing.transpose(-2, -1), "d by query")
-        _mixing_grad(arranged, d_arranged, grads["mixing"])
+        _write_product(arranged, d_arranged.transpose(1, 2), grads["mixing"])
         d_weights = steps.mix_arranged(d_arranged, mixing.transpose(-2, -1), n)
+    elif factors is not None:
+        d_arranged = steps.arranged(d_mixed, factors.right, "d by query")
+        d_sums = steps.sums(d_arranged, factors.right, "d sums")
+        if arranged.shape[1] <= FEW_HEADS:
+            _factor_grads_by_pairs(arranged, d_arranged, factors, grads)
+        else:
+            _write_product(d_arranged, sums.transpose(1, 2), grads["mixing_right"])
+            _write_product(arranged, d_sums.transpose(1, 2), grads["mixing_left"])
+            terms = torch.mul(arranged, d_arranged, out=steps.buffer("terms", arranged.shape))
+            grads["mixing_diagonal"].copy_(terms.sum(2).view(grads["mixing_diagonal"].shape))
+        d_weights = steps.spread(d_arranged, d_sums, factors.left, factors.diagonal)
     if part.gain is not None:
         d_gain = _gain_grad(steps, block, weights, d_weights)
         d_weights.view(block.shape).mul_(steps.gain_by_key(block, part.gain))
@@ -170,7 +189,8 @@ def _add_gradients(
             grads["gain"].add_(d_gain)
 
     # Through the normalizer, whose rows have a column more with a sink
-    out = steps.buffer("d_scores" if mixing is None else "d_mixed", with_sink.shape)
+    # Where heads mix, the gradient of P is in other memory than that of Pbar.
+    out = steps.buffer("d_mixed" if part.mixes() else "d_scores", with_sink.shape)
     if part.sink is not None:
         d_of_keys = d_weights
         d_weights = steps.buffer("d_with sink", with_sink.shape)
@@ -196,7 +216,7 @@ def _add_gradients(
         back = part.score_mixing.transpose(-2, -1)
         arranged = steps.arranged(steps.products(block), part.score_mixing, "by query")
         d_arranged = steps.arranged(d_scores, back, "d by query")
-        _mixing_grad(arranged, d_arranged, grads["score_mixing"])
+        _write_product(arranged, d_arranged.transpose(1, 2), grads["score_mixing"])
         d_scores = steps.mix_arranged(d_arranged, back, n, "mixed products")
     d_query = product(d_scores, part.key, steps.scale)  # [b * h, n, D]
     grads["query"].copy_(d_query.view(grads["query"].shape))
@@ -204,20 +224,39 @@ def _add_gradients(
         _add_products(grads["key"], d_scores, part.query, steps.scale)
 
 
-def _mixing_grad(weights: Tensor, d_mixed: Tensor, out: Tensor) -> None:
-    """Write dM[j, i] = sum_k P_j dPbar_i of arranged matrices to `out`.
+def _write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """Write products of arranged matrices to `out`; so dM[j, i] = sum_k P_j dPbar_i.
 
-    `out` is [b, n, H, H'], or [H, H'], where the products of all queries are summed.
+    `out` is [b, n, J, I], or [J, I], where the products of all queries are summed.
     """
     in_place = out.flatten(0, 1) if out.dim() == 4 and out.is_contiguous() else None
-    # [b, H, H'] or [b * n, H, H']
-    found = torch.bmm(weights, d_mixed.transpose(1, 2), out=in_place)
+    # [b, J, I] or [b * n, J, I]
+    found = torch.bmm(left, right, out=in_place)
     if in_place is not None:
         return
     if out.dim() == 2:
         out.copy_(found.sum(0))
     else:
         out.copy_(found.view(out.shape))
+
+
+def _factor_grads_by_pairs(
+    arranged: Tensor, d_arranged: Tensor, factors: LowRank, grads: dict[str, Tensor]
+) -> None:
+    """Write the gradients of the factors of M, by that of M itself.
+
+    It multiplies more than the products with the sums S, but reads the weights once.
+
+    Args:
+        arranged: P, [b * n, h, k]
+        d_arranged: the gradient of Pbar, [b * n, h, k]
+        factors: [b, n, h, R] twice and [b, n, h]
+        grads: the block's part of their gradients
+    """
+    d_matrix = torch.bmm(arranged, d_arranged.transpose(1, 2))  # [b * n, h, h]
+    _write_product(d_matrix, factors.right.flatten(0, 1), grads["mixing_left"])
+    _write_product(d_matrix.transpose(1, 2), factors.left.flatten(0, 1), grads["mixing_right"])
+    grads["mixing_diagonal"].copy_(d_matrix.diagonal(dim1=1, dim2=2).view(factors.diagonal.shape))
 
 
 def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor) -> Tensor:

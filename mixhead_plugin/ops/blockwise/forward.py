@@ -37,7 +37,7 @@ def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
             _, with_sink = steps.weights(block, part)
             weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
             with_gain = steps.apply_gain(weights, block, part.gain)
-            mixed = steps.mix(with_gain, part.mixing)  # [b * h', n, k]
+            mixed = steps.mixed(with_gain, part)  # [b * h', n, k]
             if steps.dropout_p > 0:
                 # not in place: these may be the weights that are kept
                 mask = steps.dropout_mask(block, mixed.shape)
@@ -73,6 +73,8 @@ def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
         value           [b * h', k, Dv]
         mixing          [H, H'] or [b, n, H, H']
         score_mixing    [H, H] or [b, n, H, H]
+        mixing_left     [b, n, H, R], and so mixing_right
+        mixing_diagonal [b, n, H]
         relative_query  [h, b * n, R]
         relative_key    [h, n + k - 1, R]
         gain            [h, n + k - 1]
@@ -234,12 +236,21 @@ class Steps:
 
     # ---- mixing --------------------------------------------------------------------------------
 
+    def mixed(self, weights: Tensor, part: AttentionInputs) -> Tensor:
+        """Return the mixed weights [b * h', n, k] of P [b * h, n, k], by M or by its factors."""
+        factors = part.factors()
+        if factors is None:
+            return self.mix(weights, part.mixing)
+        arranged = self.arranged(weights, factors.left, "by query")
+        sums = self.sums(arranged, factors.left, "sums")
+        return self.spread(arranged, sums, factors.right, factors.diagonal)
+
     def arranged(self, weights: Tensor, mixing: Tensor, name: str) -> Tensor:
         """Return P [b * h, n, k] as the matrices that M multiplies from the left, one row a head.
 
         M [H, H'] is shared by all queries, so a matrix holds all of a sentence: [b, h, n * k]. M
-        [b, n, H, H'] has a matrix for each query: [b * n, h, k]. There one sentence needs only
-        other strides, and several need a copy, which goes to the buffer `name`.
+        [b, n, H, H'] has a matrix for each query: [b * n, h, k]; so have factors. There one
+        sentence needs only other strides, and several need a copy, which goes to the buffer `name`.
         """
         if mixing.dim() == 2:
             return weights.unflatten(0, (-1, mixing.shape[0])).flatten(2)
@@ -274,8 +285,43 @@ class Steps:
         found_in = "mixed by query" if several else name
         mixed = self.buffer(found_in, (weights.shape[0], heads, weights.shape[2]))
         product(mixing.transpose(2, 3).flatten(0, 1), weights, out=mixed)
+        return self._by_head(mixed, n, name if several else "")
+
+    def sums(self, weights: Tensor, factor: Tensor, name: str) -> Tensor:
+        """Return S_r = sum_j left[j, r] P_j, [b * n, R, k].
+
+        Args:
+            weights: P, `arranged` by query, [b * n, h, k]
+            factor: left, [b, n, h, R]; in the backward pass right
+            name: of the buffer for the result
+        """
+        rank = factor.shape[3]
+        most = self.plan.largest // weights.shape[1] * rank
+        sums = self.buffer(name, (weights.shape[0], rank, weights.shape[2]), most)
+        return product(factor.transpose(2, 3).flatten(0, 1), weights, out=sums)
+
+    def spread(self, weights: Tensor, sums: Tensor, factor: Tensor, diagonal: Tensor) -> Tensor:
+        """Return (1 + diagonal_i) P_i + sum_r right[i, r] S_r, [b * h, n, k].
+
+        Args:
+            weights: P, `arranged` by query, [b * n, h, k]
+            sums: S, [b * n, R, k]
+            factor: right, [b, n, h, R]; in the backward pass left
+            diagonal: [b, n, h]
+        """
+        several = factor.shape[0] > 1
+        mixed = self.buffer("mixed by query" if several else "mixed", weights.shape)
+        torch.mul(weights, (1 + diagonal).flatten(0, 1)[:, :, None], out=mixed)
+        mixed.baddbmm_(factor.flatten(0, 1), sums)
+        return self._by_head(mixed, diagonal.shape[1], "mixed" if several else "")
+
+    def _by_head(self, mixed: Tensor, n: int, name: str) -> Tensor:
+        """Return matrices by query, [b * n, h', k], as [b * h', n, k].
+
+        `name` is that of the buffer for a copy, which several sentences need; empty for one.
+        """
         mixed = mixed.unflatten(0, (-1, n)).transpose(1, 2)  # [b, h', n, k]
-        if several:
+        if name:
             mixed = self.buffer(name, mixed.shape).copy_(mixed)
         return mixed.flatten(0, 1)
 

@@ -22,7 +22,7 @@ from mixhead_plugin.ops.operators import (
     save_inputs,
     saved_inputs,
 )
-from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.precision import upcast
 
 
 def blockwise_attention(inputs: AttentionInputs) -> Tensor:

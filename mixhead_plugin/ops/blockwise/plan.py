@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from mixhead_plugin.ops.blockwise.masks import Block, BlockMasks
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS
-from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.precision import upcast
 
 # Scores in one block: on a CPU they stay in the cache of one core, elsewhere they fill the device.
 BLOCK_SIZE = {"cpu": 2**18}
@@ -173,7 +173,7 @@ def _room_for_queries(inputs: AttentionInputs, pairs: int) -> tuple[int, int]:
 def _heads_together(inputs: AttentionInputs, most: int, wanted: int) -> int:
     """Return the heads of a block: all if heads mix, else as many as leave room for the queries."""
     heads = inputs.query.shape[1]
-    if inputs.mixing is not None or inputs.score_mixing is not None:
+    if inputs.mixes() or inputs.score_mixing is not None:
         return max(1, heads)
     return max(1, min(heads, most // wanted))
 
@@ -196,6 +196,8 @@ def _sentences_together(inputs: AttentionInputs, fitting: int) -> int:
 
 def _mixes_by_query(inputs: AttentionInputs) -> bool:
     """Return whether each query has an M or L of its own."""
+    if inputs.factors() is not None:
+        return True
     return any(m is not None and m.dim() == 4 for m in (inputs.mixing, inputs.score_mixing))
 
 

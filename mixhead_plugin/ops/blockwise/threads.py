@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from mixhead_plugin.ops.reference import without_autocast
+from mixhead_plugin.ops.precision import without_autocast
 
 Item = TypeVar("Item")
 

@@ -13,8 +13,9 @@ from mixhead_plugin.ops.operators import announce_flops
 from mixhead_plugin.ops.transforms import while_traced
 
 NORMALIZERS = ("softmax", "sigsoftmax", "l2", "sigmoid")
-# the tensors that the kernels read, beside masks and seed
-READ = ("query", "key", "value", "mixing", "sink")
+# the tensors that the kernels read, beside masks and seed; of factors the matrix is built
+FACTORS = ("mixing_left", "mixing_right", "mixing_diagonal")
+READ = ("query", "key", "value", "mixing", "sink", *FACTORS)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # triton's interpreter multiplies bfloat16 as integers
 INTERPRETED_DTYPES = (torch.float16, torch.float32)
@@ -102,7 +103,7 @@ def kernel_problem(inputs: AttentionInputs) -> str:
         )
     if head_dim > MAX_HEAD_DIM:
         return f"has no kernel for head size {head_dim}, only up to {MAX_HEAD_DIM}"
-    if inputs.mixing is not None and heads > MAX_HEADS:
+    if inputs.mixes() and heads > MAX_HEADS:
         return f"mixes at most {MAX_HEADS} heads, not {heads}"
     if other := [name for name in inputs.given() if name not in READ]:
         return f"has no kernel for {other[0].partition('_query')[0]}"
@@ -147,6 +148,9 @@ def triton_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` by fused kernels, for a call that has no `problem`."""
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
+    if inputs.factors() is not None:
+        # triton.md, 'Factors of M', counts why.
+        inputs = inputs.with_mixing(inputs.matrix())
     if inputs.dropout_p > 0:
         # From torch's generator, so that it repeats with torch.manual_seed and under activation
         # checkpointing. From the device's, as in F.dropout, because a CUDA graph replays draws

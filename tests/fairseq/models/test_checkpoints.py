@@ -76,6 +76,7 @@ LM = "mixhead_transformer_lm"
 SYNTHESIZER = "mixhead_synthesizer_lm"
 L2 = {"attention_normalizer": "l2"}
 SOFT = {"head_mixing": "none"}
+LOW_RANK = {"head_mixing": "low-rank"}
 # The trained model, the model that loads it, and the flag that the message must name.
 TOLD_BY_TENSORS = [
     ((TRANSLATION, {}), (TRANSLATION, SOFT), "--head-mixing position-wise"),
@@ -84,6 +85,8 @@ TOLD_BY_TENSORS = [
     ((TRANSLATION, {}), (TRANSLATION, {"head_dim": 9}), "--head-dim 4"),
     ((TRANSLATION, {}), (TRANSLATION, {"value_head_dim": 9}), "--value-head-dim 4"),
     ((LM, {"value_head_dim": 9}), (LM, {}), "--value-head-dim 9"),
+    ((LM, {**LOW_RANK, "mixing_rank": 3}), (LM, LOW_RANK), "--mixing-rank 3"),
+    ((LM, LOW_RANK), (LM, {**LOW_RANK, "mixing_rank": 1}), "--mixing-rank 2"),
     (("transformer", {}), (TRANSLATION, {"value_head_dim": 2}), "--value-head-dim 4"),
     ((TRANSLATION, {}), (TRANSLATION, {"encoder_embed_dim": 32}), "--encoder-embed-dim 16"),
     ((TRANSLATION, {}), (TRANSLATION, {"attention_scope": "self"}), "--attention-scope"),
@@ -227,6 +230,19 @@ def test_a_checkpoint_of_any_other_flags_loads_or_is_refused_by_a_flag(arch, fla
                 assert re.search(r"use (--[a-z-]+ \S+)|use an architecture", str(error))
                 refused += 1
     assert loaded >= len(flags) and refused > len(flags)
+
+
+def test_a_record_from_before_a_flag_has_what_was_usual_then():
+    trained = build(LM, head_mixing="low-rank", decoder_layers=1).state_dict()
+    record = trained._metadata["decoder.layers.0.self_attn"]
+    assert (record.pop("mixing_rank"), record.pop("value_head_dim")) == (2, 4)
+    build(LM, head_mixing="low-rank", decoder_layers=1).load_state_dict(trained)
+    for flags, flag in (
+        ({"mixing_rank": 3}, "--mixing-rank 2"),
+        ({"value_head_dim": 3}, "--value"),
+    ):
+        with pytest.raises(CheckpointError, match=f"use {flag}"):
+            build(LM, head_mixing="low-rank", decoder_layers=1, **flags).load_state_dict(trained)
 
 
 def test_a_checkpoint_of_another_scope_names_the_head_size_and_the_scope():

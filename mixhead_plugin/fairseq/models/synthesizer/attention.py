@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention, as_bool
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.precision import upcast
 from mixhead_plugin.parts import PARTS
 
 

@@ -13,7 +13,7 @@ from fairseq.modules import AdaptiveSoftmax as FairseqAdaptiveSoftmax
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.precision import upcast
 
 
 class AdaptiveEmbedding(nn.Module):

@@ -17,7 +17,7 @@ from mixhead_plugin.fairseq.models.transformer_xl.adaptive import (
 )
 from mixhead_plugin.fairseq.models.transformer_xl.mems import Mems
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.precision import upcast
 from mixhead_plugin.ops.relative import RelativeScores
 
 

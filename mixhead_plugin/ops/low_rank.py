@@ -1,0 +1,44 @@
+"""A mixing by factors: M_t = I + left_t right_t^T + diag(diagonal_t) for each query t.
+
+M[j, i] is the weight of source head j in mixed head i, as everywhere. So one mixed head is
+
+    Pbar_i = (1 + diagonal_i) P_i + sum_r right[i, r] S_r        S_r = sum_j left[j, r] P_j
+
+For H heads and R columns these are (2 R + 1) H multiplications for each pair of a query and a key,
+where the matrix takes H^2. The matrix is built only for who reads it: `LowRank.matrix`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mixhead_plugin.ops.precision import upcast, without_autocast
+
+
+class LowRank(NamedTuple):
+    """The factors of one M for each query; any floating dtypes, which may differ."""
+
+    left: Tensor  # [B, Nq, H, R]
+    right: Tensor  # [B, Nq, H, R]
+    diagonal: Tensor  # [B, Nq, H]; what is added to the identity
+
+    def matrix(self) -> Tensor:
+        """Return M [B, Nq, H, H], in float32 or better."""
+        dtype = torch.promote_types(self.left.dtype, self.right.dtype)
+        dtype = torch.promote_types(dtype, self.diagonal.dtype)
+        with without_autocast(self.left.device):
+            left, right, diagonal = (upcast(factor.to(dtype)) for factor in self)
+            return torch.matmul(left, right.transpose(-2, -1)) + torch.diag_embed(1 + diagonal)
+
+
+def mix_by_factors(weights: Tensor, left: Tensor, right: Tensor, diagonal: Tensor) -> Tensor:
+    """Return Pbar_i = sum_j M[j, i] P_j for P [B, H, Nq, Nk] and the factors of M, without M."""
+    left = left.to(weights.dtype)
+    right = right.to(weights.dtype)
+    diagonal = diagonal.to(weights.dtype)
+
+    by_query = weights.transpose(1, 2)  # [B, Nq, H, Nk]
+    sums = torch.matmul(left.transpose(-2, -1), by_query)  # S, [B, Nq, R, Nk]
+    mixed = (1 + diagonal)[..., None] * by_query + torch.matmul(right, sums)
+    return mixed.transpose(1, 2)
