@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from mixhead_plugin.hf.layouts import KINDS, NAME, Site, calls_the_interface, in_features
+from mixhead_plugin.hf.layouts import KINDS, NAME, Site, in_features
 from mixhead_plugin.ops.normalizers import sink_problem
 from mixhead_plugin.parts import Variant
 
@@ -263,8 +263,7 @@ def check_row(site: Site, model: nn.Module, variant: Variant) -> None:
         return
     features = _joined(_random_features(site, model, site.widths(model)))
     trial = Trial(site, model, features, {}, (site.heads, site.head_dim))
-    # Some raise where they compute it themselves, as a call of them alone lacks something.
-    if not trial.arrived and (trial.problem is None or not calls_the_interface(site.module)):
+    if not trial.arrived and trial.problem is None:
         raise ValueError(
             f"{site.kind}: computes its attention itself; "
             "must call it through the AttentionInterface"
