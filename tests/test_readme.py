@@ -152,7 +152,7 @@ def test_the_costs_on_a_gpu_are_those_of_the_reports():
     assert cells(README, "GPU: training step of a small language model")[1:] == step[-2:]
 
 
-def test_the_recipe_changes_by_nothing_but_the_plugin_and_the_architecture():
+def test_the_recipe_changes_by_nothing_but_the_plugin_the_architecture_and_where_it_saves():
     diff = re.search(r"(?ms)^```diff\n(.*?)^```$", README)[1].splitlines()
     parsed = []
     for left_out in "+-":
@@ -165,7 +165,7 @@ def test_the_recipe_changes_by_nothing_but_the_plugin_and_the_architecture():
         "transformer_iwslt_de_en",
         "mixhead_transformer_iwslt_de_en",
     )
-    assert new == {"arch", "user_dir"}
+    assert new == {"arch", "user_dir", "save_dir"}
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("pip install")])
