@@ -17,11 +17,17 @@ from mixhead_plugin.ops.precision import upcast, without_autocast
 
 
 class LowRank(NamedTuple):
-    """The factors of one M for each query; any floating dtypes, which may differ."""
+    """The factors of one M for each query; any floating dtypes, which may differ.
 
-    left: Tensor  # [B, Nq, H, R]
-    right: Tensor  # [B, Nq, H, R]
-    diagonal: Tensor  # [B, Nq, H]; what is added to the identity
+    Attributes:
+        left: [B, Nq, H, R]
+        right: [B, Nq, H, R]
+        diagonal: [B, Nq, H]; what is added to the identity
+    """
+
+    left: Tensor
+    right: Tensor
+    diagonal: Tensor
 
     def matrix(self) -> Tensor:
         """Return M [B, Nq, H, H], in float32 or better."""
