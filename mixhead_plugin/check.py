@@ -61,7 +61,16 @@ OF_TORCH = 2.0
 MOST_HEADS = 256
 MOST_HEAD_DIM = 1024
 SPEED_SHAPE = (4, 8, 512, 64)
-PACKAGES = "mixhead_plugin", "torch", "triton", "fairseq-fixed", "ve-fairseq", "fairseq", "numpy"
+PACKAGES = (
+    "mixhead_plugin",
+    "torch",
+    "triton",
+    "transformers",
+    "fairseq-fixed",
+    "ve-fairseq",
+    "fairseq",
+    "numpy",
+)
 
 
 def machine(device: torch.device) -> dict[str, str]:

@@ -90,7 +90,6 @@ class MixedHeads(Hooked):
         self.attention = site.module
         self.variant = dataclasses.replace(variant, head_dim=site.head_dim)
         self.config = site.module.config  # the model's
-        self.former = self.config._attn_implementation
         self.sizes = self.variant.sizes(
             site.heads, embed_dim, key_heads=site.heads // site.group(model)
         )

@@ -42,6 +42,8 @@ OLDER_ATTENTIONS = {
 OF_THE_MODEL = ("head_dim", "value_head_dim", "relative_position", "relative_gain")
 # The fields of a variant that its config does not keep: `impl` belongs to the machine.
 NOT_SAVED = ("impl", "head_dim", "value_head_dim", "relative_gain")
+# The attribute of a mixed module that names the attention of transformers that it had before.
+FORMER = "mixhead_former_attention"
 # These entries of config.json make `from_pretrained` refuse a mixed model, and its message shows
 # the value. The second one does where `from_pretrained` is told to use another attention.
 REFUSED = dict.fromkeys(
@@ -51,7 +53,7 @@ REFUSED = dict.fromkeys(
 
 
 def mix(
-    model: PreTrainedModel, head_mixing: str | None = None, *, impl: str = "auto", **variant: str
+    model: PreTrainedModel, head_mixing: str | None = None, *, impl: str = "auto", **variant: Any
 ) -> PreTrainedModel:
     """Mix the heads of every attention of `model`, in place, and return it.
 
@@ -277,11 +279,14 @@ def _give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> 
         if not hasattr(module, "config"):
             continue
         knows_eager_alone = id(module.config) in of_eager
+        # read before the copy, which names the mixing already if an earlier module shares it
+        former = module.config._attn_implementation
         config: Any = copy.deepcopy(module.config, memo)
         module.config = config
         if not any(name in ("", site.name) or site.name.startswith(f"{name}.") for site in sites):
             continue  # another tower, which stays as it is
-        # it wants no other name then
+        vars(module)[FORMER] = former
+        # transformers gives weights (`output_attentions`) under the name "eager" alone
         wants_weights = config.output_attentions and config._attn_implementation == "eager"
         if not (wants_weights or knows_eager_alone):
             config._attn_implementation_internal = NAME
@@ -314,7 +319,7 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
     Args:
         model: a mixed model
         attn_implementation: the attention of transformers that computes it then; None for the one
-            that it had before
+            that each tower had before
 
     Raises:
         ValueError: a model without mixing, whose outputs would change, or that has adapters or is
@@ -326,12 +331,14 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
         model.set_attn_implementation(attn_implementation)
     for heads in found:
         heads.detach()
-    for module in model.modules():
+    # From the inside out, because towers may have had different attentions, and the config of the
+    # whole model holds theirs.
+    for module in reversed([*model.modules()]):
         if isinstance(module, PreTrainedModel):
             remove_hook(module, note_wishes)
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
-            forget(config, attn_implementation or found[0].former)
+        if FORMER in vars(module):
+            former = vars(module).pop(FORMER)
+            forget(module.config, attn_implementation or former)
     return model
 
 

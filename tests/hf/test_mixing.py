@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import cpu_offload
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, CLIPConfig, CLIPModel
 
 from tests.covering import each_once
 from tests.fairseq.definition import MIXINGS, NORMALIZERS, variant
@@ -59,6 +59,21 @@ def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, 
     assert hf.unmix(mixed).config.to_dict() == model.config.to_dict()
     assert mixed.config._attn_implementation == model.config._attn_implementation
     assert torch.equal(mixed(**inputs).logits, model(**inputs).logits)
+
+
+def test_unmixing_gives_each_tower_the_attention_that_it_had():
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    text = dict(sizes, vocab_size=9, max_position_embeddings=8, bos_token_id=1, eos_token_id=2)
+    vision = dict(sizes, image_size=8, patch_size=4)
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision))
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    before = [model.config, model.text_model.config, model.vision_model.config]
+    expected = [config._attn_implementation for config in before]
+    hf.unmix(hf.mix(model, "position-wise"))
+    after = [model.config, model.text_model.config, model.vision_model.config]
+    assert (
+        [config._attn_implementation for config in after] == expected == ["sdpa", "eager", "sdpa"]
+    )
 
 
 @each_once(name=GENERATING, mixing=MIXINGS, beams=[1, 3], normalizer=NORMALIZERS)
