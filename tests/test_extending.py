@@ -69,6 +69,13 @@ def test_a_user_dir_of_ones_own_trains_goes_on_and_decodes(
 
 
 @pytest.mark.slow
+def test_the_gradient_of_the_normalizer_is_that_of_autograd(tmp_path):
+    write("relu_heads/__init__.py", tmp_path)
+    write("compare.py", tmp_path)
+    subprocess.run([sys.executable, "compare.py"], cwd=tmp_path, check=True)
+
+
+@pytest.mark.slow
 def test_the_command_runs_in_a_copy_of_the_checkout(tmp_path):
     copy_of_the_checkout(tmp_path)
     write("mixhead_plugin/fairseq/analysis/entropy.py", tmp_path)
@@ -89,6 +96,7 @@ def test_the_command_runs_in_a_copy_of_the_checkout(tmp_path):
 def test_every_file_and_change_is_tested_here():
     assert list(FILES) == [
         "relu_heads/__init__.py",
+        "compare.py",
         "my_models/__init__.py",
         "mixhead_plugin/fairseq/analysis/entropy.py",
         "tests/fairseq/analysis/test_entropy.py",

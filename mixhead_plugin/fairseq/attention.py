@@ -60,7 +60,8 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         ValueError: an argument that cannot work, in one line that begins with its name
     """
 
-    tables: ClassVar[dict[str, Any]] = PARTS  # of the options that a checkpoint must share
+    # Kinds of parts. A checkpoint must have been made with the same ones.
+    tables: ClassVar[dict[str, Any]] = PARTS
 
     def __init__(
         self,
@@ -202,8 +203,8 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
                 attention)
             attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; floats are added to the scores; in other types
                 non-zero hides
-            before_softmax: return the masked scores [B * H, Nq, Nk] and the values [B * H, Nk, Dv]
-                instead
+            before_softmax: return the masked scores [B * H, Nq, Nk] and the values
+                [B * H', Nk, Dv] instead
             need_head_weights: also return the mixed weights of every head
 
         Returns:
@@ -286,7 +287,7 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         """
         if before_softmax:
             scores = masked_scores(inputs).flatten(0, 1)  # [B * H, Nq, Nk]
-            values = inputs.value.flatten(0, 1)  # [B * H, Nk, Dv]
+            values = inputs.value.flatten(0, 1)  # [B * H', Nk, Dv]
             return scores.to(values.dtype), values
 
         need_weights = need_weights or need_head_weights

@@ -338,7 +338,8 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
             remove_hook(module, note_wishes)
         if FORMER in vars(module):
             former = vars(module).pop(FORMER)
-            forget(module.config, attn_implementation or former)
+            config: Any = module.config
+            forget(config, attn_implementation or former)
     return model
 
 

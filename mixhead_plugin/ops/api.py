@@ -84,8 +84,8 @@ def attention(
         normalizer: a key of `NORMALIZERS`
         mixing: M, any of these dtypes, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source
             head j in mixed head i. Or `LowRank(left, right, diagonal)`, any of these dtypes, [B,
-            Nq, H, R] twice and [B, Nq, H], for M = I + left right^T + diag(diagonal); then H' = H,
-            and M is not built but for the kernels
+            Nq, H, R] twice and [B, Nq, H], for M = I + left right^T + diag(diagonal); then H' = H.
+            M is built only for the kernels. R is the rank.
         causal: query t sees the keys up to t + (Nk - Nq)
         attn_mask: any of these dtypes, additive, broadcastable to [B, H, Nq, Nk]; -inf hides a key
         key_padding_mask: bool [B, Nk], True hides a key
@@ -102,7 +102,7 @@ def attention(
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: factor on query . key; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses what is usually the fastest;
-            any other choice runs or raises.
+            any other choice runs or raises, but for `need_weights`.
         need_weights: also return the mixed weights [B, H', Nq, Nk]; then "reference" computes all,
             whatever `impl` is
 
@@ -314,11 +314,11 @@ def fastest(inputs: AttentionInputs) -> str:
     if fused.serves(inputs):
         return "fused"
     # Nobody has reported from one of AMD's GPUs yet, so the kernels must be asked for there.
-    may = query.device.type != "cpu" and torch.version.hip is None
-    if may and not triton.slower_than_blocks(inputs) and not triton_problem(inputs):
+    kernels_allowed = query.device.type != "cpu" and torch.version.hip is None
+    if kernels_allowed and not triton.slower_than_blocks(inputs) and not triton_problem(inputs):
         return "triton"
-    # All weights take no more memory than the queries. Computing them twice pays where blocks keep
-    # them in the cache.
+    # All weights take no more memory than the queries. Computing them again in the backward pass
+    # pays where blocks keep them in the cache.
     n_keys, head_dim = key.shape[2], query.shape[3]
     if n_keys <= head_dim and (
         n_keys <= 16 or query.shape[:3].numel() * n_keys <= block_size(query.device)

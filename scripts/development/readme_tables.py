@@ -234,7 +234,7 @@ def advice() -> str:
         "",
         *items,
         "",
-        "Unknown, too: large models, training until nothing changes, and fine-tuning a model that "
+        "Unknown, too: large models, training until nothing changes, and long fine-tuning of a model that "
         "was",
         "trained without mixing. If you try, give both sides the same time, and take several "
         "seeds.",

@@ -122,19 +122,31 @@ def test_the_test_of_a_hook_fails_without_it(name, tmp_path):
 
 
 def fails_with(file, text, node, copy):
-    """Check that a test fails in a copy of the checkout with `text` at the end of a file."""
+    """Check that a test passes in a copy of the checkout, and fails with `text` in a file.
+
+    Args:
+        file: the file of fairseq's side that gets `text` at its end
+        node: the test, as pytest names it
+        copy: a folder to be made
+    """
     for folder in ("mixhead_plugin", "tests", "examples", "scripts"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
+    passed = run_in(copy, node)
+    assert passed.returncode == 0, passed.stdout[-3000:]
+
     with (copy / "mixhead_plugin" / "fairseq" / file).open("a") as opened:
         opened.write(text)
+    ended = run_in(copy, node)
+    assert ended.returncode == 1, ended.stdout[-3000:]
+    assert f"FAILED {node.partition('[')[0]}" in ended.stdout, ended.stdout[-3000:]
 
-    ended = subprocess.run(
+
+def run_in(copy, node):
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "0", "-x", "-m", "not slow", node],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy)},  # before the installed one
         capture_output=True,
         text=True,
     )
-    assert ended.returncode == 1, ended.stdout[-3000:]
-    assert f"FAILED {node.partition('[')[0]}" in ended.stdout, ended.stdout[-3000:]
