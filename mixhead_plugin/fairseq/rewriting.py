@@ -1,4 +1,4 @@
-"""Write the checkpoint of a changed model from that of the whole one."""
+"""Write the checkpoint of a changed model from that of the former one."""
 
 import os
 from collections.abc import Mapping

@@ -203,6 +203,9 @@ def check(inputs: AttentionInputs, impl: str) -> None:
         raise ValueError(f"dropout_p {inputs.dropout_p}: must be a probability")
     if inputs.sink is not None and (problem := sink_problem(inputs.normalizer)):
         raise ValueError(f"sink: {problem}")
+    factors = (inputs.mixing_left, inputs.mixing_right, inputs.mixing_diagonal)
+    if inputs.mixing is not None and any(factor is not None for factor in factors):
+        raise ValueError("mixing: must be M or its factors, not both; with_mixing() sets one")
 
     # A tiny call takes much of its time here. So names are made readable only where something is
     # wrong.

@@ -13,8 +13,8 @@ class AttentionInputs(NamedTuple):
     Build it by keywords.
 
     The tensors come first, and the relative scores are two of them, the factors of a mixing three:
-    operators of torch take no nested arguments. A call has `mixing`, or all three factors, or
-    neither. TorchScript compiles it too. DIMENSIONS has the shapes.
+    operators of torch take no nested arguments. A call has either `mixing`, or all three factors,
+    or none of them. TorchScript compiles it too. DIMENSIONS has the shapes.
     """
 
     query: Tensor

@@ -156,7 +156,7 @@ def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
     if way == "pre-hook":
         scales = torch.linspace(0, 1, 8)[:, None]
         module.register_attention_pre_hook(
-            lambda attention, inputs: inputs._replace(mixing=inputs.mixing * scales)
+            lambda attention, inputs: inputs.with_mixing(inputs.mixing * scales)
         )
     elif way == "hook":
         module.register_attention_hook(

@@ -111,9 +111,6 @@ def test_another_projection_in_place_of_one_is_followed():
     expected = model(**inputs).logits
     attention(model).q_proj = copy.deepcopy(attention(model).q_proj)
     torch.testing.assert_close(model(**inputs).logits, expected)
-    del attention(model).v_proj.weight  # what the copy was made of is not asked
-    with pytest.raises(AttributeError, match="weight"):
-        model(**inputs)
 
 
 @torch.no_grad()

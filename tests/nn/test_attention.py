@@ -464,3 +464,15 @@ def test_a_mixing_starts_as_it_is_asked_to_and_a_state_without_it_is_still_the_i
         assert torch.equal(attention.head_mixing.weight, torch.full((H, H), 1 / H))
         attention.load_state_dict(torchs.state_dict())
         assert torch.equal(attention.head_mixing.weight, torch.eye(H))
+
+
+def test_a_hook_that_adds_a_matrix_to_the_factors_of_a_mixing_is_refused():
+    attention = MixedAttention(12, 4, head_mixing="low-rank", batch_first=True)
+    attention.register_attention_pre_hook(
+        lambda module, inputs: inputs._replace(mixing=torch.eye(4))
+    )
+    x = torch.randn(2, 3, 12)
+    with pytest.raises(ValueError) as error:
+        attention(x, x, x)
+    message = "mixing: must be M or its factors, not both; with_mixing() sets one"
+    assert str(error.value) == message

@@ -411,3 +411,12 @@ def test_without_a_mixing_that_has_moved_a_model_is_as_it_was():
     assert type(model.layers[0]) is Attention
     assert set(vars(model.layers[0])) == attributes
     assert list(model.state_dict()) == names
+
+
+def test_a_state_dict_loads_into_a_model_that_was_mixed_by_another_example():
+    square = inputs(batch=4, length=4)  # the batch has as many sentences as queries
+    oblong = inputs(batch=3, length=5)
+    saved = move(mix(Model().double(), "position-wise", example=(square,)))
+    again = mix(Model().double(), "position-wise", example=(oblong,))
+    again.load_state_dict(saved.state_dict())
+    torch.testing.assert_close(again(oblong), saved(oblong))

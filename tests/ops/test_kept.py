@@ -179,9 +179,12 @@ def test_another_budget_is_refused(given, monkeypatch):
 def test_a_forked_process_has_all_of_the_budget():
     held = kept.MEMORY.reserve(64)
     read, write = os.pipe()
-    if os.fork() == 0:
-        os.write(write, str(kept.MEMORY.in_use()).encode())
-        os._exit(0)
-    os.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, str(kept.MEMORY.in_use()).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
     assert os.read(read, 100) == b"0"
     del held
