@@ -7,6 +7,7 @@ import statistics
 from itertools import chain
 from pathlib import Path
 
+from studies import planned
 from studies.comparisons import (
     RESULTS,
     Comparison,
@@ -289,12 +290,18 @@ def time_table(folder: Path = RESULTS) -> str:
     return table(head, rows)
 
 
+def recall_steps_table(folder: Path = RESULTS) -> str:
+    """Return how many seeds learned recall within 1,200 steps, and after how many."""
+    return planned.steps_table(study_of("recall_steps", folder))
+
+
 TABLES = {
     "effects": effects_table,
     "BLEU": bleu_table,
     "translation": translation_table,
     "along the training": along_table,
     "recall": recall_table,
+    "steps of recall": recall_steps_table,
     "over all texts": summary_table,
     "training time": time_table,
     "words": words_table,
@@ -316,6 +323,9 @@ Translation: gain in validation loss, nats a token, eight seeds, intervals at 95
     "recall": (
         f"Runs that end below {LEARNED} and below {NEARLY} nats an answer, and the mean loss."
     ),
+    "steps of recall": """\
+Runs of 128 tokens that end when they have learned, or after 1,200 steps. 'Learned' has Clopper and
+Pearson's interval at 95 %; the signs compare each seed with softmax with heads of the same size.""",
     "over all texts": """\
 The lines on text as settings that each have a true gain (random effects); the intervals of the
 mean are Hartung and Knapp's. The lines share corpora, and most have three seeds, so other
