@@ -324,8 +324,9 @@ Translation: gain in validation loss, nats a token, eight seeds, intervals at 95
         f"Runs that end below {LEARNED} and below {NEARLY} nats an answer, and the mean loss."
     ),
     "steps of recall": """\
-Runs of 128 tokens that end when they have learned, or after 1,200 steps. 'Learned' has Clopper and
-Pearson's interval at 95 %; the signs compare each seed with softmax with heads of the same size.""",
+Runs of 128 tokens that end when they have learned, or after 1,200 steps. 'Learned' has Clopper
+and Pearson's interval at 95 %; the signs compare each seed with softmax with heads of the same
+size.""",
     "over all texts": """\
 The lines on text as settings that each have a true gain (random effects); the intervals of the
 mean are Hartung and Knapp's. The lines share corpora, and most have three seeds, so other
