@@ -234,8 +234,8 @@ def advice() -> str:
         "",
         *items,
         "",
-        "Unknown, too: large models, training until nothing changes, and long fine-tuning of a model that "
-        "was",
+        "Unknown, too: large models, training until nothing changes, and long fine-tuning of a model "
+        "that was",
         "trained without mixing. If you try, give both sides the same time, and take several "
         "seeds.",
         "'Without mixing' is softmax. In brackets are intervals at 95 %, over pairs of equal "
