@@ -10,7 +10,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.fairseq.cache import CachedAttention
-from mixhead_plugin.fairseq.learning_rate import scale_learning_rate
+from mixhead_plugin.fairseq.learning_rate import mark_learning_rate
 from mixhead_plugin.fairseq.record import Recorded
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
@@ -145,7 +145,7 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         self.normalize = NORMALIZERS[self.normalizer].weights
         for mixing in (getattr(self, option) for option in MIXINGS):
             if mixing is not None:
-                scale_learning_rate(mixing, mixing_lr_scale)
+                mark_learning_rate(mixing, mixing_lr_scale)
         self.impl = variant.impl
 
         # Attributes of fairseq's module that other code reads or sets.

@@ -220,17 +220,17 @@ def _told_by_sizes(
     # Only a matrix M [H, H'] can have another number of mixed heads than of source heads, but for
     # a mixing in groups.
     kind = PARTS["head_mixing"].get(head_mixing)
-    group = 1 if kind is None else kind.group
-    mixed_heads = heads // group
+    per_mixed = 1 if kind is None else kind.heads_per_mixed
+    mixed_heads = heads // per_mixed
     for name in ("head_mixing.bias", "head_mixing.weight"):
-        if name in tensors and group == 1:
+        if name in tensors and per_mixed == 1:
             mixed_heads = tensors[name].shape[1]
             break
 
     found["attention_heads"] = heads
     found["mixed_heads"] = mixed_heads
-    if value.shape[0] % (mixed_heads * group) == 0:
-        found["value_head_dim"] = value.shape[0] // (mixed_heads * group)
+    if value.shape[0] % (mixed_heads * per_mixed) == 0:
+        found["value_head_dim"] = value.shape[0] // (mixed_heads * per_mixed)
     return found
 
 

@@ -22,7 +22,7 @@ def install() -> None:
 
 
 @replaces(Trainer, "_build_optimizer")
-def scale_learning_rate(original, trainer: Trainer) -> None:
+def scale_marked_steps(original, trainer: Trainer) -> None:
     """Multiply the steps of the parameters that --mixing-lr-scale marks.
 
     fairseq has one learning rate for all parameters.

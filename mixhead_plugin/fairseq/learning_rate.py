@@ -13,7 +13,7 @@ from torch import Tensor, nn
 _FACTOR = "mixing_lr_scale"
 
 
-def scale_learning_rate(module: nn.Module, factor: float) -> None:
+def mark_learning_rate(module: nn.Module, factor: float) -> None:
     """Mark all parameters of `module`, so that `scale_steps` multiplies their learning rate.
 
     Args:

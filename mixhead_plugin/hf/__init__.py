@@ -3,7 +3,7 @@
 from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.adapter import ablate, attentions, importance, prune
-from mixhead_plugin.hf.layouts import LAYOUTS, NAME, Layout
+from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD, Layout
 from mixhead_plugin.hf.loading import load
 from mixhead_plugin.hf.mixing import fold, mix, unmix
 from mixhead_plugin.hf.viewing import view
@@ -11,7 +11,7 @@ from mixhead_plugin.parts import PARTS, Variant, mixing_parameters, parameter_gr
 
 __all__ = [
     "LAYOUTS",
-    "NAME",
+    "MIXHEAD",
     "PARTS",
     "LayerHeads",
     "Layout",

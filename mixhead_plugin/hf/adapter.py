@@ -18,7 +18,7 @@ from mixhead_plugin.heads.attention import Heads, HeadsError, LayerHeads
 from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.attend import MixedHeads
-from mixhead_plugin.hf.layouts import NAME, Site, sites_of
+from mixhead_plugin.hf.layouts import MIXHEAD, Site, sites_of
 from mixhead_plugin.hf.mixing import (
     PRUNED,
     attach,
@@ -37,7 +37,7 @@ class SiteAttention:
 
     def __init__(self, site: Site, model: PreTrainedModel):
         self.site, self.model, self.name = site, model, site.name
-        self.mixed: MixedHeads | None = vars(site.module).get(NAME)
+        self.mixed: MixedHeads | None = vars(site.module).get(MIXHEAD)
 
     @property
     def heads(self) -> dict[str, int]:

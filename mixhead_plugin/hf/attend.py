@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from mixhead_plugin.hf.layouts import NAME, Site
+from mixhead_plugin.hf.layouts import MIXHEAD, Site
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.parts import PARTS, Assembly, Variant
 from mixhead_plugin.parts.hooks import Hooked
@@ -91,7 +91,7 @@ class MixedHeads(Hooked):
         self.variant = dataclasses.replace(variant, head_dim=site.head_dim)
         self.config = site.module.config  # the model's
         self.sizes = self.variant.sizes(
-            site.heads, embed_dim, key_heads=site.heads // site.group(model)
+            site.heads, embed_dim, key_heads=site.heads // site.heads_per_key(model)
         )
         self.assembly = Assembly()
         self.assembly.add_parts(self.variant, self.sizes)
@@ -106,7 +106,7 @@ class MixedHeads(Hooked):
         self.missing_values = 0  # zeros in place of cut values
         self.names = {kind: site.paths[kind].rpartition(".")[2] for kind in FEATURES}
         self.hooks: list[RemovableHandle] = []
-        self.add_hooks()
+        self.init_hooks()
 
     def __getattr__(self, name: str) -> Any:
         """Return a part: the attention has them, since an adapter may put others in their place."""
@@ -115,7 +115,7 @@ class MixedHeads(Hooked):
         raise AttributeError(name)
 
     @property
-    def group(self) -> int:
+    def heads_per_key(self) -> int:
         """How many heads of queries share a head of keys."""
         return self.sizes.num_heads // self.sizes.key_heads
 
@@ -124,7 +124,7 @@ class MixedHeads(Hooked):
 
         The parts have the names that the attention's files have.
         """
-        vars(self.attention)[NAME] = self
+        vars(self.attention)[MIXHEAD] = self
         for option in PARTS:
             setattr(self.attention, option, getattr(self.assembly, option))
         del self.assembly
@@ -140,7 +140,7 @@ class MixedHeads(Hooked):
             hook.remove()
         for projection in self.projections().values():
             remove_hook(projection, self._project)
-        for name in (NAME, *PARTS):
+        for name in (MIXHEAD, *PARTS):
             delattr(self.attention, name)
 
     def projections(self) -> dict[str, nn.Module]:
@@ -266,7 +266,7 @@ def mixed_attention(
         `attn_implementation` is eager, the mixed weights [B, H', Nq, Nk]
     """
     name = type(module).__name__
-    mixed: MixedHeads | None = getattr(module, NAME, None)
+    mixed: MixedHeads | None = getattr(module, MIXHEAD, None)
     if mixed is None:
         raise RuntimeError(
             f"{name}: has no mixing; load it by mixhead_plugin.hf.load, or add a row to hf.LAYOUTS"
@@ -277,9 +277,9 @@ def mixed_attention(
             f"{name}: its projection of queries was not called, so there is nothing to mix by"
         )
     chosen = mixed.config._attn_implementation
-    if chosen not in (NAME, "eager"):
+    if chosen not in (MIXHEAD, "eager"):
         raise RuntimeError(
-            f"attn_implementation {chosen}: lost the mixing, must be {NAME} or eager"
+            f"attn_implementation {chosen}: lost the mixing, must be {MIXHEAD} or eager"
         )
     for setting in ("softcap", "cache"):
         if others.get(setting) is not None:
@@ -325,7 +325,7 @@ def mixed_attention(
         key = key.repeat_interleave(groups, 1)
         value = value.repeat_interleave(groups, 1)
     # With differential mixing, neighbours are the values of one mixed head.
-    group = PARTS["head_mixing"][mixed.variant.head_mixing].group
+    group = PARTS["head_mixing"][mixed.variant.head_mixing].heads_per_mixed
     if group > 1:
         value = value.unflatten(1, (-1, group)).transpose(2, 3).flatten(3)  # [B, H', Nk, Dv]
     value = value[:, : mixed.sizes.mixed_heads]
@@ -372,5 +372,5 @@ def mixed_mask(**settings: Any) -> Tensor | None:
     return sdpa_mask(**settings)
 
 
-AttentionInterface.register(NAME, mixed_attention)
-AttentionMaskInterface.register(NAME, mixed_mask)
+AttentionInterface.register(MIXHEAD, mixed_attention)
+AttentionMaskInterface.register(MIXHEAD, mixed_mask)

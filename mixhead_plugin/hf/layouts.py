@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 # of the implementation, of the options in a config, and of what `mix` notes in an attention
-NAME = "mixhead"
+MIXHEAD = "mixhead"
 # The fields of Layout whose features an attention function gets, in its order.
 KINDS = ("queries", "keys", "values")
 # The name that all files of transformers give to the AttentionInterface.
@@ -81,7 +81,7 @@ class Site(NamedTuple):
     def head_dim(self) -> int:
         return _number(self.module, self.layout.head_dim)
 
-    def group(self, model: nn.Module) -> int:
+    def heads_per_key(self, model: nn.Module) -> int:
         """Return how many heads of queries share a head of keys, before mixing and pruning."""
         return self.heads * self.head_dim // self.widths(model)["keys"]
 

@@ -19,7 +19,7 @@ from transformers.utils import (
 
 from mixhead_plugin.hf.adapter import cut
 from mixhead_plugin.hf.attend import SPLIT
-from mixhead_plugin.hf.layouts import LAYOUTS, NAME
+from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD
 from mixhead_plugin.hf.mixing import (
     ATTENTIONS,
     OLDER_ATTENTIONS,
@@ -56,8 +56,9 @@ def load(
             class, or a `tp_plan`
     """
     saved, _ = transformers.PreTrainedConfig.get_config_dict(folder, **settings)
-    if NAME not in saved:
-        raise ValueError(f"{folder}: its config has no entry {NAME}; {_advice(folder, settings)}")
+    if MIXHEAD not in saved:
+        advice = _advice(folder, settings)
+        raise ValueError(f"{folder}: its config has no entry {MIXHEAD}; {advice}")
     for name in ("tp_plan", "tp_size", "device_mesh"):
         if settings.get(name) is not None:
             raise ValueError(f"{name}: must be left out; {SPLIT}")
@@ -70,7 +71,7 @@ def load(
     # an AutoModel makes models of other classes, without the mixing
     if not issubclass(base, PreTrainedModel):
         raise ValueError(f"cls {base.__name__}: must be the class of a model, as {written}")
-    variant = Variant.of({**saved[NAME], "impl": impl})
+    variant = Variant.of({**saved[MIXHEAD], "impl": impl})
     kinds = saved.get(ATTENTIONS, OLDER_ATTENTIONS | LAYOUTS.keys())
 
     @functools.wraps(base, updated=())  # transformers chooses the loss by the name of the class

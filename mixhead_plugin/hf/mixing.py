@@ -14,7 +14,7 @@ from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.attend import FEATURES, SPLIT, MixedHeads, note_wishes, remove_hook
 from mixhead_plugin.hf.layouts import (
     LAYOUTS,
-    NAME,
+    MIXHEAD,
     USUAL,
     Site,
     calls_the_interface,
@@ -22,7 +22,7 @@ from mixhead_plugin.hf.layouts import (
     sites_of,
 )
 from mixhead_plugin.hf.trial import check_row
-from mixhead_plugin.parts import OPTIONS, PARTS, Variant, effective, refuse_nothing
+from mixhead_plugin.parts import OPTIONS, PARTS, Variant, check_any_given, effective
 from mixhead_plugin.parts.head_mixing import own_numbers
 
 # of the entry of a config that has the heads that `prune` removed, by layer
@@ -89,7 +89,7 @@ def mix(
     _refuse_compiled(sites, model)
     if getattr(model, "_tp_size", None) is not None:
         raise ValueError(f"{type(model).__name__}: is split by tp_plan; {SPLIT}")
-    refuse_nothing(asked)
+    check_any_given(asked)
     problems = unfit(model, sites, chosen)
     fitting = [site for site in sites if site.kind not in problems]
     attach(model, chosen, {site.kind for site in fitting})
@@ -140,11 +140,11 @@ def unfit(model: nn.Module, sites: Sequence[Site], variant: Variant) -> dict[str
 
 def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
     """Remove all that `attach` and `prune` have written into a config, and into those inside it."""
-    if NAME in vars(config):
+    if MIXHEAD in vars(config):
         config._attn_implementation_internal = attn_implementation
         if saving.auto_map_of(config):  # which is empty if it is not ours
             vars(config).pop("auto_map", None)
-    for name in (NAME, ATTENTIONS, PRUNED, *REFUSED):
+    for name in (MIXHEAD, ATTENTIONS, PRUNED, *REFUSED):
         vars(config).pop(name, None)
     for inner in vars(config).values():
         if isinstance(inner, PreTrainedConfig):
@@ -153,7 +153,7 @@ def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
 
 def is_mixed(model: nn.Module) -> bool:
     return any(
-        NAME in vars(module)
+        MIXHEAD in vars(module)
         for module in model.modules()
         if not isinstance(module, PreTrainedModel)
     )
@@ -240,7 +240,7 @@ def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> 
         # Its own config: whatever `transformers` chooses for the model, the attention calls
         # `mixed_attention`.
         site.module.config = copy.copy(heads.config)
-        site.module.config._attn_implementation_internal = NAME
+        site.module.config._attn_implementation_internal = MIXHEAD
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.register_forward_pre_hook(note_wishes, with_kwargs=True)
@@ -264,7 +264,7 @@ def _sites_of_kinds(model: nn.Module, kinds: Collection[str]) -> list[Site]:
 def _give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> None:
     """Give a model and its modules configs of their own, which tell of the variant."""
     kinds = {site.kind for site in sites}
-    entries = {NAME: saved_fields(variant), ATTENTIONS: sorted(kinds), **REFUSED}
+    entries = {MIXHEAD: saved_fields(variant), ATTENTIONS: sorted(kinds), **REFUSED}
     # Attentions of models that know eager alone may be causal without saying so: with the masks of
     # eager they need not say it.
     of_eager = {
@@ -289,7 +289,7 @@ def _give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> 
         # transformers gives weights (`output_attentions`) under the name "eager" alone
         wants_weights = config.output_attentions and config._attn_implementation == "eager"
         if not (wants_weights or knows_eager_alone):
-            config._attn_implementation_internal = NAME
+            config._attn_implementation_internal = MIXHEAD
         vars(config).update(entries)
 
 
@@ -298,19 +298,19 @@ def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
 
     `folded` is a part that may have an effect.
     """
-    found = [site.module for site in sites_of(model) if NAME in vars(site.module)]
+    found = [site.module for site in sites_of(model) if MIXHEAD in vars(site.module)]
     if not found:
         raise ValueError(f"{type(model).__name__}: has no mixing")
     if hasattr(model.config, PRUNED):
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
     refuse_offloaded(model, "unmixed")
     for module in found:
-        normalizer = getattr(module, NAME).variant.normalizer
+        normalizer = getattr(module, MIXHEAD).variant.normalizer
         left = effective({name: getattr(module, name) for name in PARTS if name != folded})
         if left or normalizer != "softmax":
             left = left or f"normalizer {normalizer}"
             raise ValueError(f"{type(model).__name__}: without {left} its outputs would change")
-    return [getattr(module, NAME) for module in found]
+    return [getattr(module, MIXHEAD) for module in found]
 
 
 def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
@@ -360,7 +360,7 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
     _removable(model, folded="feature_mixing")
     refuse_quantised(model, "folded")
     for site in sites_of(model):
-        mixed: MixedHeads | None = vars(site.module).get(NAME)
+        mixed: MixedHeads | None = vars(site.module).get(MIXHEAD)
         if mixed is None or mixed.feature_mixing is None:
             continue
         output: Any = model.get_submodule(site.paths["output"])

@@ -8,17 +8,17 @@ from torch import nn
 
 from mixhead_plugin.heads.cutting import whole_part
 from mixhead_plugin.hf.attend import MixedHeads
-from mixhead_plugin.hf.layouts import NAME, Site, several
+from mixhead_plugin.hf.layouts import MIXHEAD, Site, several
 from mixhead_plugin.hf.trial import check_fewer
 from mixhead_plugin.parts import PartKind, parameters
 
 
 def _outputs(model: nn.Module, site: Site) -> tuple[int, int]:
     """Return how many heads have an output, and how many of them share keys and values."""
-    mixed: MixedHeads | None = vars(site.module).get(NAME)
+    mixed: MixedHeads | None = vars(site.module).get(MIXHEAD)
     if mixed is None:
-        return site.heads, site.group(model)
-    return mixed.sizes.mixed_heads, mixed.group
+        return site.heads, site.heads_per_key(model)
+    return mixed.sizes.mixed_heads, mixed.heads_per_key
 
 
 class Rest(NamedTuple):
@@ -31,7 +31,7 @@ class Rest(NamedTuple):
 
 
 def _rest(model: nn.Module, site: Site, heads: Sequence[int]) -> Rest:
-    mixed: MixedHeads | None = vars(site.module).get(NAME)
+    mixed: MixedHeads | None = vars(site.module).get(MIXHEAD)
     mixes = mixed is not None and mixed.head_mixing is not None
     source = site.heads if mixed is None else mixed.sizes.num_heads
     total, group = _outputs(model, site)
@@ -49,7 +49,7 @@ def _rest(model: nn.Module, site: Site, heads: Sequence[int]) -> Rest:
 
 def problem(model: nn.Module, site: Site, heads: Sequence[int]) -> str:
     """Return why some heads of an attention cannot be cut off, or an empty string if they can."""
-    mixed: MixedHeads | None = vars(site.module).get(NAME)
+    mixed: MixedHeads | None = vars(site.module).get(MIXHEAD)
     total, group = _outputs(model, site)
     if len(heads) == total:
         return "must leave one head"
@@ -66,7 +66,7 @@ def problem(model: nn.Module, site: Site, heads: Sequence[int]) -> str:
 def try_out(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     """Raise ValueError if an attention would not go on without some heads."""
     rest = _rest(model, site, heads)
-    mixed: MixedHeads | None = vars(site.module).get(NAME)
+    mixed: MixedHeads | None = vars(site.module).get(MIXHEAD)
     if mixed is None:
         widths = site.widths(model)
         value_dim = rest.size
@@ -95,7 +95,7 @@ def _numbers(site: Site, rest: Rest) -> dict[str, int]:
 
 def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     """Remove heads of an attention that `attach` has seen, where `problem` finds none."""
-    mixed: MixedHeads = getattr(site.module, NAME)
+    mixed: MixedHeads = getattr(site.module, MIXHEAD)
     rest = _rest(model, site, heads)
     for path, kinds in site.packed().items():
         columns: list[int] = []

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.utils import is_peft_available
 
-from mixhead_plugin.hf.layouts import NAME
+from mixhead_plugin.hf.layouts import MIXHEAD
 from mixhead_plugin.parts import PARTS
 
 # The file in the folder of a mixed model that the Auto classes of transformers import, if the user
@@ -39,7 +39,7 @@ def watch_models() -> None:
 
     Mixed ones are saved with what the Auto classes load them by.
     """
-    if hasattr(PreTrainedModel.save_pretrained, NAME):
+    if hasattr(PreTrainedModel.save_pretrained, MIXHEAD):
         return
     model: Any = PreTrainedModel
     model.__init__ = _checked(PreTrainedModel.__init__, _refuse_to_forget)
@@ -55,7 +55,7 @@ def _with_file(save: Any) -> Any:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        auto_map = auto_map_of(model.config) if hasattr(model.config, NAME) else {}
+        auto_map = auto_map_of(model.config) if hasattr(model.config, MIXHEAD) else {}
         if auto_map and is_main_process:
             model.config.auto_map = auto_map
             # Before the other files, because `push_to_hub=True` uploads the folder at the end.
@@ -96,7 +96,7 @@ def watch_adapters() -> None:
         ("set_peft_model_state_dict", _refuse_unmixed),
     ):
         function = getattr(save_and_load, name)
-        if not hasattr(function, NAME):
+        if not hasattr(function, MIXHEAD):
             for module in (peft, peft.utils, peft_model, save_and_load):
                 setattr(module, name, _checked(function, check))
 
@@ -107,14 +107,14 @@ def _checked(function: Any, check: Any) -> Any:
         check(model, *args, **kwargs)
         return function(model, *args, **kwargs)
 
-    setattr(checked, NAME, True)
+    setattr(checked, MIXHEAD, True)
     return checked
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the parts of all mixed attentions that have tensors, by the name of their option."""
     for module in model.modules():
-        if NAME in vars(module):
+        if MIXHEAD in vars(module):
             for option in PARTS:
                 part = getattr(module, option, None)
                 if part is not None and part.state_dict():
@@ -122,7 +122,7 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _refuse_to_forget(model: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-    if hasattr(config, NAME):
+    if hasattr(config, MIXHEAD):
         raise ValueError(
             f"{type(model).__name__}: its config is for mixed heads, load this model by "
             "mixhead_plugin.hf.load, or make a new one from a plain config and call hf.mix"
@@ -130,8 +130,8 @@ def _refuse_to_forget(model: Any, config: Any, *args: Any, **kwargs: Any) -> Non
 
 
 def _refuse_inner(model: Any, *args: Any, **kwargs: Any) -> None:
-    inside = [name for name, module in model.named_modules() if NAME in vars(module)]
-    if inside and not hasattr(model.config, NAME):
+    inside = [name for name, module in model.named_modules() if MIXHEAD in vars(module)]
+    if inside and not hasattr(model.config, MIXHEAD):
         raise ValueError(
             f"{type(model).__name__}: is mixed inside alone ({inside[0]}), so its config has no "
             "entry to load it by; "

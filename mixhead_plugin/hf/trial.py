@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from mixhead_plugin.hf.layouts import KINDS, NAME, Site, in_features
+from mixhead_plugin.hf.layouts import KINDS, MIXHEAD, Site, in_features
 from mixhead_plugin.ops.normalizers import sink_problem
 from mixhead_plugin.parts import Variant
 
-_TRIAL = f"{NAME}_trial"
+_TRIAL = f"{MIXHEAD}_trial"
 # Sentences and positions. Two different numbers, because some attentions change the order of both.
 _BATCH, _LENGTH = 2, 3
 # What an attention may give to its attention function: what `mixed_attention` takes, and what the

@@ -147,7 +147,7 @@ class MixedAttention(Assembly):
 
         A part that the state lacks wholly starts anew. The state of another variant is refused.
         """
-        saved = local_metadata.get(record.NAME)
+        saved = local_metadata.get(record.METADATA_KEY)
         problem = record.difference(saved, self.entry()) if saved else ""
         if problem:
             settings[-1].append(f"{prefix[:-1] or type(self).__name__} {problem}.")

@@ -29,7 +29,7 @@ class SdpaAttention(AssemblyAttention):
     """The adapter of a module that calls F.scaled_dot_product_attention."""
 
     def __init__(self, name: str, module: nn.Module):
-        super().__init__(name, vars(module)[sdpa.NAME])
+        super().__init__(name, vars(module)[sdpa.ATTRIBUTE])
         self.owner = module
 
     @property

@@ -12,7 +12,7 @@ from mixhead_plugin.nn import multihead, record, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.nn.example import Example, Seen, Sizes
 from mixhead_plugin.ops.api import FLOATS
-from mixhead_plugin.parts import PARTS, Assembly, Variant, refuse_nothing
+from mixhead_plugin.parts import PARTS, Assembly, Variant, check_any_given
 from mixhead_plugin.parts.head_mixing import own_numbers
 
 # Keywords for an attention that projects its input itself, as `MixedAttention` does.
@@ -56,7 +56,7 @@ def mix(
     asked = dict(variant)
     if head_mixing is not None:
         asked["head_mixing"] = head_mixing
-    refuse_nothing(asked)
+    check_any_given(asked)
     refuse_mixed(model)
 
     seen = Seen({}, []) if example is None else examples.run(model, example)
@@ -186,7 +186,7 @@ def check_calling(
                 f"{name}: has a forward of its own, which a tool has put there; must be mixed "
                 "before"
             )
-        for taken in (sdpa.NAME, *PARTS):
+        for taken in (sdpa.ATTRIBUTE, *PARTS):
             if hasattr(module, taken):
                 raise ValueError(f"{name}.{taken}: is an attribute, must be free for the mixing")
         reader = sdpa.reads_input(variant)

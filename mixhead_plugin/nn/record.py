@@ -9,7 +9,7 @@ from typing import Any
 
 from mixhead_plugin.parts import OPTIONS, Variant
 
-NAME = "mixhead"  # of the entry in the metadata of a module
+METADATA_KEY = "mixhead"  # of the entry in the metadata of a module
 
 # What may differ between the module that was saved and the one that loads: which code computes the
 # attention, and what an M started as that is loaded now.
@@ -31,13 +31,13 @@ def write(destination: Any, prefix: str, entry: dict[str, Any]) -> None:
     """
     metadata = getattr(destination, "_metadata", None)
     if metadata is not None:
-        metadata[prefix[:-1]][NAME] = entry
+        metadata[prefix[:-1]][METADATA_KEY] = entry
 
 
 def entries(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the entries of a state dict by the name of the module."""
     metadata = getattr(state_dict, "_metadata", {})
-    return {name: entry[NAME] for name, entry in metadata.items() if NAME in entry}
+    return {name: entry[METADATA_KEY] for name, entry in metadata.items() if METADATA_KEY in entry}
 
 
 def variant_of(entry: Mapping[str, Any], impl: str) -> Variant:

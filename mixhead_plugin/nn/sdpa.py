@@ -32,7 +32,7 @@ from mixhead_plugin.nn.example import ATEN_SDPA, SDPA, Sizes, first_tensor
 from mixhead_plugin.parts import PARTS, Assembly, Variant, effective
 from mixhead_plugin.parts.hooks import Hooked
 
-NAME = record.NAME  # the attribute of a mixed module that holds its `MixedSdpa`
+ATTRIBUTE = "mixhead"  # the attribute of a mixed module that holds its `MixedSdpa`
 
 
 class MixedSdpa(Hooked):
@@ -52,9 +52,9 @@ class MixedSdpa(Hooked):
         # Where nothing reads the input, its size has no effect.
         embed_dim = seen.heads * seen.head_dim if seen.embed_dim is None else seen.embed_dim
         sizes = self.variant.sizes(seen.heads, embed_dim)
-        self.group = seen.heads // sizes.mixed_heads  # source heads for each mixed head
-        self.sizes = sizes._replace(value_dim=seen.value_dim * self.group)
-        self.add_hooks()
+        self.heads_per_mixed = seen.heads // sizes.mixed_heads  # source heads for each mixed head
+        self.sizes = sizes._replace(value_dim=seen.value_dim * self.heads_per_mixed)
+        self.init_hooks()
 
     def entry(self) -> dict[str, Any]:
         """Return what the metadata of a state dict tell of the module."""
@@ -87,7 +87,7 @@ class MixedCall(TorchFunctionMode):
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
         super().__init__()
-        self.mixed: MixedSdpa = module.__dict__[NAME]
+        self.mixed: MixedSdpa = module.__dict__[ATTRIBUTE]
         self.normalizer = self.mixed.variant.normalizer
         for option in PARTS:
             setattr(self, option, getattr(module, option))
@@ -147,7 +147,7 @@ class MixedCall(TorchFunctionMode):
             value = value.repeat_interleave(heads // value.size(1), 1)
         key = key.expand(query.size(0), heads, -1, -1)
         value = value.expand(query.size(0), heads, -1, -1)
-        group = self.mixed.group
+        group = self.mixed.heads_per_mixed
         if group > 1:
             # [B, H', Nk, group * Dv]
             value = value.unflatten(1, (-1, group)).transpose(2, 3).flatten(3)
@@ -266,15 +266,15 @@ class CallsSdpa(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if is_mixed(self):
-            record.write(destination, prefix, self.__dict__[NAME].entry())
+            record.write(destination, prefix, self.__dict__[ATTRIBUTE].entry())
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *settings: Any
     ) -> None:
         """Let a checkpoint of the plain module start the mixing anew; refuse another variant's."""
         if is_mixed(self):
-            saved = local_metadata.get(record.NAME)
-            problem = record.difference(saved, self.__dict__[NAME].entry()) if saved else ""
+            saved = local_metadata.get(record.METADATA_KEY)
+            problem = record.difference(saved, self.__dict__[ATTRIBUTE].entry()) if saved else ""
             if problem:
                 settings[-1].append(f"{prefix[:-1] or type(self).__name__} {problem}.")
             own = [name for name in self.state_dict() if name.partition(".")[0] not in PARTS]
@@ -329,7 +329,7 @@ def _run(
     forward: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run the forward of a module, with mixed heads."""
-    if NAME not in module.__dict__:  # a new instance that the model has made by type(module)
+    if ATTRIBUTE not in module.__dict__:  # a new instance that the model has made by type(module)
         return forward(module, *args, **kwargs)
     call = MixedCall(module, args, kwargs)
     with call:
@@ -345,7 +345,7 @@ def _run(
 
 def is_mixed(module: nn.Module) -> bool:
     """Return whether `attach` has changed a module."""
-    return NAME in vars(module)
+    return ATTRIBUTE in vars(module)
 
 
 def attach(module: nn.Module, mixed: MixedSdpa, like: Tensor) -> None:
@@ -361,7 +361,7 @@ def attach(module: nn.Module, mixed: MixedSdpa, like: Tensor) -> None:
     assembly.to(like).train(module.training)
     for option in PARTS:
         setattr(module, option, getattr(assembly, option))
-    setattr(module, NAME, mixed)
+    setattr(module, ATTRIBUTE, mixed)
     kind: Any = type(module)
     # A model that was unmixed may have instances of the subclass that it made by type(module).
     module.__class__ = mixed_class(getattr(kind, "_mixhead_class", kind))
@@ -369,7 +369,7 @@ def attach(module: nn.Module, mixed: MixedSdpa, like: Tensor) -> None:
 
 def detach(module: Any) -> None:
     """Give a module its own class back, in place."""
-    for name in (NAME, *PARTS):
+    for name in (ATTRIBUTE, *PARTS):
         delattr(module, name)
     module.__class__ = module._mixhead_class
 
@@ -379,7 +379,7 @@ def lost_without(module: nn.Module) -> str:
 
     Without it, the module would compute something else. An empty string if it would not.
     """
-    normalizer = vars(module)[NAME].variant.normalizer
+    normalizer = vars(module)[ATTRIBUTE].variant.normalizer
     if normalizer != "softmax":
         return f"normalizer {normalizer}"
     return effective({option: getattr(module, option) for option in PARTS})

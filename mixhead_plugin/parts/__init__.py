@@ -16,4 +16,4 @@ from mixhead_plugin.parts.parameters import (
     mixing_parameters,
     parameter_groups,
 )
-from mixhead_plugin.parts.variant import OPTIONS, Option, Variant, refuse_nothing
+from mixhead_plugin.parts.variant import OPTIONS, Option, Variant, check_any_given

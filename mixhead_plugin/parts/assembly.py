@@ -44,7 +44,7 @@ class Assembly(Hooked, nn.Module):
             variant: what is asked for
             sizes: what `variant.sizes` returned for this attention
         """
-        self.add_hooks()
+        self.init_hooks()
         self.variant = variant
         # TorchScript reads texts of a module, but not those of a record in it.
         self.normalizer = variant.normalizer

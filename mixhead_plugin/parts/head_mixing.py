@@ -283,7 +283,7 @@ HEAD_MIXINGS = {
         {"weight": ()},
         loads_without=False,
         reads="input",
-        group=2,
+        heads_per_mixed=2,
         uncut="its source heads come in pairs",
     ),
     "random": PartKind(

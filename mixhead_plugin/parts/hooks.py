@@ -21,7 +21,7 @@ class Hooked:
     because it cannot call what comes later.
     """
 
-    def add_hooks(self) -> None:
+    def init_hooks(self) -> None:
         # ordered dicts, because a RemovableHandle wants something with weak references
         self._attention_pre_hooks: OrderedDict[int, PreHook] = OrderedDict()
         self._attention_hooks: OrderedDict[int, Hook] = OrderedDict()

@@ -46,8 +46,8 @@ class AttentionSizes(NamedTuple):
     """The sizes that a part of an attention is built for; `Variant.sizes` derives them.
 
     There are `num_heads` source heads, whose weights P mix to those of `mixed_heads` mixed heads.
-    `value_dim` is the size of a mixed head's values: that of a source head's, times `group` of the
-    mixing.
+    `value_dim` is the size of a mixed head's values: that of a source head's, times the
+    `heads_per_mixed` of the mixing.
 
         queries [B, num_heads, Nq, head_dim]     values [B, mixed_heads, Nk, value_dim]
         keys    [B, num_heads, Nk, head_dim]     x      [B, Nq, embed_dim], the query input
@@ -116,8 +116,8 @@ class PartKind(NamedTuple):
     # What it computes M from: "query" for the projected query, "input" for the attention's query
     # input, "" for one matrix for all positions.
     reads: str = ""
-    # Source heads for each mixed head, whose values have `group` times the size of a value.
-    group: int = 1
+    # Source heads for each mixed head. Its values have their sizes together.
+    heads_per_mixed: int = 1
     uncut: str = ""  # why none of its heads can be cut off; empty if they can
 
     @property

@@ -209,10 +209,11 @@ class Variant:
             head_dim = embed_dim // num_heads
 
         mixing = PARTS["head_mixing"][self.head_mixing]
-        if num_heads % mixing.group != 0:
-            problem = f"must be a multiple of {mixing.group} with {self.head_mixing} mixing"
+        if num_heads % mixing.heads_per_mixed != 0:
+            factor = mixing.heads_per_mixed
+            problem = f"must be a multiple of {factor} with {self.head_mixing} mixing"
             raise PartError("num_heads", num_heads, problem)
-        usual = num_heads // mixing.group
+        usual = num_heads // mixing.heads_per_mixed
         if mixed_heads is None:
             mixed_heads = usual
         # Only a mixing whose matrix may lose columns has another number of mixed heads.
@@ -224,7 +225,7 @@ class Variant:
             num_heads=num_heads,
             head_dim=head_dim,
             mixed_heads=mixed_heads,
-            value_dim=self.value_size(head_dim) * mixing.group,
+            value_dim=self.value_size(head_dim) * mixing.heads_per_mixed,
             embed_dim=embed_dim,
             causal=causal,
             key_heads=key_heads,
@@ -257,7 +258,7 @@ def _check_value(name: str, option: Option, value: Any) -> None:
         raise PartError(name, value, f"must be a whole number of at least {option.least}")
 
 
-def refuse_nothing(asked: Mapping[str, object]) -> None:
+def check_any_given(asked: Mapping[str, object]) -> None:
     """Raise ValueError if no keyword of a variant is given: plain attention has to be asked for."""
     if asked:
         return

@@ -369,7 +369,7 @@ def _keep_in(module: nn.Module) -> Callable[..., None]:
 
 
 def mixed_sites(model: PreTrainedModel) -> list[Site]:
-    return [site for site in sites_of(model) if hf.NAME in vars(site.module)]
+    return [site for site in sites_of(model) if hf.MIXHEAD in vars(site.module)]
 
 
 # The checks
@@ -508,7 +508,7 @@ def _first_called(model: PreTrainedModel, inputs: Inputs) -> Site:
 def _some(site: Site, model: PreTrainedModel) -> list[int]:
     """Return heads to remove: a group that shares keys."""
     heads: Any = next(each for each in attentions_of(model) if each.name == site.name)
-    group = heads.mixed.group if heads.mixed is not None else site.group(model)
+    group = heads.mixed.heads_per_key if heads.mixed is not None else site.heads_per_key(model)
     return list(range(group))
 
 

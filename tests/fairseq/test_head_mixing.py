@@ -14,7 +14,8 @@ built = pytest.mark.parametrize("name", [n for n, kind in HEAD_MIXINGS.items() i
 
 def build(name, heads=H, mixed=None):
     kind = HEAD_MIXINGS[name]
-    return kind.build(AttentionSizes(heads, D, mixed or heads // kind.group, kind.group * D, C))
+    mixed = mixed or heads // kind.heads_per_mixed
+    return kind.build(AttentionSizes(heads, D, mixed, kind.heads_per_mixed * D, C))
 
 
 def numbers(mixing):
@@ -29,9 +30,9 @@ def inputs():
 @pytest.mark.parametrize("option", PARTS)
 def test_the_table_says_what_a_part_has(option):
     for value, kind in PARTS[option].items():
-        mixed = H - 1 if not kind.uncut and kind.trained else H // kind.group
+        mixed = H - 1 if not kind.uncut and kind.trained else H // kind.heads_per_mixed
         module = (
-            kind.build(AttentionSizes(H, D, mixed, kind.group * D, C))
+            kind.build(AttentionSizes(H, D, mixed, kind.heads_per_mixed * D, C))
             if kind.build
             else torch.nn.Module()
         )

@@ -11,7 +11,7 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
 from mixhead_plugin.fairseq import hooks
-from mixhead_plugin.fairseq.learning_rate import scale_learning_rate, scale_steps
+from mixhead_plugin.fairseq.learning_rate import mark_learning_rate, scale_steps
 from tests.helpers import build, tokens
 
 OPTIMIZERS = {
@@ -88,14 +88,14 @@ def test_the_float32_copies_of_half_precision_training_are_scaled_too():
 def test_fairseqs_trainer_scales_the_steps_of_its_optimizer():
     mixing = torch.nn.Linear(1, 1, bias=False)
     trainer = SimpleNamespace()
-    scale_learning_rate(mixing, 3)
+    mark_learning_rate(mixing, 3)
     torchs = torch.optim.SGD(mixing.parameters(), lr=0.1)
 
     def build(trainer):
         trainer.optimizer = SimpleNamespace(optimizer=torchs)
 
     assert hasattr(Trainer._build_optimizer, "__wrapped__")
-    hooks.scale_learning_rate(build, trainer)
+    hooks.scale_marked_steps(build, trainer)
     before = mixing.weight.item()
     mixing.weight.grad = torch.ones(1, 1)
     torchs.step()

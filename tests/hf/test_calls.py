@@ -211,5 +211,5 @@ def test_a_call_whose_parts_did_not_run_is_refused():
             RuntimeError, match=r"^LlamaAttention: its projection of queries was not called"
         ):
             model(**inputs)
-    assert AttentionInterface()[hf.NAME]
+    assert AttentionInterface()[hf.MIXHEAD]
     model(**inputs)

@@ -72,7 +72,7 @@ def defined(model, variant):
     """Return a mixed model and the unmixed one with `attend` in its place."""
     ours = shake(hf.mix(copy.deepcopy(model), **variant))
     for name, module in model.named_modules():
-        parts = vars(ours.get_submodule(name)).get(hf.NAME)
+        parts = vars(ours.get_submodule(name)).get(hf.MIXHEAD)
         if parts is not None:
             module.__dict__["parts"] = parts
             module.register_forward_pre_hook(remember, with_kwargs=True)
@@ -98,7 +98,7 @@ def test_a_mixed_model_computes_the_definition(name, variant, padded):
         for child in ours.children():
             if hasattr(child, "config"):  # T5's have their own
                 child.config.output_attentions = True
-        for implementation in ("eager", hf.NAME):
+        for implementation in ("eager", hf.MIXHEAD):
             ours.set_attn_implementation(implementation)
             returned.append(ours(**inputs))
 

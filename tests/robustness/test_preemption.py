@@ -137,7 +137,7 @@ def test_a_second_training_in_a_folder_is_refused(recipes, tmp_path):
         f"error: --save-dir {save}: process {os.getpid()} on {os.uname().nodename} trains in it"
         in line
     )
-    assert [path.name for path in save.iterdir()] == [one_training.NAME]
+    assert [path.name for path in save.iterdir()] == [one_training.LOCK_FILE]
     assert not start(*command, save, "--no-save", before=now).wait().returncode
 
 

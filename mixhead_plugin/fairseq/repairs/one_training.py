@@ -22,7 +22,7 @@ from mixhead_plugin.fairseq.replace import replaces
 
 logger = logging.getLogger(__name__)
 
-NAME = ".mixhead.lock"  # this file stays: removing it could let two trainings in
+LOCK_FILE = ".mixhead.lock"  # this file stays: removing it could let two trainings in
 # Seconds to wait for a lock. The workers of a killed training need some to end, and after SLURM has
 # restarted a job, NFS frees the locks of the dead machine late.
 WAIT = 120.0 if os.environ.get("SLURM_RESTART_COUNT") else 10.0
@@ -47,7 +47,7 @@ def lock(folder: str) -> None:
     Raises:
         OptionError: another process keeps the folder locked for WAIT seconds
     """
-    path = os.path.join(os.path.realpath(folder), NAME)
+    path = os.path.join(os.path.realpath(folder), LOCK_FILE)
     deadline = time.monotonic() + WAIT
     if path in _held:
         return

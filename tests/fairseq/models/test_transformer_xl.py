@@ -37,7 +37,7 @@ every_entry = each_once(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, same_length
 
 def variant(normalizer="softmax", mixing="position-wise", **flags):
     """Return a model in double precision and in evaluation."""
-    flags |= {"n_head": 4} if HEAD_MIXINGS[mixing].group > 1 else {}
+    flags |= {"n_head": 4} if HEAD_MIXINGS[mixing].heads_per_mixed > 1 else {}
     return build_xl(attention_normalizer=normalizer, head_mixing=mixing, **flags).double().eval()
 
 

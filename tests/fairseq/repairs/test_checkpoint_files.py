@@ -24,7 +24,7 @@ from mixhead_plugin.fairseq.repairs.checkpoint_files import (
     mismatch,
 )
 from mixhead_plugin.fairseq.repairs.checksums import check_records
-from mixhead_plugin.fairseq.repairs.one_training import NAME
+from mixhead_plugin.fairseq.repairs.one_training import LOCK_FILE
 from tests.commands import PLUGIN, SIZES, TRAINING, refusal
 
 
@@ -317,7 +317,7 @@ def test_every_command_calls_the_check(
     BAD[COMMANDS[command]](translation_checkpoint, bad)
     line = refusal(*command_line(command, data, bad), stdin="hund katze sieht\n")
     assert f": error: {bad}: " in line, line
-    assert {path.name for path in tmp_path.iterdir()} <= {bad.name, NAME}, (
+    assert {path.name for path in tmp_path.iterdir()} <= {bad.name, LOCK_FILE}, (
         "code has run, or something is written"
     )
 

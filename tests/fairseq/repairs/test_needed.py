@@ -68,7 +68,7 @@ PROOFS = {
 
 # The same for the functions of `fairseq/hooks.py`.
 HOOKS = {
-    "scale_learning_rate": (
+    "scale_marked_steps": (
         LEARNING_RATE,
         "test_fairseqs_trainer_scales_the_steps_of_its_optimizer",
     ),
