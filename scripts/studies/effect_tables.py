@@ -295,6 +295,11 @@ def recall_steps_table(folder: Path = RESULTS) -> str:
     return planned.steps_table(study_of("recall_steps", folder))
 
 
+def nearest_neighbour_steps_table(folder: Path = RESULTS) -> str:
+    """Return how many times smaller the error gets with A and B, after 500 and 2,000 steps."""
+    return planned.errors_table(study_of("nearest_neighbour_steps", folder))
+
+
 TABLES = {
     "effects": effects_table,
     "BLEU": bleu_table,
@@ -302,6 +307,7 @@ TABLES = {
     "along the training": along_table,
     "recall": recall_table,
     "steps of recall": recall_steps_table,
+    "steps of nearest neighbour": nearest_neighbour_steps_table,
     "over all texts": summary_table,
     "training time": time_table,
     "words": words_table,
@@ -327,6 +333,10 @@ Translation: gain in validation loss, nats a token, eight seeds, intervals at 95
 Runs of 128 tokens that end when they have learned, or after 1,200 steps. 'Learned' has Clopper
 and Pearson's interval at 95 %; the signs compare each seed with softmax with heads of the same
 size.""",
+    "steps of nearest neighbour": """\
+Runs of 500 and of 2,000 steps, each with its own schedule. The mean squared error of softmax with
+heads of the same size, divided by that of A or B: paired t of its logarithm over six seeds,
+intervals at 95 %. The last column compares the two lengths: below 1, the gain shrank.""",
     "over all texts": """\
 The lines on text as settings that each have a true gain (random effects); the intervals of the
 mean are Hartung and Knapp's. The lines share corpora, and most have three seeds, so other

@@ -82,9 +82,8 @@ def share(learned: int, count: int) -> str:
 def steps_table(study: Study) -> str:
     """Return how many seeds learned and how long it took.
 
-    Beside softmax with heads of the same size.
-
-    Holm's family is all comparisons of the table.
+    Each row stands beside softmax with heads of the same size. Holm's family is all comparisons of
+    the table.
     """
     tests = sign_tests(study)
     adjusted = dict(zip(tests, holm([test.p for test in tests.values()]) if tests else []))
@@ -121,10 +120,7 @@ def median_of(took: Sequence[float]) -> str:
 
 
 def draw_steps(study: Study, path: Path) -> None:
-    """Draw the share of seeds that have learned against the steps.
-
-    A size of heads has a panel.
-    """
+    """Draw the share of seeds that have learned against the steps, a panel for each head size."""
     groups = list(dict.fromkeys(row[:-1] for row in study.rows))
     of = colours([row[-1] for row in study.rows])
     last = max(int(point["update"]) for run in study.runs for point in run["points"])
@@ -158,10 +154,7 @@ def share_curve(took: Sequence[float], last: int) -> tuple[list[float], list[flo
 
 
 def log_ratios(study: Study, row: Row, base: Row) -> dict[int, float]:
-    """Return the logarithm of the base's error divided by the row's.
-
-    For each seed that both have.
-    """
+    """Return log(error of the base / error of the row), for each seed that both have."""
     ours = study.values(row, study.metric)
     theirs = study.values(base, study.metric)
     return {
@@ -170,9 +163,7 @@ def log_ratios(study: Study, row: Row, base: Row) -> dict[int, float]:
 
 
 def errors_table(study: Study) -> str:
-    """Return how many times smaller the test error is than that of softmax.
-
-    Both have heads of the same size.
+    """Return how many times smaller the test error is than that of softmax with heads of that size.
 
     The last column is the ratio after the most steps divided by that after the fewest: above 1 the
     gain has grown. Holm's family is all ratios of the table but those of the last column.
@@ -218,9 +209,8 @@ def gains_by_seed(study: Study, row: Row, metric: str) -> dict[int, float]:
 def lasting_table(study: Study) -> str:
     """Return the gain of B after fewer and after more updates, and its change.
 
-    The change is the primary endpoint.
-
-    Holm's family is the changes, one for each number of heads.
+    The change is the primary endpoint, and Holm's family is the changes, one for each number of
+    heads.
     """
     early, late = "1600", "6400"
     heads = list(study.grid.axes["heads"])
@@ -272,9 +262,9 @@ def early_losses(study: Study, row: Row) -> dict[int, float]:
 
 
 def early_gains(study: Study, row: Row) -> list[float]:
-    """Return for each seed how much lower the validation loss is than with softmax.
+    """Return the gain over softmax in the same model after EARLY_UPDATE, for each seed.
 
-    In the same model, after EARLY_UPDATE, in percent of perplexity.
+    It is that of the validation set, in percent of perplexity.
     """
     ours = early_losses(study, row)
     theirs = early_losses(study, study.baseline(row))
