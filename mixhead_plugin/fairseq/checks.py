@@ -6,6 +6,7 @@ Every message is one line that begins with the flag and its value, and says what
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -131,7 +132,7 @@ def _check_scope_name(options: AttentionOptions) -> None:
 
 def _check_scale(name: str, value: Any) -> None:
     """Refuse a factor that is no positive, finite number."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:
         raise OptionError(f"{option_name(name)} {value}: must be a number greater than 0")
 

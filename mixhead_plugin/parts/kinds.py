@@ -1,36 +1,42 @@
 """Describe one value of a flag that adds a part, and the sizes that a part is built for."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 
 class PartError(ValueError):
-    """A field of a `Variant`, or a size, whose value cannot work; the message is one line.
+    """A field of a `Variant`, or a size, whose value cannot work; `PartError.of` makes one.
 
     Args:
+        message: one line that names all below
         option: the name of the field or of the size, as in Python
         value: its value
         problem: what is wrong, and what would be valid
     """
 
-    def __init__(self, option: str, value: object, problem: str):
-        super().__init__(f"{option} {value}: {problem}")
+    # The message alone is enough, because an exception of another process is built again from it:
+    # by pickle, which then sets the attributes, and by torch, for a worker of a DataLoader.
+    def __init__(self, message: str, option: str = "", value: object = None, problem: str = ""):
+        super().__init__(message)
         self.option = option
         self.value = value
         self.problem = problem
 
+    @classmethod
+    def of(cls, option: str, value: object, problem: str, shown: str | None = None) -> "PartError":
+        """Return the error of one value.
 
-class UnknownValue(PartError):
-    """A value that the table of its field does not have.
-
-    The message has it in quotes, because it may be empty or end with a space.
-    """
-
-    def __init__(self, option: str, value: object, choices: Iterable[str]):
-        super().__init__(option, value, f"must be one of {', '.join(choices)}")
-        self.args = (f"{option} {value!r}: {self.problem}",)
+        Args:
+            option: as above
+            value: as above
+            problem: as above
+            shown: the value in the message; None for str(value)
+        """
+        if shown is None:
+            shown = str(value)
+        return cls(f"{option} {shown}: {problem}", option, value, problem)
 
 
 class Axis(NamedTuple):

@@ -26,7 +26,7 @@ class RotaryPosition(nn.Module):
         super().__init__()
         self.head_dim = sizes.head_dim
         if self.head_dim % 2 != 0:
-            raise PartError(
+            raise PartError.of(
                 "relative_position", "rotary", f"needs an even head size, not {self.head_dim}"
             )
         # of the frequencies of two neighbouring pairs

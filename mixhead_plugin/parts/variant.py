@@ -7,12 +7,13 @@ says how a field is added.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.ops.normalizers import sink_problem
 from mixhead_plugin.parts.head_mixing import MIXING_STARTS
-from mixhead_plugin.parts.kinds import AttentionSizes, PartError, PartKind, UnknownValue
+from mixhead_plugin.parts.kinds import AttentionSizes, PartError, PartKind
 from mixhead_plugin.parts.parameters import PARTS
 
 
@@ -139,11 +140,12 @@ class Variant:
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
-            _check_value(name, option, getattr(self, name))
+            value = _checked(name, option, getattr(self, name))
+            object.__setattr__(self, name, value)  # the record is frozen only once it is made
         if self.attention_sink != "none":
             problem = sink_problem(self.normalizer)
             if problem:
-                raise PartError("attention_sink", self.attention_sink, problem)
+                raise PartError.of("attention_sink", self.attention_sink, problem)
         self._check_effects()
 
     def _check_effects(self) -> None:
@@ -156,7 +158,7 @@ class Variant:
                     continue
                 readers = " or ".join(value for value in table if name in table[value].options)
                 words = part.replace("_", " ")
-                raise PartError(
+                raise PartError.of(
                     name,
                     getattr(self, name),
                     f"has no effect with {words} {getattr(self, part)}; must be {default}, or the "
@@ -198,28 +200,28 @@ class Variant:
             PartError: a number that is too small, or that does not fit another one or the mixing
         """
         if num_heads < 1:
-            raise PartError("num_heads", num_heads, "must be at least 1")
+            raise PartError.of("num_heads", num_heads, "must be at least 1")
         if embed_dim < 1:
-            raise PartError("embed_dim", embed_dim, "must be at least 1")
+            raise PartError.of("embed_dim", embed_dim, "must be at least 1")
         head_dim = self.head_dim
         if head_dim is None:
             if embed_dim % num_heads != 0:
                 problem = f"must divide embed_dim {embed_dim}, or head_dim be given"
-                raise PartError("num_heads", num_heads, problem)
+                raise PartError.of("num_heads", num_heads, problem)
             head_dim = embed_dim // num_heads
 
         mixing = PARTS["head_mixing"][self.head_mixing]
         if num_heads % mixing.heads_per_mixed != 0:
             factor = mixing.heads_per_mixed
             problem = f"must be a multiple of {factor} with {self.head_mixing} mixing"
-            raise PartError("num_heads", num_heads, problem)
+            raise PartError.of("num_heads", num_heads, problem)
         usual = num_heads // mixing.heads_per_mixed
         if mixed_heads is None:
             mixed_heads = usual
         # Only a mixing whose matrix may lose columns has another number of mixed heads.
         if mixed_heads != usual and (mixing.build is None or mixing.uncut):
             problem = f"must be {usual} with {self.head_mixing} mixing"
-            raise PartError("num_mixed_heads", mixed_heads, problem)
+            raise PartError.of("num_mixed_heads", mixed_heads, problem)
 
         return AttentionSizes(
             num_heads=num_heads,
@@ -244,18 +246,27 @@ def _table() -> dict[str, Option]:
 OPTIONS = _table()
 
 
-def _check_value(name: str, option: Option, value: Any) -> None:
-    """Refuse a value that its table does not have, or that is no such number."""
+def _checked(name: str, option: Option, value: Any) -> Any:
+    """Return a value as the record keeps it; refuse one that its table does not have.
+
+    Numbers and texts of NumPy become Python's: a config.json takes no others, and a checkpoint with
+    them would not load.
+    """
     if option.choices:
         # A tuple, because a YAML file may hold a list here, which no dictionary looks up.
-        if value not in tuple(option.choices):
-            raise UnknownValue(name, value, option.choices)
-        return
+        choices = tuple(option.choices)
+        if value not in choices:
+            problem = f"must be one of {', '.join(choices)}"
+            # In quotes, because it may be empty or end with a space.
+            raise PartError.of(name, value, problem, shown=repr(value))
+        return choices[choices.index(value)]
     if value is None and option.default is None:
-        return
-    # YAML's `true` is an int to Python.
-    if isinstance(value, bool) or not isinstance(value, int) or value < option.least:
-        raise PartError(name, value, f"must be a whole number of at least {option.least}")
+        return None
+    # YAML's `true` is a whole number to Python.
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or value < option.least:
+        raise PartError.of(name, value, f"must be a whole number of at least {option.least}")
+    return int(value)
 
 
 def check_any_given(asked: Mapping[str, object]) -> None:

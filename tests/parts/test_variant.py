@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from mixhead_plugin.fairseq.options import FAMILIES, OPTION_NAMES, AttentionOptions
@@ -17,9 +18,10 @@ REFUSED = {
     f"head_mixing ['none']: must be one of {MIXINGS}": {"head_mixing": ["none"]},
     "impl 'cuda': must be one of auto, reference, blockwise, triton": {"impl": "cuda"},
     "head_dim 0: must be a whole number of at least 1": {"head_dim": 0},
-    "head_dim True: must be a whole number of at least 1": {"head_dim": True},
     "value_head_dim 0: must be a whole number of at least 1": {"value_head_dim": 0},
     "relative_gain 2.5: must be a whole number of at least 0": {"relative_gain": 2.5},
+    "head_dim 4.0: must be a whole number of at least 1": {"head_dim": np.float64(4)},
+    "head_dim True: must be a whole number of at least 1": {"head_dim": True},
     "relative_gain None: must be a whole number of at least 0": {"relative_gain": None},
     "attention_sink zero: needs one of the normalizers softmax, sigsoftmax, l2, entmax15, "
     "not relu2": {"attention_sink": "zero", "normalizer": "relu2"},
@@ -39,6 +41,16 @@ def test_what_cannot_be_asked_for_is_refused_where_the_record_is_made(message):
     with pytest.raises(ValueError) as error:
         Variant.of(REFUSED[message])
     assert str(error.value) == message
+
+
+def test_numbers_and_texts_of_numpy_become_pythons():
+    variant = Variant(
+        head_mixing=np.str_("low-rank"), head_dim=np.int64(4), mixing_rank=np.uint8(3)
+    )
+    assert variant == Variant(head_mixing="low-rank", head_dim=4, mixing_rank=3)
+    kinds = {name: type(value) for name, value in vars(variant).items()}
+    assert kinds.pop("value_head_dim") is type(None)
+    assert set(kinds.values()) == {int, str}
 
 
 WRONG_SIZES = {
