@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mixhead_plugin.ops.blockwise import threads as blockwise_threads
 from mixhead_plugin.ops.blockwise.threads import parallel_for
 
 CPU = torch.device("cpu")
@@ -152,3 +153,13 @@ def test_a_thread_that_outlives_the_main_thread_goes_on(before):
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
     assert (run.stdout, run.returncode) == ("done\n", 0), run.stderr
+
+
+def test_threads_that_do_not_start_in_time_end_the_call(monkeypatch):
+    monkeypatch.setattr(blockwise_threads, "_pools", {})
+    monkeypatch.setattr(blockwise_threads, "PATIENCE", 0.01)
+    monkeypatch.setattr(blockwise_threads, "_use_one_core", lambda ready: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    message = "impl 'blockwise': the 2 threads of torch did not start within 0.01 s"
+    with pytest.raises(TimeoutError, match=message):
+        parallel_for(list, list(range(20)), CPU)

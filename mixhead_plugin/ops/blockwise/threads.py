@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from threading import Barrier, Lock
+from threading import Barrier, BrokenBarrierError, Lock
 from typing import TypeVar
 
 import torch
@@ -17,6 +17,8 @@ import torch
 from mixhead_plugin.ops.precision import without_autocast
 
 Item = TypeVar("Item")
+
+PATIENCE = 60  # seconds, after which the wait for threads that do not start ends
 
 _pools: dict[int, ThreadPoolExecutor] = {}  # by number of threads
 _lock = Lock()
@@ -62,9 +64,8 @@ def parallel_for(
         try:
             pool = _pool()
             results.extend(pool.submit(run) for _ in range(threads))
-        except (
-            RuntimeError
-        ):  # Python starts no thread and takes no work once the main thread has ended
+        except RuntimeError:
+            # Python starts no thread and takes no work once the main thread has ended.
             run()
         for result in results:
             result.result()
@@ -78,11 +79,16 @@ def _pool() -> ThreadPoolExecutor:
     with _lock:
         if size not in _pools:
             pool = ThreadPoolExecutor(size, "mixhead")
-            ready = Barrier(size + 1, timeout=60)  # ends the wait for a thread that cannot start
+            ready = Barrier(size + 1, timeout=PATIENCE)
             try:
                 for _ in range(size):
                     pool.submit(_use_one_core, ready)
                 ready.wait()
+            except BrokenBarrierError:  # a RuntimeError, but no reason to work without threads
+                raise TimeoutError(
+                    f"impl 'blockwise': the {size} threads of torch did not start within "
+                    f"{PATIENCE} s"
+                ) from None
             except BaseException:
                 ready.abort()  # the threads that have started would wait for the others
                 raise
