@@ -39,6 +39,7 @@ MIXED: dict[
     "none": {"mixing_dim": 0},
     "position-independent": {"mixing_dim": 2},
     "position-wise": {"mixing_dim": 4},
+    "low-rank": {"rank": 2},  # the factors of M
     "differential": {"mixing_dim": 4},  # into half as many heads, whose values have twice the size
     "of scores, position-independent": {"score_mixing_dim": 2},
     "of scores, position-wise": {"score_mixing_dim": 4},
@@ -108,7 +109,7 @@ def variants(
         if MASKS[mask].get("sink") and not NORMALIZERS[normalizer].takes_sink:
             continue
         fields = {**MIXED[mixing], **MASKS[mask]}
-        if fields.get("mixing_dim"):
+        if fields.get("mixing_dim") or fields.get("rank"):
             fields["mixing"] = dtype
         if differential:
             fields["mixed_heads"] = heads // 2

@@ -33,7 +33,7 @@ def report(monkeypatch, capsys):
 def test_every_variant_of_this_machine_is_right(report):
     status, text = report("--json")
     found = json.loads(text)
-    assert status == 0 and len(found["variants"]) == 2 * 6 * 5 * 2
+    assert status == 0 and len(found["variants"]) == 2 * 7 * 5 * 2
     assert {row["auto"] for row in found["variants"]} == {"fused", "blockwise"}
     assert all(0 < row["error"] < 1 and not row["fault"] for row in found["variants"])
 
@@ -42,10 +42,25 @@ def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
     monkeypatch.setattr(check, "MASKS", {"causal": {"causal": True}})
     original = api.attend
     monkeypatch.setattr(
-        api, "attend", lambda call, impl: original(call, impl) * (1.5 if call.mixing is None else 1)
+        api, "attend", lambda call, impl: original(call, impl) * (1 if call.mixes() else 1.5)
     )
     status, text = report()
-    assert status == 1 and text.count("WRONG: ") == 12 and "12 of 24 variants are wrong" in text
+    assert status == 1 and text.count("WRONG: ") == 12 and "12 of 28 variants are wrong" in text
+
+
+@pytest.mark.parametrize("factor", ["left", "right", "diagonal"])
+def test_a_wrong_gradient_of_a_factor_of_m_is_named(factor, monkeypatch):
+    original = api.attend
+    name = f"mixing_{factor}"
+
+    def with_wrong_gradient(call, impl):
+        given = getattr(call, name)
+        return original(call.with_tensors({name: 3 * given - 2 * given.detach()}), impl)
+
+    monkeypatch.setattr(api, "attend", with_wrong_gradient)
+    fields = {"rank": 2, "mixing": torch.float32}
+    row = check.judge(CallKind("softmax", 4, 8, 8, torch.float32, torch.device("cpu"), **fields))
+    assert row["fault"].startswith(f"the gradient of {name} is wrong by ")
 
 
 @pytest.mark.parametrize(

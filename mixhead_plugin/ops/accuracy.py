@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.low_rank import LowRank
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.reference import append_sink, apply_gain, mix_heads, mix_weights
@@ -46,6 +47,7 @@ class CallKind(NamedTuple):
     mixing: torch.dtype | None = None
     mixing_dim: int = 0  # 2: one matrix for all queries; 4: one for each
     mixed_heads: int = 0  # 0: as many as there are heads
+    rank: int = 0  # of the factors of an M by query; 0 where there are none
     score_mixing_dim: int = 0  # as mixing_dim
     sink: bool = False
     causal: bool = False
@@ -171,8 +173,16 @@ def sample_call(
         noise = draw(*shape, dtype=dtype) / heads
         return (noise + torch.eye(heads, to, device=kind.device)).to(dtype)
 
+    def draw_factors() -> LowRank:
+        left = draw(batch, n_queries, heads, kind.rank, dtype=kind.mixing)
+        right = draw(batch, n_queries, heads, kind.rank, dtype=kind.mixing) / heads
+        diagonal = draw(batch, n_queries, heads, dtype=kind.mixing) / heads
+        return LowRank(left, right, diagonal)
+
     # The order of the draws is kept: other numbers would be other trials.
-    mixing = draw_mixing(kind.mixing_dim, mixed_heads, kind.mixing)
+    mixing: Tensor | LowRank | None = draw_mixing(kind.mixing_dim, mixed_heads, kind.mixing)
+    if kind.rank:
+        mixing = draw_factors()
     mask = padding = sink = seed = None
     if kind.mask is not None:
         different = {"head": (1, heads), "sentence": (batch, 1), "": (1, 1)}[kind.mask_by]
@@ -196,7 +206,6 @@ def sample_call(
         query=query,
         key=key,
         value=value,
-        mixing=mixing,
         attn_mask=mask,
         key_padding_mask=padding,
         sink=sink,
@@ -206,7 +215,7 @@ def sample_call(
         causal=kind.causal,
         dropout_p=p if kind.dropout else 0.0,
         scale=kind.head_dim**-0.5,
-    )
+    ).with_mixing(mixing)
     if not kind.layouts:
         return inputs, d_out
     laid = {}
@@ -259,7 +268,7 @@ class Errors(NamedTuple):
     """What one draw says about one result: sums of squares, by row.
 
     - A row holds the numbers of one position of one head, [B, H, N].
-    - A row of M or L by query holds those of one position, [B, 1, Nq].
+    - A row of M, its factors or L by query holds those of one position, [B, 1, Nq].
     - Of what all positions share, each number is a row, [rows]. That is a sink, and an M or L for
       all queries.
     """
@@ -301,10 +310,11 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
 
 def _by_row(name: str, numbers: Tensor) -> Tensor:
     """Return the sum of each row of a result."""
-    if numbers.dim() < 4:  # a sink [H], an M or L for all queries [H, H']
+    if numbers.dim() < 3:  # a sink [H], an M or L for all queries [H, H']
         return numbers.flatten()
-    if name.endswith("mixing"):  # M or L by query, [B, Nq, H, H'] -> [B, 1, Nq]
-        return numbers.sum((2, 3))[:, None]
+    # M, L or a factor of M by query, [B, Nq, H, H'] or [B, Nq, H] -> [B, 1, Nq]
+    if "mixing" in name:
+        return numbers.flatten(2).sum(2)[:, None]
     return numbers.sum(-1)  # [B, H, N, D] -> [B, H, N]
 
 
