@@ -69,6 +69,32 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         _compare(model, name, found, wanted, in_scope)
 
 
+def check_for_fairseqs(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
+    """Refuse a checkpoint of the plugin in a model that would compute something else with it.
+
+    The tensors of l2, of a sink of 0 or of rotary positions are those of fairseq's softmax
+    attention, so torch would load them without a word.
+
+    Args:
+        model: not one of the plugin's, which have `check_checkpoint`
+        state_dict: the tensors of the checkpoint, with `_metadata` where it has records
+
+    Raises:
+        CheckpointError: the first flag that the model does not have
+    """
+    attentions = {name: m for name, m in model.named_modules() if isinstance(m, MultiheadAttention)}
+    for name, record in _records(attentions, state_dict).items():
+        own = _record_of(attentions[name])
+        for option in FAIRSEQ:
+            value = record.get(option, own[option])
+            if value != own[option]:
+                raise CheckpointError(
+                    f"checkpoint of another family: its {name} was trained with "
+                    f"{option_name(option)} {value}, which this model does not have; use an --arch "
+                    "of the plugin, such as mixhead_transformer"
+                )
+
+
 def _records(
     attentions: dict[str, nn.Module], state_dict: dict[str, Tensor]
 ) -> dict[str, dict[str, Any]]:

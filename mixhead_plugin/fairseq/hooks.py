@@ -1,4 +1,4 @@
-"""Let fairseq tell the plugin's models what their flags need to know.
+"""Let fairseq take account of the plugin's flags, which it does not know.
 
 These functions repair no fault: without them, flags of the plugin would have no effect. So they
 are always installed, and MIXHEAD_REPAIRS does not choose among them.
@@ -8,9 +8,11 @@ import functools
 import sys
 from typing import Any
 
+from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
 
+from mixhead_plugin.fairseq.checkpoint import check_for_fairseqs
 from mixhead_plugin.fairseq.learning_rate import scale_steps
 from mixhead_plugin.fairseq.replace import install_all, replaces
 
@@ -60,3 +62,15 @@ def warn_of_alignment(original, generator: Any, models: list[Any], *args, **kwar
         if warn is not None:
             warn(shown)
     original(generator, models, *args, **kwargs)
+
+
+@replaces(BaseFairseqModel, "load_state_dict")
+def check_origin(original, model: Any, state_dict: dict[str, Any], *args, **kwargs) -> Any:
+    """Refuse a checkpoint of the plugin in a model of fairseq's own that cannot compute as it does.
+
+    The flags of a checkpoint travel beside its tensors, where fairseq does not look. A model of the
+    plugin does so itself.
+    """
+    if not hasattr(model, "check_checkpoint"):
+        check_for_fairseqs(model, state_dict)
+    return original(model, state_dict, *args, **kwargs)

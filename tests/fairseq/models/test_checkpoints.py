@@ -115,6 +115,30 @@ TOLD_BY_TENSORS = [
         "--synthesizer factorized-dense",
     ),
 ]
+# What fairseq's own model would compute with softmax attention.
+WITHOUT_TENSORS = [
+    ("l2_transformer", {}, "--attention-normalizer l2"),
+    (TRANSLATION, {**SOFT, "attention_sink": "zero"}, "--attention-sink zero"),
+    (LM, {**SOFT, "relative_position": "rotary"}, "--relative-position rotary"),
+    ("sigsoftmax_roberta_base", {}, "--attention-normalizer sigsoftmax"),
+]
+
+
+@pytest.mark.parametrize("arch, flags, message", WITHOUT_TENSORS)
+def test_fairseqs_own_model_refuses_weights_that_it_would_read_in_another_way(arch, flags, message):
+    trained = build(arch, **flags)
+    model = build(arch.partition("_")[2])
+    with pytest.raises(CheckpointError, match=f"was trained with {message}, which this model does"):
+        model.load_state_dict(trained.state_dict())
+
+
+def test_fairseqs_own_model_loads_the_plugins_softmax_attention():
+    trained = build(TRANSLATION, **SOFT)
+    model = build("transformer", seed=2)
+    model.load_state_dict(trained.state_dict())
+    assert same(trained, model)
+
+
 TOLD_BY_THE_RECORD = [
     ((TRANSLATION, {}), (TRANSLATION, {"attention_sink": "zero"}), "--attention-sink none"),
     (("sigsoftmax_transformer", {}), (TRANSLATION, SOFT), "--attention-normalizer sigsoftmax"),
