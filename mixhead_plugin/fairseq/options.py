@@ -224,9 +224,15 @@ def complete(args: Any, family: str | None = None) -> None:
         family = _family_of(model_name(args))
     preset = FAMILIES.get(family, {})
     for name in OPTION_NAMES:
-        if getattr(args, name, None) is not None:
+        default = getattr(AttentionOptions, name)
+        # None, as `null` in a YAML file, leaves out a flag whose default is None. The checks refuse
+        # it for any other flag: who writes `head_mixing: null` may mean `none`.
+        is_set = hasattr(args, name)
+        if default is None:
+            is_set = getattr(args, name, None) is not None
+        if is_set:
             continue
-        value = preset.get(name, getattr(AttentionOptions, name))
+        value = preset.get(name, default)
         if value == TOKENS_PER_SAMPLE:
             value = _input_length(args)
         setattr(args, name, value)

@@ -23,12 +23,18 @@ def read(file: str, out: str) -> dict[str, Any]:
         out: the other file
 
     Raises:
-        OptionError: no `file`, an `out` that exists, or a checkpoint without its config
+        OptionError: no `file`, an `out` that exists or that cannot be written, or a checkpoint
+            without its config
     """
     if not os.path.isfile(file):
         raise OptionError(f"{file}: no such file; must be a checkpoint")
     if os.path.exists(out):
         raise OptionError(f"{out}: exists; must be the name of a new file")
+    folder = os.path.dirname(os.path.abspath(out))
+    if not os.path.isdir(folder):
+        raise OptionError(f"{out}: {folder} is no folder; must be a new file in one that exists")
+    if not os.access(folder, os.W_OK):
+        raise OptionError(f"{out}: {folder} cannot be written to; must be a new file elsewhere")
     state = checkpoint_utils.load_checkpoint_to_cpu(file)
     if state.get("cfg") is None:
         raise OptionError(

@@ -135,10 +135,16 @@ def test_what_cannot_fold_is_refused_in_one_line_that_names_the_part(arch, flags
 def test_a_missing_file_and_a_name_in_use_are_refused(tmp_path):
     used = tmp_path / "in.pt"
     unused = tmp_path / "out.pt"
+    nowhere = tmp_path / "nowhere"
     used.touch()
     for given, out, named in (
         (unused, used, f"{unused}: no such file; must be a checkpoint"),
         (used, used, f"{used}: exists; must be the name of a new file"),
+        (
+            used,
+            nowhere / "out.pt",
+            f"{nowhere}/out.pt: {nowhere} is no folder; must be a new file in one that exists",
+        ),
     ):
         with pytest.raises(OptionError) as error:
             fold(str(given), str(out))

@@ -41,6 +41,20 @@ WHOLE_NUMBERS = [
     (LM, {"relative_gain": True}, "--relative-gain True: must be a whole number of at least 0"),
 ]
 
+# As in a YAML file. A flag whose default is None may be null: then it is left out.
+NULL = [
+    (
+        TRANSLATION,
+        {name: None},
+        f"{option_name(name)} None: must be one of {', '.join(CHOICES[name])}",
+    )
+    for name in ("head_mixing", "attention_normalizer", "attention_scope", "attention_impl")
+]
+NULL += [
+    (LM, {"relative_gain": None}, "--relative-gain None: must be a whole number of at least 0"),
+    (LM, {"value_init_scale": None}, "--value-init-scale None: must be a number greater than 0"),
+]
+
 HEADS_AND_SIZES = [
     (
         TRANSLATION,
@@ -419,6 +433,7 @@ OF_TRANSFORMER_XL = [
 REFUSED = [
     *SCALES,
     *WHOLE_NUMBERS,
+    *NULL,
     *HEADS_AND_SIZES,
     *SCOPES,
     *HEADS_PER_LAYER,
