@@ -20,7 +20,7 @@ GROUPS = {
 }
 # The files of each group. If two replace the same function, the later one in this list runs first.
 _NAMES = {
-    "required": "safe_globals numpy_long truncated_bptt hydra_help batch_buckets",
+    "required": "safe_globals numpy_long numpy_float truncated_bptt hydra_help batch_buckets",
     "data": """
         checkpoint_files checksums atomic_checkpoints save_dir one_training diverged_models
         binarized_data fasta_index dictionaries epoch_batches shared_epoch worker_epoch

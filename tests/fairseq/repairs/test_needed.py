@@ -22,6 +22,7 @@ DATA = "tests/fairseq/repairs/test_data_files.py"
 SHARED_EPOCH = "tests/fairseq/repairs/test_shared_epoch.py"
 WRONG_NAMES = "tests/fairseq/repairs/test_wrong_names.py"
 OVERRIDES = "tests/fairseq/repairs/test_overrides.py"
+FAMILY_CHECKPOINTS = "tests/fairseq/models/test_checkpoints.py"
 SYNTHESIZER = "tests/fairseq/models/test_synthesizer.py"
 
 # A test that fails without the repair. Somebody who adds a repair adds its line, and sees that the
@@ -29,6 +30,7 @@ SYNTHESIZER = "tests/fairseq/models/test_synthesizer.py"
 PROOFS = {
     "safe_globals": (CHECKPOINTS, "test_a_good_checkpoint_and_one_with_arithmetic_load"),
     "numpy_long": (IMPORT, "test_importing"),
+    "numpy_float": (TRAINING, "test_a_model_with_a_crf_layer_computes_its_loss"),
     "truncated_bptt": (TRANSFORMER_XL, "test_batches_say_which_window_of_their_text_they_are"),
     "hydra_help": (IMPORT, "test_hydra_starts_where_argparse_reads_help_at_once"),
     "batch_buckets": (DATA, "test_buckets_hold_equally_many_sentences"),
@@ -76,6 +78,10 @@ HOOKS = {
     "warn_of_alignment": (
         BEFORE_TRAINING,
         "test_printed_weights_that_are_no_probabilities_are_warned_of",
+    ),
+    "check_origin": (
+        FAMILY_CHECKPOINTS,
+        "test_fairseqs_own_model_refuses_weights_that_it_would_read_in_another_way",
     ),
 }
 

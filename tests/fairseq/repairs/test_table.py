@@ -16,7 +16,14 @@ from mixhead_plugin.fairseq import repairs
 from mixhead_plugin.fairseq.repairs import GROUPS, REPAIRS, chosen
 from tests.commands import PLUGIN, SIZES, TRAINING, WHOLE_SETS, refusal, run
 
-REQUIRED = {"safe_globals", "numpy_long", "truncated_bptt", "hydra_help", "batch_buckets"}
+REQUIRED = {
+    "safe_globals",
+    "numpy_long",
+    "numpy_float",
+    "truncated_bptt",
+    "hydra_help",
+    "batch_buckets",
+}
 TRAPS = {
     "restore_file",
     "wrong_names",

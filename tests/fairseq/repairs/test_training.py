@@ -15,6 +15,7 @@ from fairseq import checkpoint_utils, distributed_utils
 from fairseq.data import FairseqDataset, iterators
 from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.file_io import PathManager
+from fairseq.modules import DynamicCRF
 from fairseq.nan_detector import NanDetector
 from fairseq.trainer import Trainer
 from fairseq_cli import train
@@ -503,3 +504,10 @@ def test_sigint_ends_a_worker_that_ignores_it(is_worker, monkeypatch):
         assert signal.getsignal(signal.SIGINT) == (signal.SIG_DFL if is_worker else signal.SIG_IGN)
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def test_a_model_with_a_crf_layer_computes_its_loss():
+    layer = DynamicCRF(num_embedding=7, low_rank=2, beam_size=3)
+    words = torch.tensor([[1, 4, 6]])
+    loss = layer(torch.randn(1, 3, 7), words, torch.ones(1, 3, dtype=torch.bool))
+    assert loss.shape == (1,) and loss.isfinite()
