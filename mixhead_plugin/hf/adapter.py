@@ -17,8 +17,8 @@ from mixhead_plugin.heads import importance as weighing
 from mixhead_plugin.heads.attention import Heads, HeadsError, LayerHeads
 from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.hf import pruning
-from mixhead_plugin.hf.attend import MixedHeads
 from mixhead_plugin.hf.layouts import MIXHEAD, Site, sites_of
+from mixhead_plugin.hf.mixed import MixedHeads
 from mixhead_plugin.hf.mixing import (
     PRUNED,
     attach,

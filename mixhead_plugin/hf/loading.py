@@ -18,8 +18,8 @@ from transformers.utils import (
 )
 
 from mixhead_plugin.hf.adapter import cut
-from mixhead_plugin.hf.attend import SPLIT
 from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD
+from mixhead_plugin.hf.mixed import SPLIT
 from mixhead_plugin.hf.mixing import (
     ATTENTIONS,
     OLDER_ATTENTIONS,

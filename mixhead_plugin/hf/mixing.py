@@ -6,12 +6,10 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mixhead_plugin.hf import saving
-from mixhead_plugin.hf.attend import FEATURES, SPLIT, MixedHeads, note_wishes, remove_hook
 from mixhead_plugin.hf.layouts import (
     LAYOUTS,
     MIXHEAD,
@@ -21,9 +19,9 @@ from mixhead_plugin.hf.layouts import (
     left_out,
     sites_of,
 )
+from mixhead_plugin.hf.mixed import FEATURES, SPLIT, MixedHeads, note_wishes, remove_hook
 from mixhead_plugin.hf.trial import check_row
-from mixhead_plugin.parts import OPTIONS, PARTS, Variant, check_any_given, effective
-from mixhead_plugin.parts.head_mixing import own_numbers
+from mixhead_plugin.parts import OPTIONS, Variant, check_any_given, place_parts
 
 # of the entry of a config that has the heads that `prune` removed, by layer
 PRUNED = "mixhead_pruned"
@@ -224,17 +222,15 @@ def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> 
     """Make the attentions of some classes compute a variant, which may be the plain one."""
     sites = _sites_of_kinds(model, kinds)
 
-    all_heads = []  # before any change: one may be refused
-    with own_numbers():
-        for site in sites:
-            site.check_sizes(model)
-            all_heads.append(MixedHeads(site, model, variant))
-            # A part draws by the state of the generator: without this number all layers would start
-            # equal.
-            torch.rand((), device="cpu")
+    mixed = []  # before any change: one may be refused
+    for site in sites:
+        site.check_sizes(model)
+        mixed.append(MixedHeads(site, model, variant))
 
     _give_configs(model, sites, variant)
-    for site, heads in zip(sites, all_heads):
+    likes: list[Any] = [model.get_submodule(site.paths["queries"]).weight for site in sites]
+    place_parts(zip([site.module for site in sites], mixed, likes))
+    for site, heads in zip(sites, mixed):
         heads.config = site.module.config
         heads.attach()
         # Its own config: whatever `transformers` chooses for the model, the attention calls
@@ -305,11 +301,9 @@ def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
     refuse_offloaded(model, "unmixed")
     for module in found:
-        normalizer = getattr(module, MIXHEAD).variant.normalizer
-        left = effective({name: getattr(module, name) for name in PARTS if name != folded})
-        if left or normalizer != "softmax":
-            left = left or f"normalizer {normalizer}"
-            raise ValueError(f"{type(model).__name__}: without {left} its outputs would change")
+        lost = getattr(module, MIXHEAD).lost_without(module, but=folded)
+        if lost:
+            raise ValueError(f"{type(model).__name__}: without {lost} its outputs would change")
     return [getattr(module, MIXHEAD) for module in found]
 
 
@@ -361,7 +355,8 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
     refuse_quantised(model, "folded")
     for site in sites_of(model):
         mixed: MixedHeads | None = vars(site.module).get(MIXHEAD)
-        if mixed is None or mixed.feature_mixing is None:
+        feature_mixing: Any = getattr(site.module, "feature_mixing", None)
+        if mixed is None or feature_mixing is None:
             continue
         output: Any = model.get_submodule(site.paths["output"])
         tensors = {"output": [_rows(output)]}
@@ -374,7 +369,7 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
             )
             for kind, where in mixed.slices(kinds).items():
                 tensors[FEATURES[kind]] = [tensor[where] for tensor in given]
-        mixed.feature_mixing.fold(tensors)
+        feature_mixing.fold(tensors)
     return unmix(model, attn_implementation)
 
 

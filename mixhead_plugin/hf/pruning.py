@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from mixhead_plugin.heads.cutting import whole_part
-from mixhead_plugin.hf.attend import MixedHeads
 from mixhead_plugin.hf.layouts import MIXHEAD, Site, several
+from mixhead_plugin.hf.mixed import MixedHeads
 from mixhead_plugin.hf.trial import check_fewer
 from mixhead_plugin.parts import PartKind, parameters
 
@@ -32,7 +32,7 @@ class Rest(NamedTuple):
 
 def _rest(model: nn.Module, site: Site, heads: Sequence[int]) -> Rest:
     mixed: MixedHeads | None = vars(site.module).get(MIXHEAD)
-    mixes = mixed is not None and mixed.head_mixing is not None
+    mixes = mixed is not None and site.module.head_mixing is not None
     source = site.heads if mixed is None else mixed.sizes.num_heads
     total, group = _outputs(model, site)
 
@@ -109,7 +109,7 @@ def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     stay = {"source": rest.heads["queries"], "mixed": kept}
     sizes = {"head_dim": rest.size, "value_dim": mixed.sizes.value_dim}
     for option, row in mixed.variant.parts().items():
-        part = getattr(mixed, option)
+        part = getattr(site.module, option)
         if part is not None:
             _cut_part(part, row, stay, sizes)
     mixed.sizes = mixed.sizes._replace(

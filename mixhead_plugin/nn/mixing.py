@@ -12,8 +12,7 @@ from mixhead_plugin.nn import multihead, record, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.nn.example import Example, Seen, Sizes
 from mixhead_plugin.ops.api import FLOATS
-from mixhead_plugin.parts import PARTS, Assembly, Variant, check_any_given
-from mixhead_plugin.parts.head_mixing import own_numbers
+from mixhead_plugin.parts import PARTS, Assembly, Variant, check_any_given, place_parts
 
 # Keywords for an attention that projects its input itself, as `MixedAttention` does.
 OF_PROJECTIONS = ("head_dim", "value_head_dim", "relative_position", "relative_gain", "causal")
@@ -207,11 +206,10 @@ def put(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
 
 def attach_all(model: nn.Module, mixed: Mapping[nn.Module, sdpa.MixedSdpa]) -> None:
     """Mix modules that call scaled_dot_product_attention."""
-    with own_numbers():
-        for module, what in mixed.items():
-            sdpa.attach(module, what, _like(model, module))
-            # A part draws by the state of the generator: without this number all would start equal.
-            torch.rand((), device="cpu")
+    likes = {module: _like(model, module) for module in mixed}  # before they get parameters of ours
+    place_parts((module, what, likes[module]) for module, what in mixed.items())
+    for module, what in mixed.items():
+        sdpa.attach(module, what)
 
 
 def _like(model: nn.Module, module: nn.Module) -> Tensor:
@@ -280,7 +278,7 @@ def unmix(model: nn.Module) -> nn.Module:
     for attention in packed:
         _refuse_loss(model, attention, multihead.lost_without(attention))
     for module in calling:
-        _refuse_loss(model, module, sdpa.lost_without(module))
+        _refuse_loss(model, module, vars(module)[sdpa.ATTRIBUTE].lost_without(module))
         if not sdpa.has_own_class(module):
             raise ValueError(
                 f"{name_of(model, module)}: another tool has changed its class; must be unmixed "

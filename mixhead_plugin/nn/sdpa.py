@@ -29,14 +29,13 @@ from torch.overrides import TorchFunctionMode
 
 from mixhead_plugin.nn import record
 from mixhead_plugin.nn.example import ATEN_SDPA, SDPA, Sizes, first_tensor
-from mixhead_plugin.parts import PARTS, Assembly, Variant, effective
-from mixhead_plugin.parts.hooks import Hooked
+from mixhead_plugin.parts import PARTS, HostedAttention, Variant, remove_parts
 
 ATTRIBUTE = "mixhead"  # the attribute of a mixed module that holds its `MixedSdpa`
 
 
-class MixedSdpa(Hooked):
-    """What a mixed module has beside its parts: numbers, and hooks of those who study its heads.
+class MixedSdpa(HostedAttention):
+    """What a mixed module has beside its parts.
 
     Args:
         name: of the module in the model, for messages
@@ -45,16 +44,16 @@ class MixedSdpa(Hooked):
     """
 
     def __init__(self, name: str, variant: Variant, seen: Sizes):
-        self.name = name
-        self.variant = dataclasses.replace(variant, head_dim=seen.head_dim)
-        self.seen = seen
-        self.reads_input = reads_input(variant)
+        variant = dataclasses.replace(variant, head_dim=seen.head_dim)
         # Where nothing reads the input, its size has no effect.
         embed_dim = seen.heads * seen.head_dim if seen.embed_dim is None else seen.embed_dim
-        sizes = self.variant.sizes(seen.heads, embed_dim)
-        self.heads_per_mixed = seen.heads // sizes.mixed_heads  # source heads for each mixed head
+        sizes = variant.sizes(seen.heads, embed_dim)
+        super().__init__(variant, sizes)
+        # The values may have another size than the queries.
         self.sizes = sizes._replace(value_dim=seen.value_dim * self.heads_per_mixed)
-        self.init_hooks()
+        self.name = name
+        self.seen = seen
+        self.reads_input = reads_input(variant)
 
     def entry(self) -> dict[str, Any]:
         """Return what the metadata of a state dict tell of the module."""
@@ -80,17 +79,10 @@ class MixedCall(TorchFunctionMode):
         args, kwargs: its arguments
     """
 
-    # What an `Assembly` computes from its parts, which are children of the module here.
-    inputs_of: Any = Assembly.inputs_of
-    gated: Any = Assembly.gated
-    relative_gain = None
-
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
         super().__init__()
+        self.module = module
         self.mixed: MixedSdpa = module.__dict__[ATTRIBUTE]
-        self.normalizer = self.mixed.variant.normalizer
-        for option in PARTS:
-            setattr(self, option, getattr(module, option))
         self.x = first_tensor(args, kwargs)
         self.attended = 0
 
@@ -138,27 +130,19 @@ class MixedCall(TorchFunctionMode):
             [B, H, Nq, Dv]; where heads mix in groups, neighbours are parts of one mixed head
         """
         self._count()
-        self._check(query, value, attn_mask, is_causal)
-        query, key, value = _as_autocast(query), _as_autocast(key), _as_autocast(value)
-
-        heads = query.size(1)
-        if enable_gqa:
-            key = key.repeat_interleave(heads // key.size(1), 1)
-            value = value.repeat_interleave(heads // value.size(1), 1)
-        key = key.expand(query.size(0), heads, -1, -1)
-        value = value.expand(query.size(0), heads, -1, -1)
-        group = self.mixed.heads_per_mixed
-        if group > 1:
-            # [B, H', Nk, group * Dv]
-            value = value.unflatten(1, (-1, group)).transpose(2, 3).flatten(3)
+        self._check(query, key, value, attn_mask, is_causal, enable_gqa)
+        query = _as_autocast(query)
+        key = _as_autocast(key).expand(query.size(0), -1, -1, -1)
+        value = _as_autocast(value).expand(query.size(0), -1, -1, -1)
 
         mask, causal = _masks(attn_mask, is_causal, query, key)
-        if mask is not None and self.normalizer != "softmax":
+        if mask is not None and self.mixed.variant.normalizer != "softmax":
             # Some models hide keys by the least number of the type. That is far enough for softmax,
             # but other normalizers count the visible keys.
             mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
 
-        inputs = self.inputs_of(
+        out, _ = self.mixed.attend_in(
+            self.module,
             query,
             key,
             value,
@@ -168,12 +152,11 @@ class MixedCall(TorchFunctionMode):
             causal=causal,
             dropout_p=dropout_p,
             scale=self.mixed.sizes.head_dim**-0.5 if scale is None else scale,
-        )
-        out, _ = self.mixed.attend(inputs, self.mixed.variant.impl, need_weights=False)
+        )  # [B, Nq, H', ...]
 
-        out = self.gated(out.transpose(1, 2), self.x)  # [B, Nq, H', group * Dv]
-        if group > 1:
-            out = out.unflatten(3, (group, -1)).flatten(2, 3)  # [B, Nq, H, Dv]
+        several = self.mixed.heads_per_mixed
+        if several > 1:  # the module wants the outputs of as many heads as it has
+            out = out.unflatten(3, (several, -1)).flatten(2, 3)  # [B, Nq, H, Dv]
         return out.transpose(1, 2)
 
     def _count(self) -> None:
@@ -197,7 +180,13 @@ class MixedCall(TorchFunctionMode):
             frame = frame.f_back  # type: ignore[assignment]
 
     def _check(
-        self, query: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        enable_gqa: bool,
     ) -> None:
         """Refuse inputs that the parts were not built for, and what torch refuses."""
         mixed = self.mixed
@@ -213,6 +202,14 @@ class MixedCall(TorchFunctionMode):
                     f"{mixed.name}: its {name} is {size}, must be {getattr(mixed.seen, name)}, as "
                     "when it was mixed"
                 )
+        for name, tensor in (("key", key), ("value", value)):
+            heads = tensor.size(1)
+            if heads in (1, mixed.seen.heads) or (enable_gqa and mixed.seen.heads % heads == 0):
+                continue
+            raise ValueError(
+                f"{mixed.name}: its {name} has {heads} heads, must have {mixed.seen.heads}, or a "
+                "divisor of it with enable_gqa"
+            )
         if attn_mask is not None and is_causal:
             raise RuntimeError(f"{mixed.name}: attn_mask must not be given with is_causal")
         if not mixed.reads_input:
@@ -348,19 +345,13 @@ def is_mixed(module: nn.Module) -> bool:
     return ATTRIBUTE in vars(module)
 
 
-def attach(module: nn.Module, mixed: MixedSdpa, like: Tensor) -> None:
-    """Let a module compute its attention with mixed heads, in place.
+def attach(module: nn.Module, mixed: MixedSdpa) -> None:
+    """Let a module that has got its parts compute its attention with mixed heads.
 
     Args:
         module: calls scaled_dot_product_attention; `mix` has seen it
         mixed: what it becomes
-        like: a tensor with the device and the type of floats that its parts get
     """
-    assembly = Assembly()
-    assembly.add_parts(mixed.variant, mixed.sizes)
-    assembly.to(like).train(module.training)
-    for option in PARTS:
-        setattr(module, option, getattr(assembly, option))
     setattr(module, ATTRIBUTE, mixed)
     kind: Any = type(module)
     # A model that was unmixed may have instances of the subclass that it made by type(module).
@@ -369,20 +360,9 @@ def attach(module: nn.Module, mixed: MixedSdpa, like: Tensor) -> None:
 
 def detach(module: Any) -> None:
     """Give a module its own class back, in place."""
-    for name in (ATTRIBUTE, *PARTS):
-        delattr(module, name)
+    delattr(module, ATTRIBUTE)
+    remove_parts(module)
     module.__class__ = module._mixhead_class
-
-
-def lost_without(module: nn.Module) -> str:
-    """Return in a few words why a mixed module would need its mixing.
-
-    Without it, the module would compute something else. An empty string if it would not.
-    """
-    normalizer = vars(module)[ATTRIBUTE].variant.normalizer
-    if normalizer != "softmax":
-        return f"normalizer {normalizer}"
-    return effective({option: getattr(module, option) for option in PARTS})
 
 
 def has_own_class(module: nn.Module) -> bool:

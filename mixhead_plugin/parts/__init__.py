@@ -3,10 +3,11 @@
 All of it needs torch alone.
 
 `Variant` is what is asked of one attention, `PARTS` has the tables of the parts, and `Assembly`
-builds the parts and puts them to work.
+builds the parts and puts them to work. In a module that is not ours, `HostedAttention` does.
 """
 
 from mixhead_plugin.parts.assembly import Assembly, build_part
+from mixhead_plugin.parts.hosted import HostedAttention, place_parts, remove_parts
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartError, PartKind
 from mixhead_plugin.parts.parameters import (
     MIXINGS,

@@ -26,62 +26,18 @@ def build_part(kind: PartKind, variant: Variant, sizes: AttentionSizes) -> nn.Mo
     return kind.build(sizes, **{name: getattr(variant, name) for name in kind.options})
 
 
-class Assembly(Hooked, nn.Module):
-    """A mixin that holds the parts of one attention.
+class UsesParts:
+    """A mixin: what the parts of one attention make of a call, wherever the parts lie.
 
-    Each has the name of its option, and is None where there is none.
+    Who has it has the attributes `normalizer`, one for each table in PARTS, and `relative_gain`;
+    None where there is no part. It is no function of them, because TorchScript passes no modules to
+    functions.
     """
 
     # TorchScript would take annotations of parts and projections for its own types
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
-
-    def add_parts(self, variant: Variant, sizes: AttentionSizes) -> None:
-        """Build the parts of `variant`; each becomes a child module with the name of its field.
-
-        Args:
-            variant: what is asked for
-            sizes: what `variant.sizes` returned for this attention
-        """
-        self.init_hooks()
-        self.variant = variant
-        # TorchScript reads texts of a module, but not those of a record in it.
-        self.normalizer = variant.normalizer
-        for name, kind in variant.parts().items():
-            if name == "score_mixing":
-                # All heads have scores, also where fewer mixed heads follow.
-                part = build_part(kind, variant, sizes._replace(mixed_heads=sizes.num_heads))
-            else:
-                part = build_part(kind, variant, sizes)
-            setattr(self, name, part)
-        self.relative_gain: DistanceGain | None = None
-        if variant.relative_gain > 0:
-            self.relative_gain = DistanceGain(sizes.num_heads, variant.relative_gain)
-
-    def queries(self, x: Tensor) -> Tensor:
-        """Return the queries [..., H * D] of x [..., C], with mixed features."""
-        if self.feature_mixing is None:
-            return self.q_proj(x)
-        if not torch.jit.is_scripting():  # TorchScript passes no module to a function
-            return self.feature_mixing.project(self.q_proj, x, "query")
-        return self.feature_mixing(self.q_proj(x), "query")
-
-    def keys(self, x: Tensor) -> Tensor:
-        """Return the keys [..., H * D] of x [..., C], with mixed features."""
-        if self.feature_mixing is None:
-            return self.k_proj(x)
-        if not torch.jit.is_scripting():
-            return self.feature_mixing.project(self.k_proj, x, "key")
-        return self.feature_mixing(self.k_proj(x), "key")
-
-    def values(self, x: Tensor) -> Tensor:
-        """Return the values [..., H' * Dv] of x [..., C], with mixed features."""
-        if self.feature_mixing is None:
-            return self.v_proj(x)
-        if not torch.jit.is_scripting():
-            return self.feature_mixing.project(self.v_proj, x, "value")
-        return self.feature_mixing(self.v_proj(x), "value")
 
     def inputs_of(
         self,
@@ -162,3 +118,61 @@ class Assembly(Hooked, nn.Module):
         if self.attention_gate is not None:
             out = self.attention_gate(out, x)
         return out
+
+
+class Assembly(UsesParts, Hooked, nn.Module):
+    """A mixin: a module that holds the parts of its attention.
+
+    Each has the name of its option, and is None where there is none.
+    """
+
+    # TorchScript would take annotations of parts and projections for its own types
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def add_parts(self, variant: Variant, sizes: AttentionSizes) -> None:
+        """Build the parts of `variant`; each becomes a child module with the name of its field.
+
+        Args:
+            variant: what is asked for
+            sizes: what `variant.sizes` returned for this attention
+        """
+        self.init_hooks()
+        self.variant = variant
+        # TorchScript reads texts of a module, but not those of a record in it.
+        self.normalizer = variant.normalizer
+        for name, kind in variant.parts().items():
+            if name == "score_mixing":
+                # All heads have scores, also where fewer mixed heads follow.
+                part = build_part(kind, variant, sizes._replace(mixed_heads=sizes.num_heads))
+            else:
+                part = build_part(kind, variant, sizes)
+            setattr(self, name, part)
+        self.relative_gain: DistanceGain | None = None
+        if variant.relative_gain > 0:
+            self.relative_gain = DistanceGain(sizes.num_heads, variant.relative_gain)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Return the queries [..., H * D] of x [..., C], with mixed features."""
+        if self.feature_mixing is None:
+            return self.q_proj(x)
+        if not torch.jit.is_scripting():  # TorchScript passes no module to a function
+            return self.feature_mixing.project(self.q_proj, x, "query")
+        return self.feature_mixing(self.q_proj(x), "query")
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Return the keys [..., H * D] of x [..., C], with mixed features."""
+        if self.feature_mixing is None:
+            return self.k_proj(x)
+        if not torch.jit.is_scripting():
+            return self.feature_mixing.project(self.k_proj, x, "key")
+        return self.feature_mixing(self.k_proj(x), "key")
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return the values [..., H' * Dv] of x [..., C], with mixed features."""
+        if self.feature_mixing is None:
+            return self.v_proj(x)
+        if not torch.jit.is_scripting():
+            return self.feature_mixing.project(self.v_proj, x, "value")
+        return self.feature_mixing(self.v_proj(x), "value")

@@ -196,7 +196,7 @@ def test_a_call_whose_parts_did_not_run_is_refused():
     attention(model).q_proj = nn.Linear(32, 16, bias=False).double()
     with pytest.raises(
         ValueError,
-        match=r"^LlamaAttention: its queries have 16 features, must be 32; heads that are sp",
+        match=r"^LlamaAttention: its queries have 16 features, must be 32, as when it was mixed$",
     ):
         model(**inputs)
     attention(model).q_proj = projection

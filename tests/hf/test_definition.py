@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from mixhead_plugin import ops
+from mixhead_plugin.parts.hosted import PartsInHost
 from tests.covering import each_once
 from tests.fairseq.definition import mixed
 from tests.hf.models import FEW, MODELS, QUERIES, build, hf, shake, transformers, whole
@@ -72,9 +73,10 @@ def defined(model, variant):
     """Return a mixed model and the unmixed one with `attend` in its place."""
     ours = shake(hf.mix(copy.deepcopy(model), **variant))
     for name, module in model.named_modules():
-        parts = vars(ours.get_submodule(name)).get(hf.MIXHEAD)
-        if parts is not None:
-            module.__dict__["parts"] = parts
+        host = ours.get_submodule(name)
+        mixed_heads = vars(host).get(hf.MIXHEAD)
+        if mixed_heads is not None:
+            module.__dict__["parts"] = PartsInHost(host, mixed_heads.variant.normalizer)
             module.register_forward_pre_hook(remember, with_kwargs=True)
     model.set_attn_implementation(NAME)
     return ours, model

@@ -1,0 +1,232 @@
+"""What `mix` adds to one attention of `transformers`, and the state of one of its calls.
+
+model.layers[0].self_attn(x)            hooks of this file
+  q_proj(x), k_proj(x), v_proj(x)       mix their features, and keep what mixings read
+  ALL_ATTENTION_FUNCTIONS[...]          is `attend.mixed_attention`
+  o_proj(outputs)                       is left alone
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from mixhead_plugin.hf.layouts import MIXHEAD, Site
+from mixhead_plugin.parts import HostedAttention, Variant, remove_parts
+
+# the matrix of a FeatureMixing for each projection
+FEATURES = {"queries": "query", "keys": "key", "values": "value"}
+SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
+
+
+class Call:
+    """The state of one call of an attention: what its hooks have seen so far.
+
+    Args:
+        mixed: of the attention
+        projections: the modules that give its queries, keys and values in this call
+    """
+
+    def __init__(self, mixed: "MixedHeads", projections: dict[str, nn.Module]):
+        self.mixed = mixed
+        self.projections = projections
+        self.x: Tensor | None = None  # the input of the queries [B, Nq, C]
+        # all that the projection of the queries gave [B, Nq, H * D or more]
+        self.projected: Any = None
+        self.attended = False
+
+    def queries(self, heads: int, head_dim: int) -> Tensor:
+        """Return the projected queries by head [B, H, Nq, D], as mixings read them."""
+        queries = self.projected[..., : heads * head_dim]  # without keys and values beside them
+        return queries.unflatten(2, (heads, head_dim)).transpose(1, 2)
+
+
+class Thread:
+    """The call that runs in this thread. One is enough, because no attention contains another."""
+
+    def __init__(self) -> None:
+        self.call: Call | None = None
+        self.wants_weights = False
+
+
+class _Threads(threading.local):
+    # torch.compile loses what is set on the local itself where a graph breaks, but not what is set
+    # on an object in it.
+    def __init__(self) -> None:
+        self.own = Thread()
+
+
+THREADS = _Threads()
+
+
+def note_wishes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note whether a call of the model wants weights; GPT-2 does not tell its attentions."""
+    THREADS.own.wants_weights = bool(kwargs.get("output_attentions"))
+
+
+class MixedHeads(HostedAttention):
+    """What `mix` adds to one attention beside its parts: hooks and numbers.
+
+    The hook of a projection has to be the last one, because mixings read what other hooks have made
+    of the queries. `mix` places it. Each call looks whether it is still there and last, since hooks
+    and adapters may have come.
+    """
+
+    def __init__(self, site: Site, model: nn.Module, variant: Variant):
+        if not hasattr(site.module, "config"):  # T5 before it went through the AttentionInterface
+            kind = type(site.module).__name__
+            raise ValueError(
+                f"{kind}: has no config to choose its attention by; a later transformers may serve "
+                "it"
+            )
+        projection: Any = model.get_submodule(site.paths["queries"])
+        # GPT-2's has a transposed weight
+        embed_dim = getattr(projection, "in_features", projection.weight.size(0))
+        variant = dataclasses.replace(variant, head_dim=site.head_dim)
+        key_heads = site.heads // site.heads_per_key(model)
+        super().__init__(variant, variant.sizes(site.heads, embed_dim, key_heads=key_heads))
+
+        self.attention = site.module
+        self.config = site.module.config  # the model's
+        # The heads that pruning left, as numbered at first.
+        self.kept = {
+            "source": list(range(self.sizes.num_heads)),
+            "mixed": list(range(self.sizes.mixed_heads)),
+        }
+        self.outputs = self.sizes.mixed_heads
+        self.missing_values = 0  # zeros in place of cut values
+        self.names = {kind: site.paths[kind].rpartition(".")[2] for kind in FEATURES}
+        self.hooks: list[RemovableHandle] = []
+
+    @property
+    def heads_per_key(self) -> int:
+        """How many heads of queries share a head of keys."""
+        return self.sizes.num_heads // self.sizes.key_heads
+
+    def attach(self) -> None:
+        """Follow the calls of the attention, which has got its parts."""
+        vars(self.attention)[MIXHEAD] = self
+        self.hooks = [
+            self.attention.register_forward_pre_hook(self._begin),
+            self.attention.register_forward_hook(self._end, always_call=True),
+        ]
+        self._place()
+
+    def detach(self) -> None:
+        self.attention.config = self.config
+        for hook in self.hooks:
+            hook.remove()
+        for projection in self.projections().values():
+            remove_hook(projection, self._project)
+        delattr(self.attention, MIXHEAD)
+        remove_parts(self.attention)
+
+    def projections(self) -> dict[str, nn.Module]:
+        """Return the modules that give queries, keys and values, which may be one."""
+        found = {}
+        for kind, name in self.names.items():
+            module = getattr(self.attention, name)
+            # What `torch.compile` puts around a module runs no hooks inside a larger graph.
+            found[kind] = getattr(module, "_orig_mod", module)
+        return found
+
+    # graphs break here, where a hook or an adapter came since the last call
+    @torch.compiler.disable
+    def _place(self) -> None:
+        for projection in self.projections().values():
+            remove_hook(projection, self._project)
+            projection.register_forward_hook(self._project)
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if getattr(module, "_is_replica", False):  # it shares parts and hooks with the others
+            raise ValueError(
+                "a mixed model in torch's DataParallel: start a process for each GPU, as torchrun "
+                "does"
+            )
+        projections = self.projections()
+        for projection in projections.values():
+            hooks = list(projection._forward_hooks.values())
+            # torch.compile does not follow a comparison of methods, but of what they belong to
+            if not hooks or getattr(hooks[-1], "__self__", None) is not self:
+                self._place()
+                break
+        THREADS.own.call = Call(self, projections)
+
+    def slices(self, kinds: list[str]) -> dict[str, slice]:
+        """Return where queries, keys and values are among the outputs of a projection.
+
+        GPT-2 has one projection for several of them.
+        """
+        heads = {"queries": self.sizes.num_heads, "keys": self.sizes.key_heads}
+        found = {}
+        start = 0
+        for kind in kinds[:-1]:
+            end = start + heads[kind] * self.sizes.head_dim
+            found[kind] = slice(start, end)
+            start = end
+        found[kinds[-1]] = slice(start, None)
+        return found
+
+    def _project(
+        self, projection: nn.Module, args: tuple[Tensor, ...], output: Tensor
+    ) -> Tensor | None:
+        """Mix the features of what a projection gives, and keep what mixings read."""
+        call = THREADS.own.call
+        if call is None or call.mixed is not self:
+            return None  # someone else calls the projection
+        # Not `self.projections()`: where this projection is compiled alone, dynamo cannot look at
+        # it a second time, by way of the attention.
+        kinds = [kind for kind, present in call.projections.items() if present is projection]
+        if not kinds:
+            return None  # an adapter is around it, which is the projection now
+        if kinds == ["queries"]:
+            self._check_width(output)
+
+        feature_mixing: Any = self.attention.feature_mixing
+        if feature_mixing is not None:
+            mixed = []
+            for kind, where in self.slices(kinds).items():
+                mixed.append(feature_mixing(output[..., where], FEATURES[kind]))
+            output = torch.cat(mixed, -1)
+        if "queries" in kinds:
+            call.x = args[0]
+            call.projected = output
+        if "values" in kinds and self.missing_values:
+            # some attentions want as many heads of values as of keys
+            output = F.pad(output, (0, self.missing_values))
+        return output
+
+    def _check_width(self, queries: Tensor) -> None:
+        """Refuse another number of features than the parts were built for."""
+        found = queries.size(-1)
+        wanted = self.sizes.num_heads * self.sizes.head_dim
+        if found == wanted:
+            return
+        split = torch.distributed.is_available() and torch.distributed.is_initialized()
+        why = SPLIT if split and wanted % found == 0 else "as when it was mixed"
+        kind = type(self.attention).__name__
+        raise ValueError(f"{kind}: its queries have {found} features, must be {wanted}, {why}")
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Refuse what another implementation computed. After an exception there is no output."""
+        call = THREADS.own.call
+        THREADS.own.call = None
+        if output is None or (call is not None and call.mixed is self and call.attended):
+            return
+        kind = type(module).__name__
+        raise RuntimeError(
+            f"{kind}: lost the mixing, its attention must go through the AttentionInterface"
+        )
+
+
+def remove_hook(module: nn.Module, hook: Callable[..., Any]) -> None:
+    """Remove a hook, however it came there: torch's quantisation copies hooks to new modules."""
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for number in [number for number, each in hooks.items() if each == hook]:
+            del hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)

@@ -1,0 +1,142 @@
+"""Mix the heads of a module that is not ours, its host: the parts become children of the host.
+
+The doors of torch and of transformers share this. A part is looked up in the host in each call,
+because an adapter may have put another module in its place.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixhead_plugin.parts.assembly import Assembly, UsesParts
+from mixhead_plugin.parts.head_mixing import own_numbers
+from mixhead_plugin.parts.hooks import Hooked
+from mixhead_plugin.parts.kinds import AttentionSizes
+from mixhead_plugin.parts.parameters import PARTS, effective
+from mixhead_plugin.parts.variant import Variant
+
+
+class PartsInHost(UsesParts):
+    """The parts that lie in a host now."""
+
+    relative_gain = None  # for attentions that are ours alone
+
+    def __init__(self, host: nn.Module, normalizer: str):
+        self.normalizer = normalizer
+        for option in PARTS:
+            setattr(self, option, getattr(host, option))
+
+
+class HostedAttention(Hooked):
+    """What a host has beside its parts: what is asked for, sizes, and hooks.
+
+    Args:
+        variant: what is asked for
+        sizes: of the attention of the host
+    """
+
+    def __init__(self, variant: Variant, sizes: AttentionSizes):
+        self.variant = variant
+        self.sizes = sizes
+        self.init_hooks()
+
+    def attend_in(
+        self,
+        host: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        projected: Tensor,
+        x: Any,
+        need_weights: bool = False,
+        sink: Tensor | None = None,
+        **call: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the attention of a host.
+
+        Args:
+            host: has the parts
+            query: [B, H, Nq, D]
+            key: [B, G, Nk, D], where neighbouring heads of queries share one of the G heads
+            value: [B, G, Nk, Dv]
+            projected: the queries that mixings read, [B, H, Nq, D]
+            x: the input of the queries, [B, Nq, C]; None if no part reads it
+            need_weights: also return the mixed weights
+            sink: scores of a sink that the host has by itself, [H]; None for those of the variant
+            call: masks, dropout and scale, as in `UsesParts.inputs_of`
+
+        Returns:
+            outputs of the mixed heads, behind gates, [B, Nq, H', Dv times the heads per mixed
+                head], and weights, None or [B, H', Nq, Nk]
+        """
+        parts = PartsInHost(host, self.variant.normalizer)
+        # Every head of queries gets keys and values of its own, because each head mixes in its way.
+        key = _for_each_head(key, query.size(1))
+        value = self._of_mixed_heads(_for_each_head(value, query.size(1)))
+
+        inputs = parts.inputs_of(query, key, value, projected, x, **call)
+        if sink is not None:
+            inputs = inputs._replace(sink=sink)
+        outputs, weights = self.attend(inputs, self.variant.impl, need_weights)
+        return parts.gated(outputs.transpose(1, 2), x), weights
+
+    @property
+    def heads_per_mixed(self) -> int:
+        """How many source heads there are for each mixed head."""
+        return PARTS["head_mixing"][self.variant.head_mixing].heads_per_mixed
+
+    def _of_mixed_heads(self, value: Tensor) -> Tensor:
+        """Return the values [B, H', Nk, ...] of mixed heads, from those of source heads."""
+        several = self.heads_per_mixed
+        if several > 1:
+            # The values of neighbours stand side by side: [B, H', Nk, several * Dv].
+            value = value.unflatten(1, (-1, several)).transpose(2, 3).flatten(3)
+        # Where mixed heads were cut off, the host may still give as many values as keys.
+        if value.size(1) > self.sizes.mixed_heads:
+            value = value[:, : self.sizes.mixed_heads]
+        return value
+
+    def lost_without(self, host: nn.Module, but: str = "") -> str:
+        """Return in a few words what the host would lose without its parts; empty if nothing.
+
+        Args:
+            host: has the parts
+            but: the option of a part that may have an effect
+        """
+        if self.variant.normalizer != "softmax":
+            return f"normalizer {self.variant.normalizer}"
+        return effective({option: getattr(host, option) for option in PARTS if option != but})
+
+
+def _for_each_head(shared: Tensor, heads: int) -> Tensor:
+    """Return keys or values [B, H, Nk, ...] from those that heads share, [B, G, Nk, ...]."""
+    if shared.size(1) == heads:
+        return shared
+    if shared.size(1) == 1:
+        return shared.expand(-1, heads, -1, -1)  # needs no memory
+    return shared.repeat_interleave(heads // shared.size(1), 1)
+
+
+def place_parts(attentions: Iterable[tuple[nn.Module, HostedAttention, Tensor]]) -> None:
+    """Build the parts of attentions, and make them children of their hosts.
+
+    Args:
+        attentions: for each, its host, the attention, and a tensor with the device and the type of
+            floats that its parts get
+    """
+    with own_numbers():
+        for host, attention, like in attentions:
+            assembly = Assembly()
+            assembly.add_parts(attention.variant, attention.sizes)
+            assembly.to(like).train(host.training)
+            for option in PARTS:
+                setattr(host, option, getattr(assembly, option))
+            # A part draws by the state of the generator: without this number all would start equal.
+            torch.rand((), device="cpu")
+
+
+def remove_parts(host: nn.Module) -> None:
+    for option in PARTS:
+        delattr(host, option)
