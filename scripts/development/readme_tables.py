@@ -219,9 +219,10 @@ def advice() -> str:
         4.7 % more updates, which take the time of B, gained {bleu(longer, softmax)}. The two do
         not differ clearly. A word model with heads of 8 improved when each side had its best
         learning rate; a byte model did not. Heads of 16 were not tried on text.""",
-        """- **64 or more: unknown.** BERT, GPT-2 and most recipes of fairseq have such heads. The Mixhead
-        paper has 1.3 to 3.7 % less perplexity with heads of 64. With heads of 128 it has half a BLEU
-        *less*, perhaps because it decoded without the mixing. It gives no seeds.""",
+        """- **64: unknown; train without mixing first.** BERT and GPT-2 have such heads. We trained none.
+        The Mixhead paper has 1.3 to 3.7 % less perplexity, and gives no seeds.""",
+        """- **128: probably not.** fairseq's recipe for IWSLT14 has such heads. With them the paper has
+        half a BLEU *less*, perhaps because it was decoded without the mixing.""",
     ]
     items = []
     for answer in answers:
