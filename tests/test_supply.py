@@ -142,6 +142,13 @@ def test_what_runs_code_when_it_is_installed_has_a_hash():
             ), name
 
 
+def test_the_licence_of_everything_pinned_stands_on_the_page_of_packages():
+    table = (ROOT / "docs" / "packages.md").read_text().split("\n## Licences\n")[1]
+    rows = re.findall(r"(?m)^\| [^|]+ \| ([^|]+) \|$", table)
+    named = {canonicalize_name(name) for row in rows[1:] for name in row.split(", ")}
+    assert named == {*pins()}
+
+
 def test_the_package_asks_for_what_is_pinned():
     project, wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"], pins()
     for text in itertools.chain(
