@@ -149,10 +149,16 @@ def cells(text, title):
 def test_the_costs_on_a_gpu_are_those_of_the_reports():
     attention = gpu_tables.both_passes()  # the first column has 8 heads of 64, 2,048 tokens
     assert "| 8 heads of 64, 2,048 tokens |" in attention.splitlines()[0]
-    measured = [cells(attention, f"**Mixhead {name}**")[0] for name in "AB"]
-    assert cells(README, "GPU: both passes of an attention alone, 2,048 tokens")[1:] == measured
+    assert "| 16 heads of 64 |" in attention.splitlines()[0]
+    for column, title in enumerate(
+        ("GPU: both passes of an attention alone, 2,048 tokens", "GPU: the same, 16 heads of 64")
+    ):
+        measured = [cells(attention, f"**Mixhead {name}**")[column] for name in "AB"]
+        assert cells(README, title)[1:] == measured
     step = cells(gpu_tables.steps(), "a training step")
     assert cells(README, "GPU: training step of a small language model")[1:] == step[-2:]
+    decoding = cells(gpu_tables.steps(), "attention of one query")
+    assert cells(README, "GPU: attention of one step of decoding")[1:] == decoding[-2:]
 
 
 def test_the_recipe_changes_by_nothing_but_the_plugin_the_architecture_and_where_it_saves():
