@@ -8,31 +8,47 @@ import json
 import math
 import platform
 import statistics
+import tempfile
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
+
+from mixhead_plugin.parts import PartError, Variant
+
+Fail = Callable[[str], NoReturn]  # of `common.errors.failing`
 
 MIXINGS = ("position-wise", "position-independent", "low-rank", "differential")
 
 
 def seeds(words: str) -> range:
     """Return the seeds of `5` or `1-8`."""
-    first, _, last = words.partition("-")
-    if not (first + (last or first)).isdecimal():
+    first, dash, last = words.partition("-")
+    if not dash:
+        last = first
+    if not first.isdecimal() or not last.isdecimal():
         raise ArgumentTypeError(f"{words}: must be a number or a range, such as 1-8")
-    found = range(int(first), int(last or first) + 1)
+    if int(last) >= 2**32:
+        raise ArgumentTypeError(f"{words}: must be less than {2**32}")
+    found = range(int(first), int(last) + 1)
     if not found:
         raise ArgumentTypeError(f"{words}: must be a range that begins with its smaller number")
     return found
 
 
-def parser(description: str) -> ArgumentParser:
-    """Return a parser with the flags that all these examples have."""
+def parser(description: str, steps: int, rate: float) -> ArgumentParser:
+    """Return a parser with the flags that all these examples have.
+
+    Args:
+        description: of the example
+        steps: the default of --steps
+        rate: the default of --lr
+    """
     found = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     found.add_argument(
         "--mixing", choices=MIXINGS, default=MIXINGS[0], help="(default: %(default)s)"
@@ -41,7 +57,50 @@ def parser(description: str) -> ArgumentParser:
         "--seeds", type=seeds, default=range(1, 2), metavar="N", help="N or FIRST-LAST (default: 1)"
     )
     found.add_argument("--save", type=Path, metavar="FILE", help="write the numbers as JSON")
+    found.add_argument("--steps", type=int, default=steps, help="(default: %(default)s)")
+    found.add_argument("--lr", type=float, default=rate, help="(default: %(default)s)")
     return found
+
+
+def check(args: Namespace, fail: Fail) -> None:
+    """End the program where a flag of `parser` cannot be meant."""
+    if args.steps < 1:
+        fail(f"--steps {args.steps}: must be at least 1")
+    check_rate("--lr", args.lr, fail)
+    if args.save is not None:
+        check_file("--save", args.save, fail)
+
+
+def check_rate(flag: str, rate: float, fail: Fail) -> None:
+    """End the program where a learning rate, the value of a flag, cannot be meant."""
+    if not 0 <= rate <= 1000:  # NaN too
+        fail(f"{flag} {rate}: must be from 0 to 1000")
+
+
+def check_file(flag: str, file: Path, fail: Fail) -> None:
+    """End the program where a file, the value of a flag, could not be written after a training."""
+    if file.is_dir():
+        fail(f"{flag} {file}: is a folder; must be the name of a file")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        fail(f"{flag} {file}: cannot be written to ({error.strerror})")
+
+
+def check_heads(mixing: str, heads: int, width: int, fail: Fail) -> None:
+    """End the program where heads of a model of this width cannot be mixed in this way."""
+    try:
+        Variant(head_mixing=mixing).sizes(heads, width)
+    except PartError as error:
+        fail(f"--mixing {mixing}: {error}")
+
+
+def check_finite(what: str, numbers: Tensor, fail: Fail) -> None:
+    """End the program where something of a model is NaN or infinite: its metric would lie."""
+    if not bool(numbers.isfinite().all()):
+        fail(f"{what} is no finite number; try a lower --lr")
 
 
 def share_of_rate(step: int, steps: int) -> float:
@@ -55,6 +114,7 @@ def compare(
     metric: str,
     train: Callable[[str, int, Namespace], float],
     args: Namespace,
+    fail: Fail,
     libraries: tuple[str, ...] = (),
 ) -> list[dict[str, Any]]:
     """Train both models for each seed; print, save and return what came out.
@@ -64,6 +124,7 @@ def compare(
         train: takes the kind of mixing, `none` or that of `args`, a seed and `args`; trains one
             model and returns its number
         args: of `parser`, and whatever `train` reads
+        fail: ends the program with an error
         libraries: whose versions go into the file beside that of torch
     """
     torch.set_num_threads(1)
@@ -74,6 +135,7 @@ def compare(
             began = time.process_time()  # other work on the machine does not count
             number = train(mixing, seed, args)
             took = time.process_time() - began
+            check_finite(f"the {metric}", torch.tensor(number), fail)
             row[mixing] = {"number": number, "cpu_seconds": round(took, 1)}
             print(f"seed {seed}, {mixing}: {number:.4f}, {took:.0f} s of CPU time", flush=True)
         rows.append(row)

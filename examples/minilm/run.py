@@ -27,7 +27,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common.errors import failing
-from common.side_by_side import compare, parser, share_of_rate
+from common.side_by_side import (
+    check,
+    check_file,
+    check_finite,
+    check_heads,
+    check_rate,
+    compare,
+    parser,
+    share_of_rate,
+)
 
 CORPUS = Path(__file__).resolve().parents[1] / "demo" / "corpus"
 METRIC = "translations found, %"
@@ -107,6 +116,7 @@ def train(mixing: str, seed: int, args: Namespace) -> float:
         wanted = vectors_before(args.folder, tuple(english[row] for row in rows))
         similarity = student([german[row] for row in rows]) @ wanted.T
         loss = F.cross_entropy(similarity / TEMPERATURE, torch.arange(BATCH))
+        check_finite(f"the loss of step {step + 1}", loss, fail)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -114,7 +124,9 @@ def train(mixing: str, seed: int, args: Namespace) -> float:
     if mixing != "none" and args.view is not None:
         look(student, german[-1], args.view)
     answers = vectors_before(args.folder, tuple(english[-TEST:]))
-    return share_found(student.many(german[-TEST:]), answers)
+    questions = student.many(german[-TEST:])
+    check_finite("the vector of a sentence", questions, fail)
+    return share_found(questions, answers)
 
 
 def look(student: Encoder, text: str, page: Path) -> None:
@@ -131,19 +143,24 @@ def look(student: Encoder, text: str, page: Path) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    flags = parser(__doc__)
+    flags = parser(__doc__, steps=24, rate=3e-4)
     flags.add_argument("folder", type=Path, help="the folder of the model")
-    flags.add_argument("--steps", type=int, default=24, help="(default: %(default)s)")
-    flags.add_argument("--lr", type=float, default=3e-4, help="(default: %(default)s)")
     text = "the learning rate of the mixing (default: %(default)s)"
     flags.add_argument("--mixing-lr", type=float, default=3e-3, help=text)
     flags.add_argument("--view", type=Path, metavar="PAGE", help="such as heads.html")
     args = flags.parse_args(words)
-    if args.steps < 1:
-        fail(f"--steps {args.steps}: must be at least 1")
+    check(args, fail)
+    check_rate("--mixing-lr", args.mixing_lr, fail)
+    if args.view is not None:
+        check_file("--view", args.view, fail)
     if not (args.folder / "config.json").is_file():
         fail(f"{args.folder}: must be a folder with a model of transformers; see --help")
-    compare(METRIC, train, args, libraries=("transformers",))
+    try:
+        config = teacher(args.folder).model.config
+    except (OSError, ValueError) as error:
+        fail(f"{args.folder}: is no model that transformers can load: {error}")
+    check_heads(args.mixing, config.num_attention_heads, config.hidden_size, fail)
+    compare(METRIC, train, args, fail, libraries=("transformers",))
 
 
 if __name__ == "__main__":

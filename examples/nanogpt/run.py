@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common.errors import failing
-from common.side_by_side import compare, parser, share_of_rate
+from common.side_by_side import check, check_finite, check_heads, compare, parser, share_of_rate
 from nanogpt.model import GPT
 
 from mixhead_plugin.nn import mix, parameter_groups
@@ -71,6 +71,7 @@ def train(mixing: str, seed: int, args: Namespace) -> float:
             group["lr"] = args.lr * share_of_rate(step, args.steps)
         starts = torch.randint(len(seen) - LETTERS, (BATCH, 1), generator=draw)
         loss = model.loss(seen[starts + torch.arange(LETTERS + 1)])
+        check_finite(f"the loss of step {step + 1}", loss, fail)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -87,20 +88,20 @@ def evaluate(model: GPT, test: Tensor) -> float:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    flags = parser(__doc__)
-    flags.add_argument("--steps", type=int, default=150, help="(default: %(default)s)")
-    flags.add_argument("--lr", type=float, default=3e-3, help="(default: %(default)s)")
+    flags = parser(__doc__, steps=150, rate=3e-3)
     flags.add_argument("--layers", type=int, default=4, help="(default: %(default)s)")
     flags.add_argument("--heads", type=int, default=8, help="(default: %(default)s)")
     flags.add_argument("--width", type=int, default=128, help="(default: %(default)s)")
     flags.add_argument("--text", type=Path, metavar="FILE", help="a text of your own")
     args = flags.parse_args(words)
-    for name in ("steps", "layers", "heads", "width"):
+    check(args, fail)
+    for name in ("layers", "heads", "width"):
         if getattr(args, name) < 1:
             fail(f"--{name} {getattr(args, name)}: must be at least 1")
     if args.width % args.heads:
         fail(f"--heads {args.heads}: must divide --width {args.width}")
-    compare(METRIC, train, args)
+    check_heads(args.mixing, args.heads, args.width, fail)
+    compare(METRIC, train, args, fail)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common.errors import failing
-from common.side_by_side import compare, parser, share_of_rate
+from common.side_by_side import check, check_finite, check_heads, compare, parser, share_of_rate
 
 from mixhead_plugin.nn import mix, parameter_groups
 
@@ -82,27 +82,27 @@ def train(mixing: str, seed: int, args: Namespace) -> float:
             group["lr"] = args.lr * share_of_rate(step, args.steps)
         rows = torch.randint(seen, (BATCH,), generator=draw)
         loss = F.cross_entropy(model(images[rows]), labels[rows])
+        check_finite(f"the loss of step {step + 1}", loss, fail)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
     model.eval()
     with torch.no_grad():
-        answers = model(images[seen:]).argmax(1)
-    return 100 * float((answers == labels[seen:]).float().mean())
+        scores = model(images[seen:])
+    check_finite("a score of a digit", scores, fail)
+    return 100 * float((scores.argmax(1) == labels[seen:]).float().mean())
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    flags = parser(__doc__)
-    flags.add_argument("--steps", type=int, default=500, help="(default: %(default)s)")
-    flags.add_argument("--lr", type=float, default=3e-3, help="(default: %(default)s)")
+    flags = parser(__doc__, steps=500, rate=3e-3)
     flags.add_argument("--heads", type=int, default=8, help="(default: %(default)s)")
     args = flags.parse_args(words)
-    if args.steps < 1:
-        fail(f"--steps {args.steps}: must be at least 1")
+    check(args, fail)
     if args.heads < 1 or WIDTH % args.heads:
         fail(f"--heads {args.heads}: must divide {WIDTH}, the width of the model")
-    compare(METRIC, train, args, LIBRARIES)
+    check_heads(args.mixing, args.heads, WIDTH, fail)
+    compare(METRIC, train, args, fail, LIBRARIES)
 
 
 if __name__ == "__main__":

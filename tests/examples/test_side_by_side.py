@@ -15,6 +15,8 @@ import torch.nn.functional as F
 import vit.run
 from torch import nn
 
+from mixhead_plugin import hf
+from mixhead_plugin.nn import parameter_groups
 from tests import reach
 from tests.test_readme import save_small_sentence_encoder
 
@@ -110,6 +112,18 @@ WRONG = {
         "error: argument --seeds: 8-1: must be a range that begins with its smaller number"
     ),
     "vit --seeds all": "error: argument --seeds: all: must be a number or a range, such as 1-8",
+    "vit --seeds 1-": "error: argument --seeds: 1-: must be a number or a range, such as 1-8",
+    f"vit --seeds {2**32}": f"error: argument --seeds: {2**32}: must be less than {2**32}",
+    "vit --lr nan": "vit: error: --lr nan: must be from 0 to 1000",
+    "minilm /nowhere --mixing-lr -1": "minilm: error: --mixing-lr -1.0: must be from 0 to 1000",
+    "vit --save /": "vit: error: --save /: is a folder; must be the name of a file",
+    "minilm /nowhere --view /dev/null/heads.html": (
+        "minilm: error: --view /dev/null/heads.html: cannot be written to (File exists)"
+    ),
+    "nanogpt --mixing differential --heads 1": (
+        "nanogpt: error: --mixing differential: num_heads 1: must be a multiple of 2 with "
+        "differential mixing"
+    ),
 }
 
 
@@ -120,6 +134,25 @@ def test_what_cannot_be_meant_is_refused_in_one_line(words, capsys):
     with pytest.raises(SystemExit):
         example.run.main(flags)
     assert capsys.readouterr().err.splitlines()[-1].endswith(WRONG[words])
+
+
+def nan_weight(parameters, *args, **options):
+    """Return parameters for the optimizer, after a number in them has become NaN."""
+    groups = parameter_groups(parameters, *args, **options)
+    with torch.no_grad():
+        groups[0]["params"][0].view(-1)[0] = torch.nan
+    return groups
+
+
+@EXAMPLES
+def test_a_model_that_diverges_gives_no_number(example, call, capsys, monkeypatch):
+    owner = hf if example is minilm else example.run
+    monkeypatch.setattr(owner, "parameter_groups", nan_weight)
+    with pytest.raises(SystemExit):
+        call(example, "--steps 1")
+    said = capsys.readouterr()
+    assert said.err.endswith(" is no finite number; try a lower --lr\n")
+    assert said.out == ""
 
 
 # The command behind each file of results/examples.
