@@ -29,13 +29,10 @@ def without(attentions: Sequence[Attention], removed: Iterable[Head]) -> Iterato
     """
     named = {attention.name: attention for attention in attentions}
     gates: list[Silence] = []
-    handles = []
     for name, by_stage in by_attention(removed).items():
         for stage, some in by_stage.items():
-            gate = Silence(named[name], stage, some)
-            gates.append(gate)
-            handles.append(named[name].gate(stage, gate))
-    with opened(handles):
+            gates.append(Silence(named[name], stage, some))
+    with opened(gate.open() for gate in gates):
         yield
     notice("ablate", gates, stacklevel=3)
 

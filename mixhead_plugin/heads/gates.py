@@ -21,6 +21,7 @@ class Gate:
     """
 
     def __init__(self, attention: Attention, stage: str):
+        self.attention = attention
         self.name = attention.name
         self.stage = stage
         self.calls = 0
@@ -29,6 +30,10 @@ class Gate:
     def factors(self, heads: Tensor) -> Tensor:
         """Return factors on what heads give, [..., heads, n]."""
         raise NotImplementedError
+
+    def open(self) -> RemovableHandle:
+        """Let the gate act on the calls of its attention, until the handle is removed."""
+        return self.attention.gate(self.stage, self)
 
     def __call__(self, heads: Tensor) -> Tensor:
         if threading.get_ident() != self.thread:
@@ -73,8 +78,12 @@ class Weight(Gate):
 
 
 @contextlib.contextmanager
-def opened(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Let compiled models run as they are written, and remove all handles at the end."""
+def opened(handles: Iterator[RemovableHandle]) -> Iterator[None]:
+    """Let compiled models run as they are written, and remove all handles at the end.
+
+    Args:
+        handles: an iterator that makes them, so that those before one that is refused are removed
+    """
     with _uncompiled(), contextlib.ExitStack() as stack:
         for handle in handles:
             stack.callback(handle.remove)

@@ -89,13 +89,10 @@ def _gradients(
     affects only that sentence's loss.
     """
     gates: list[Weight] = []
-    handles = []
     for attention in attentions:
         for stage in _weighed(attention, stages):
-            gate = Weight(attention, stage, sentences)
-            gates.append(gate)
-            handles.append(attention.gate(stage, gate))
-    with torch.enable_grad(), opened(handles):
+            gates.append(Weight(attention, stage, sentences))
+    with torch.enable_grad(), opened(gate.open() for gate in gates):
         value = loss(batch)
         passed = {(gate.name, gate.stage): gate.ones for gate in gates if gate.ones is not None}
         if not passed:

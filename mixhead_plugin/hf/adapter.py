@@ -17,6 +17,7 @@ from mixhead_plugin.heads import importance as weighing
 from mixhead_plugin.heads.attention import Heads, HeadsError, LayerHeads
 from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.hf import pruning
+from mixhead_plugin.hf.checks import check_outputs
 from mixhead_plugin.hf.layouts import MIXHEAD, Site, sites_of
 from mixhead_plugin.hf.mixed import MixedHeads
 from mixhead_plugin.hf.mixing import (
@@ -36,8 +37,11 @@ class SiteAttention:
     """The adapter of one attention, a `heads.Attention`."""
 
     def __init__(self, site: Site, model: PreTrainedModel):
-        self.site, self.model, self.name = site, model, site.name
+        self.site = site
+        self.model = model
+        self.name = site.name
         self.mixed: MixedHeads | None = vars(site.module).get(MIXHEAD)
+        self.is_checked = self.mixed is not None  # by `mix`
 
     @property
     def heads(self) -> dict[str, int]:
@@ -47,18 +51,21 @@ class SiteAttention:
     def value_dim(self) -> int:
         return self.site.head_dim if self.mixed is None else self.mixed.sizes.value_dim
 
+    def _check_order(self) -> None:
+        """Raise ValueError if the numbers of heads would mean others for the output projection."""
+        if not self.is_checked:
+            check_outputs(self.site, self.model)
+            self.is_checked = True
+
     def gate(self, stage: str, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
         assert stage == "mixed"  # what gives the outputs; `heads` has no other
+        self._check_order()
         number = self.heads["mixed"]
         features = number * self.value_dim
-        parts = self.name.split(".")
-        around = [self.model.get_submodule(".".join(parts[:n])) for n in range(len(parts) + 1)]
+        around = self._modules_around()
 
         def gated(projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            if any(
-                module.training and getattr(module, "gradient_checkpointing", False)
-                for module in around
-            ):
+            if any(module.training and module.gradient_checkpointing for module in around):
                 raise ValueError(
                     f"{type(self.model).__name__}: gradient checkpointing may compute heads again "
                     "without their gates; "
@@ -74,20 +81,48 @@ class SiteAttention:
 
         return self.model.get_submodule(self.site.paths["output"]).register_forward_pre_hook(gated)
 
+    def _modules_around(self) -> list[Any]:
+        """Return the attention and what it is in, as far as they may be checkpointed."""
+        parts = self.name.split(".")
+        paths = [".".join(parts[:number]) for number in range(len(parts) + 1)]
+        around = [self.model.get_submodule(path) for path in paths]
+        return [module for module in around if hasattr(module, "gradient_checkpointing")]
+
     def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
-        if self.mixed is None:  # the weights that the eager attention returns
-
-            def returned(module: nn.Module, args: Any, output: Any) -> None:
-                weights = output[-1] if isinstance(output, tuple) else None
-                if weights is not None:  # else another implementation than eager computed it
-                    see(Heads(None, lambda: weights))
-
-            return self.site.module.register_forward_hook(returned)
+        if self.mixed is None:
+            return self._view_eager(see)
 
         def computed(mixed: MixedHeads, inputs: AttentionInputs, outputs: Tensor) -> None:
             see(Heads(inputs.matrix(), partial(source_weights, inputs)))
 
         return self.mixed.register_attention_hook(computed)
+
+    def _view_eager(self, see: Callable[[Heads], None]) -> RemovableHandle:
+        """Let `see` have the weights that the eager attention of transformers returns."""
+        self._check_order()
+
+        def returned(module: nn.Module, args: Any, output: Any) -> None:
+            outputs = output if isinstance(output, tuple) else (output,)
+            weights = [each for each in outputs if self._are_weights(each)]
+            if len(weights) > 1:
+                raise HeadsError(
+                    f"{self.name}: returns several tensors that may be its weights; mix it first, "
+                    "as by hf.mix(model, 'none')"
+                )
+            if weights:  # else another implementation than eager computed it
+                see(Heads(None, lambda: weights[0]))
+
+        return self.site.module.register_forward_hook(returned)
+
+    def _are_weights(self, output: Any) -> bool:
+        """Return whether an output has a distribution of each head: T5 returns its bias, too."""
+        if not isinstance(output, Tensor) or output.dim() != 4:
+            return False
+        if output.size(1) != self.site.heads or not output.is_floating_point():
+            return False
+        # Rows of half precision sum to 1 but for their rounding; with sinks, to less.
+        sums = output.float().sum(-1)
+        return bool((output >= 0).all() and (sums < 1.01).all() and (sums > 0).any())
 
     def cut_problem(self, heads: Sequence[int]) -> str:
         return pruning.problem(self.model, self.site, heads)

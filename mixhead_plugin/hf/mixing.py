@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mixhead_plugin.hf import saving
+from mixhead_plugin.hf.checks import check_row
 from mixhead_plugin.hf.layouts import (
     LAYOUTS,
     MIXHEAD,
@@ -20,7 +21,6 @@ from mixhead_plugin.hf.layouts import (
     sites_of,
 )
 from mixhead_plugin.hf.mixed import FEATURES, SPLIT, MixedHeads, note_wishes, remove_hook
-from mixhead_plugin.hf.trial import check_row
 from mixhead_plugin.parts import OPTIONS, Variant, check_any_given, place_parts
 
 # of the entry of a config that has the heads that `prune` removed, by layer

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from mixhead_plugin.heads.cutting import whole_part
+from mixhead_plugin.hf.checks import check_fewer
 from mixhead_plugin.hf.layouts import MIXHEAD, Site, several
 from mixhead_plugin.hf.mixed import MixedHeads
-from mixhead_plugin.hf.trial import check_fewer
 from mixhead_plugin.parts import PartKind, parameters
 
 

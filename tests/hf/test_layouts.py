@@ -109,6 +109,7 @@ MOVES = {
     "positions": lambda q, k: (q.roll(1, 2), k),
     "sentences": lambda q, k: (q.flip(0), k),
     "heads": lambda q, k: (q.flip(1), k),
+    "all heads but the last one": lambda q, k: (q[:, [1, 2, 0, 3]], k),
     "key heads": lambda q, k: (q, k.flip(1)),
 }
 
@@ -121,7 +122,14 @@ def test_queries_of_another_position_sentence_or_head_are_refused(move, monkeypa
         hf.mix(model, "position-wise")
 
 
-def test_outputs_of_heads_in_another_order_are_refused(monkeypatch):
+TURNS = {
+    "features before heads": lambda output: output.transpose(2, 3),  # [B, N, D, H]
+    "all heads but the last one": lambda output: output[:, :, [1, 2, 0, 3]],
+}
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_outputs_of_heads_in_another_order_are_refused(turn, monkeypatch):
     module = transformers.models.llama.modeling_llama
     usual = module.ALL_ATTENTION_FUNCTIONS
 
@@ -130,19 +138,65 @@ def test_outputs_of_heads_in_another_order_are_refused(monkeypatch):
         def get_interface(*names):
             def attend(*args, **kwargs):
                 output, weights = usual.get_interface(*names)(*args, **kwargs)
-                return output.transpose(2, 3), weights  # [B, N, D, H]
+                return TURNS[turn](output), weights
 
             return attend
 
     monkeypatch.setattr(module, "ALL_ATTENTION_FUNCTIONS", Turned)
-    model, _ = build("LlamaForCausalLM")
-    problem = (
-        r"^LlamaAttention: cannot be mixed, model\.layers\.0\.self_attn\.o_proj does not get the "
-        "outputs of one head after another$"
+    model, inputs = build("LlamaForCausalLM")
+    before = model(**inputs).logits
+    refused = {
+        "cannot be mixed": [
+            lambda: hf.mix(model, "position-wise"),
+            lambda: hf.prune(model, {0: [0, 1]}),
+        ],
+        # heads of a model without mixing
+        "its heads cannot be told apart": [
+            lambda: hf.ablate(model, {0: [1]}).__enter__(),
+            lambda: hf.importance(model, [inputs], lambda model, batch: model(**batch)[0].sum()),
+            lambda: hf.attentions(model, inputs),
+        ],
+    }
+    for problem, calls in refused.items():
+        for call in calls:
+            with pytest.raises(ValueError) as error:
+                call()
+            assert str(error.value) == (
+                f"LlamaAttention: {problem}, model.layers.0.self_attn.o_proj does not get the "
+                "outputs of one head after another"
+            )
+    assert torch.equal(model(**inputs).logits, before)
+
+
+def test_a_layer_that_is_refused_leaves_the_heads_of_those_before_it(monkeypatch):
+    def refused(site, model):
+        assert "layers.0" in site.name
+
+    monkeypatch.setattr("mixhead_plugin.hf.adapter.check_outputs", refused)
+    model, inputs = build("LlamaForCausalLM")
+    before = model(**inputs).logits
+    with pytest.raises(AssertionError), hf.ablate(model, {0: [1], 1: [1]}):
+        pass
+    assert torch.equal(model(**inputs).logits, before)
+
+
+def test_heads_whose_order_cannot_be_checked_are_named(monkeypatch):
+    model, inputs = build("LlamaForCausalLM")
+    forward = type(model.model.layers[0].self_attn).forward
+
+    def with_more(self, hidden_states, *args, table=None, **kwargs):
+        assert len(args) or "attention_mask" in kwargs  # as the layers call it
+        return forward(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(type(model.model.layers[0].self_attn), "forward", with_more)
+    told = (
+        "^LlamaAttention: the order of its heads could not be checked, because it does not work "
+        "alone$"
     )
-    for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.prune(model, {0: [0, 1]})):
-        with pytest.raises(ValueError, match=problem):
-            refused()
+    with pytest.warns(UserWarning, match=told), hf.ablate(model, {0: [1]}):
+        found = model(**inputs).logits
+    model.model.layers[0].self_attn.o_proj.weight.data[:, 8:16] = 0
+    torch.testing.assert_close(found, model(**inputs).logits)
 
 
 @torch.no_grad()

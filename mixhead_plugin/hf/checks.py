@@ -1,0 +1,297 @@
+"""Is an attention as its row says, and would it go on with fewer heads? A `Trial` tells."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixhead_plugin.hf.layouts import KINDS, Site
+from mixhead_plugin.hf.trial import (
+    Features,
+    Trial,
+    can_be_tried,
+    random_features,
+    random_like,
+    with_gradients,
+)
+from mixhead_plugin.ops.normalizers import sink_problem
+from mixhead_plugin.parts import Variant
+
+# What an attention may give to its attention function: what `mixed_attention` takes, and what the
+# mask or the model itself sees to. Anything else would be lost.
+TAKEN = ("attention_mask", "scaling", "dropout", "is_causal", "position_bias", "s_aux")
+HARMLESS = ("output_attentions", "sliding_window", "position_ids", "deterministic")
+
+
+@with_gradients()
+def check_row(site: Site, model: nn.Module, variant: Variant) -> None:
+    """Raise ValueError unless the attention is as its row says.
+
+    Queries, keys and values have to arrive from where the row says, and outputs have to go where
+    it says. `mixed_attention` has to serve all that the attention asks of it, together with the
+    variant.
+    """
+    if not can_be_tried(site):
+        return
+    widths = site.widths(model)
+    trial = Trial(site, model, random_features(site, model, widths))
+    if not trial.arrived and trial.problem is None:
+        raise ValueError(
+            f"{site.kind}: computes its attention itself; "
+            "must call it through the AttentionInterface"
+        )
+    if not trial.arrived:
+        problem = _first_line(trial.problem)
+        raise ValueError(
+            f"{site.kind}: must work alone, or its projections cannot be checked; {problem}"
+        )
+    _check_settings(trial, variant)
+
+    heads, size = trial.arrived["queries"].shape[1::2]
+    if (heads, size) != (site.heads, site.head_dim):
+        raise ValueError(
+            f"{site.kind}: its queries have {heads} heads of {size}, "
+            f"but its row names {site.heads} of {site.head_dim}"
+        )
+    value_size = trial.arrived["values"].size(3)
+    if value_size != size:
+        raise ValueError(
+            f"{site.kind}: its values have heads of {value_size}, its queries of {size}"
+        )
+    for path, kinds in site.packed().items():
+        end = 0
+        for kind in kinds:
+            start = end
+            end = start + widths[kind]
+            if not _comes_from(trial, kind, path, start, end):
+                raise ValueError(f"{site.kind}: {_wrong(path, kind, kinds)}")
+    if _keeps_the_order(trial) is False:
+        raise ValueError(_another_order(site, "cannot be mixed"))
+
+
+def _check_settings(trial: Trial, variant: Variant) -> None:
+    """Raise ValueError if an attention asks for what `mixed_attention` does not do."""
+    kind = trial.site.kind
+    for name, value in trial.settings.items():
+        if name not in (*TAKEN, *HARMLESS) and value is not None:
+            raise ValueError(f"{kind}: {name} cannot be used with mixed heads")
+    if trial.settings.get("s_aux") is None:
+        return
+    if variant.attention_sink != "none":
+        raise ValueError(f"{kind}: has sinks of its own, so attention_sink must be none")
+    problem = sink_problem(variant.normalizer)
+    if problem:
+        raise ValueError(f"{kind}: has sinks of its own, {problem}")
+
+
+@with_gradients()
+def check_outputs(site: Site, model: nn.Module) -> None:
+    """Raise ValueError if the output projection gets the heads in another order than they have.
+
+    Warn if that cannot be seen, because the attention cannot be called alone.
+    """
+    if not can_be_tried(site):
+        return
+    trial = Trial(site, model, random_features(site, model, site.widths(model)))
+    keeps = _keeps_the_order(trial)
+    if keeps is False:
+        raise ValueError(_another_order(site, "its heads cannot be told apart"))
+    if keeps is None:
+        why = "does not work alone" if trial.problem else "computes them in its own way"
+        warnings.warn(
+            f"{site.kind}: the order of its heads could not be checked, because it {why}",
+            stacklevel=2,
+        )
+
+
+def _first_line(problem: Exception | None) -> str:
+    return str(problem).partition("\n")[0]
+
+
+def _another_order(site: Site, what: str) -> str:
+    output = site.paths["output"]
+    return f"{site.kind}: {what}, {output} does not get the outputs of one head after another"
+
+
+def _comes_from(trial: Trial, kind: str, path: str, start: int, end: int) -> bool:
+    """Return whether what arrived comes from these features of this projection alone.
+
+    Each head has to come from its own of them. It may depend on those of other heads, too, as
+    behind a norm over all heads. Queries have to be of their own position, because a mixing reads
+    them there; keys and values may have been convolved.
+    """
+    heads = trial.arrived[kind][-1, :, -1]  # [H or G, D] of the last position and sentence
+    gradients = _gradients(heads, list(trial.given.values()))
+    found = dict(zip(trial.given, gradients))
+    own = found.pop(path)  # [B, N, features]
+    others = [*found.values(), own[..., :start], own[..., end:], own[:-1]]
+    if kind == "queries":
+        others.append(own[:, :-1])
+    features = own[-1, -1, start:end]
+    if any(each.any() for each in others) or not features.all():
+        return False
+
+    number = (end - start) // trial.site.head_dim
+    if heads.size(0) % number != 0:
+        return False
+    # Some attentions repeat the keys and values that several queries share.
+    by_head = heads.unflatten(0, (number, -1)).flatten(1)  # [G, repeats * D]
+
+    def own_of(gradient: Tensor) -> Tensor:
+        return gradient[-1, -1, start:end].unflatten(0, (number, -1))
+
+    return _in_order(by_head, trial.given[path], own_of)
+
+
+def _keeps_the_order(trial: Trial) -> bool | None:
+    """Return whether the output projection gets the heads as the attention function gave them.
+
+    None if that is not known: no output of the right size depends on what was returned.
+    """
+    outputs = trial.outputs
+    if not isinstance(outputs, Tensor) or not outputs.requires_grad or trial.output is None:
+        return None
+    heads, size = trial.output
+    if outputs.size(-1) != heads * size:
+        return None
+    last = outputs[-1, -1].unflatten(-1, (heads, size))  # [H', Dv]
+    (gradient,) = _gradients(last, [trial.returned])
+    if not gradient.any():
+        return None
+
+    def own_of(gradient: Tensor) -> Tensor:
+        return gradient[-1].transpose(0, 1).flatten(1)  # [H', N * Dv], of any position
+
+    return _in_order(last, trial.returned, own_of)
+
+
+def _gradients(
+    heads: Tensor, inputs: Sequence[Tensor], signs: Tensor | None = None
+) -> list[Tensor]:
+    """Return the gradients of a sum of all features of some heads.
+
+    Args:
+        heads: [H, n], computed from the inputs
+        inputs: the tensors to derive by
+        signs: of each head in the sum, [H, 1]; None for 1
+    """
+    # Factors of either sign, because a norm over all heads must not see one number in all.
+    factors = random_like(heads, tuple(heads.shape), seed=0)
+    flipped = random_like(heads, tuple(heads.shape), seed=1) < 1
+    total = (heads * factors.where(flipped, -factors) * (1 if signs is None else signs)).sum()
+    if not total.requires_grad:  # they come from no projection that the row names
+        return [torch.zeros_like(tensor) for tensor in inputs]
+    found = torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
+    return [
+        torch.zeros_like(tensor) if gradient is None else gradient
+        for tensor, gradient in zip(inputs, found)
+    ]
+
+
+def _in_order(heads: Tensor, inputs: Tensor, own_of: Callable[[Tensor], Tensor]) -> bool:
+    """Return whether head h comes from the h-th part of the inputs, for every h.
+
+    Each bit of h decides a sign of the head in a sum. The gradient of the sum by the h-th part has
+    this sign, too, or nearly so where there is a norm over all heads.
+
+    Args:
+        heads: [H, n], computed from the inputs
+        inputs: what to derive by
+        own_of: takes a gradient, and returns that by each part, [H, m]
+    """
+    (plain,) = _gradients(heads, [inputs])
+    plain = own_of(plain).double()
+    numbers = torch.arange(heads.size(0), device=heads.device)[:, None]  # [H, 1]
+    for bit in range((heads.size(0) - 1).bit_length()):
+        signs = 1 - 2 * ((numbers >> bit) & 1)
+        (signed,) = _gradients(heads, [inputs], signs)
+        share = (own_of(signed).double() * plain).sum(1) / plain.square().sum(1)  # [H]
+        if not ((share - signs[:, 0]).abs() < 0.5).all():  # so that NaN is no order, either
+            return False
+    return True
+
+
+def _wrong(path: str, kind: str, kinds: Sequence[str]) -> str:
+    if len(kinds) == 1:
+        return f"cannot be mixed, {path} does not give the {kind} that its attention gets"
+    needed = f"must give {', '.join(kinds)} one after another, each for all heads"
+    return f"{path} {needed}; with another order it cannot be mixed or pruned"
+
+
+@with_gradients()
+def check_fewer(
+    site: Site,
+    model: nn.Module,
+    widths: Mapping[str, int],
+    kept: Mapping[str, Sequence[int]],
+    numbers: Mapping[str, int],
+    output: tuple[int, int],
+) -> None:
+    """Raise ValueError if an attention would not go on in the same way with fewer heads.
+
+    Args:
+        site: the attention
+        model: has it
+        widths: the present numbers of features of queries, keys and values
+        kept: the heads of queries, keys and values that stay; of values, zeros may stand in place
+            of the others
+        numbers: as in Trial, with fewer heads
+        output: as in Trial, with fewer heads
+    """
+    if not can_be_tried(site):
+        return
+    features = random_features(site, model, widths)
+    whole = Trial(site, model, features, output=output)
+
+    fewer: Features = {}
+    for path, by_kind in features.items():
+        fewer[path] = {
+            kind: _some_heads(given, kept[kind], site) for kind, given in by_kind.items()
+        }
+    # Behind mixing, queries and keys have all heads, and some attentions want as many values.
+    if len(kept["keys"]) * site.head_dim == widths["keys"]:
+        of_values = fewer[site.paths["values"]]
+        missing = widths["values"] - of_values["values"].size(-1)
+        of_values["values"] = F.pad(of_values["values"], (0, missing))
+    trial = Trial(site, model, fewer, numbers, output)
+
+    right = trial.problem is None and trial.outputs.size(-1) == output[0] * output[1]
+    if not (right and all(_goes_on(whole, trial, kind, kept[kind], widths) for kind in KINDS)):
+        what = trial.culprit() or "its forward"
+        raise ValueError(
+            f"{site.kind}: cannot be cut, because {what} needs all heads; "
+            "ablate them, or mix them first"
+        )
+
+
+def _some_heads(features: Tensor, heads: Sequence[int], site: Site) -> Tensor:
+    by_head = features.unflatten(-1, (-1, site.head_dim))  # [B, N, heads, D]
+    return by_head[..., heads, :].flatten(-2)
+
+
+def _goes_on(
+    whole: Trial, trial: Trial, kind: str, kept: Sequence[int], widths: Mapping[str, int]
+) -> bool:
+    """Return whether the heads that stay arrive as they did, with the same mask and sinks."""
+    before = whole.arrived[kind]  # [B, heads, N, D]
+    after = trial.arrived[kind]
+    # Some attentions repeat the keys and values that several queries share.
+    times = before.size(1) * before.size(3) // widths[kind]
+    stay = [head * times + copy for head in kept for copy in range(times)]
+    if after.size(1) < len(stay) or not torch.allclose(before[:, stay], after[:, : len(stay)]):
+        return False
+
+    queries = trial.arrived["queries"].size(1)
+    for name, given in whole.settings.items():
+        left = trial.settings[name]
+        if not isinstance(given, Tensor) or not isinstance(left, Tensor):
+            continue
+        if name == "s_aux":
+            if left.numel() != queries:
+                return False
+        # T5 makes a bias of as many heads as it has.
+        elif left.shape == given.shape and not torch.allclose(left, given):
+            return False
+    return True
