@@ -14,7 +14,6 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
     WEIGHTS_INDEX_NAME,
     WEIGHTS_NAME,
-    cached_file,
 )
 
 from mixhead_plugin.hf.adapter import cut
@@ -29,6 +28,7 @@ from mixhead_plugin.hf.mixing import (
     forget,
     is_mixed,
 )
+from mixhead_plugin.hf.saving import LOADER, file_of
 from mixhead_plugin.parts import PARTS, Variant
 
 
@@ -59,18 +59,8 @@ def load(
     if MIXHEAD not in saved:
         advice = _advice(folder, settings)
         raise ValueError(f"{folder}: its config has no entry {MIXHEAD}; {advice}")
-    for name in ("tp_plan", "tp_size", "device_mesh"):
-        if settings.get(name) is not None:
-            raise ValueError(f"{name}: must be left out; {SPLIT}")
-    written = (saved.get("architectures") or [None])[0]
-    if cls is None and written is None:
-        raise ValueError(
-            f"{folder}: its config names no class in architectures; give the class as cls"
-        )
-    base: Any = cls or getattr(transformers, written, object)
-    # an AutoModel makes models of other classes, without the mixing
-    if not issubclass(base, PreTrainedModel):
-        raise ValueError(f"cls {base.__name__}: must be the class of a model, as {written}")
+    _refuse_split(settings)
+    base: Any = _class_of(folder, saved, cls)
     variant = Variant.of({**saved[MIXHEAD], "impl": impl})
     kinds = saved.get(ATTENTIONS, OLDER_ATTENTIONS | LAYOUTS.keys())
 
@@ -84,6 +74,7 @@ def load(
             if PRUNED in saved:
                 cut(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
 
+    setattr(MixedModel, LOADER, True)
     wants_info = settings.pop("output_loading_info", False)
     settings = dict.fromkeys(REFUSED) | settings  # what would refuse this folder is overridden
     model, info = MixedModel.from_pretrained(folder, output_loading_info=True, **settings)
@@ -101,6 +92,30 @@ def load(
     return (model, info) if wants_info else model
 
 
+def _refuse_split(settings: dict[str, Any]) -> None:
+    """Raise ValueError if heads would be split between processes."""
+    record = settings.get("distributed_config")  # of newer versions of transformers
+    for name in ("tp_plan", "tp_size", "device_mesh"):
+        if settings.get(name) is not None or getattr(record, name, None) is not None:
+            raise ValueError(f"{name}: must be left out; {SPLIT}")
+
+
+def _class_of(folder: Any, saved: dict[str, Any], cls: Any) -> Any:
+    """Return the class of the model: the one that is given, or else that was saved."""
+    written = (saved.get("architectures") or [None])[0]
+    if cls is None and written is None:
+        raise ValueError(
+            f"{folder}: its config names no class in architectures; give the class as cls"
+        )
+    found = cls or getattr(transformers, written, None)
+    if found is None:
+        raise ValueError(f"{folder}: transformers has no class {written}; give the class as cls")
+    # an AutoModel makes models of other classes, without the mixing
+    if not issubclass(found, PreTrainedModel):
+        raise ValueError(f"cls {found.__name__}: must be the class of a model, as {written}")
+    return found
+
+
 def _of_parts(names: Iterable[str]) -> list[str]:
     return [name for name in names if not PARTS.keys().isdisjoint(name.split("."))]
 
@@ -116,17 +131,13 @@ def _advice(folder: str | PathLike[str], settings: dict[str, Any]) -> str:
 
 def _names_of_tensors(folder: str | PathLike[str], settings: dict[str, Any]) -> list[str]:
     """Return the names of the tensors that `from_pretrained` would read, without reading them."""
-    own = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-    where = {name: settings[name] for name in own if name in settings}
-    where |= {"_raise_exceptions_for_missing_entries": False}
-
     # In the order of transformers.
     for usual in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME):
         name = usual
         if settings.get("variant") is not None:  # as fp16 in model.fp16.safetensors
             start, _, ending = usual.rpartition(".")
             name = f"{start}.{settings['variant']}.{ending}"
-        file = cached_file(folder, name, **where)
+        file = file_of(folder, name, settings)
         if file is None:
             continue
         if usual in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):

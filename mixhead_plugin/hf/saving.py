@@ -7,6 +7,7 @@ check in front.
 """
 
 import functools
+import json
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
-from transformers.utils import is_peft_available
+from transformers.utils import CONFIG_NAME, cached_file, is_peft_available
 
 from mixhead_plugin.hf.layouts import MIXHEAD
 from mixhead_plugin.parts import PARTS
@@ -27,6 +28,8 @@ MODELING_TEXT = '''"""Load the model of this folder, whose heads are mixed, by m
 
 from mixhead_plugin.hf.auto import *
 '''
+# The attribute of a class that may load a folder of mixed heads, whatever config it is given.
+LOADER = "_mixhead_loader"
 AUTO_CLASSES = [
     name
     for name in vars(modeling_auto)
@@ -44,6 +47,7 @@ def watch_models() -> None:
     model: Any = PreTrainedModel
     model.__init__ = _checked(PreTrainedModel.__init__, _refuse_to_forget)
     model.save_pretrained = _checked(_with_file(PreTrainedModel.save_pretrained), _refuse_inner)
+    model.from_pretrained = classmethod(_checked(model.from_pretrained.__func__, _refuse_to_lose))
 
 
 def _with_file(save: Any) -> Any:
@@ -127,6 +131,40 @@ def _refuse_to_forget(model: Any, config: Any, *args: Any, **kwargs: Any) -> Non
             f"{type(model).__name__}: its config is for mixed heads, load this model by "
             "mixhead_plugin.hf.load, or make a new one from a plain config and call hf.mix"
         )
+
+
+def _refuse_to_lose(cls: Any, folder: Any, *args: Any, config: Any = None, **settings: Any) -> None:
+    """Refuse another config than that of a folder with mixed heads.
+
+    Tensors that it has no place for would be left out, and a variant without tensors, such as
+    another normalizer, would leave no trace.
+    """
+    if config is None or hasattr(config, MIXHEAD) or hasattr(cls, LOADER):
+        return  # the config that tells of mixed heads is refused where a model is made from it
+    file = file_of(folder, CONFIG_NAME, settings, local_files_only=True)
+    if file is None:  # never loaded before, and `from_pretrained` need not load it now
+        file = file_of(folder, CONFIG_NAME, settings)
+    if file is not None and MIXHEAD in json.loads(Path(file).read_text(encoding="utf-8")):
+        raise ValueError(
+            f"{cls.__name__}: {folder} has mixed heads, but the given config has not; load this "
+            "model by mixhead_plugin.hf.load"
+        )
+
+
+def file_of(folder: Any, name: str, settings: dict[str, Any], **more: Any) -> str | None:
+    """Return the path of a file that `from_pretrained` would read; None if there is none.
+
+    Args:
+        folder: a folder, or a name on the hub; None for none
+        name: of the file
+        settings: the arguments of `from_pretrained`
+        more: those that say something else here
+    """
+    own = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+    where = {key: settings[key] for key in own if key in settings}
+    for problem in ("missing_entries", "gated_repo", "connection_errors"):
+        where[f"_raise_exceptions_for_{problem}"] = False
+    return None if folder is None else cached_file(folder, name, **{**where, **more})
 
 
 def _refuse_inner(model: Any, *args: Any, **kwargs: Any) -> None:

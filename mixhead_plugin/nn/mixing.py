@@ -175,7 +175,9 @@ def check_calling(
                     "by mixhead_plugin.hf.mix, which saves and loads it"
                 )
         for inner in module.modules():
-            if inner is not module and inner in calling:
+            # In an attention of torch or of ours, the call is that of its own.
+            attends = inner in calling or isinstance(inner, (nn.MultiheadAttention, Assembly))
+            if inner is not module and attends:
                 raise ValueError(
                     f"{name}: calls scaled_dot_product_attention, and so does "
                     f"{name_of(model, inner)} inside of it; must be beside each other"

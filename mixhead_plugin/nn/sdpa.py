@@ -275,7 +275,11 @@ class CallsSdpa(nn.Module):
             if problem:
                 settings[-1].append(f"{prefix[:-1] or type(self).__name__} {problem}.")
             own = [name for name in self.state_dict() if name.partition(".")[0] not in PARTS]
-            if own and all(f"{prefix}{name}" in state_dict for name in own):
+            is_whole = all(f"{prefix}{name}" in state_dict for name in own)
+            if not own:
+                # No tensor tells that the module was saved, but torch gives each one an entry.
+                is_whole = "version" in local_metadata
+            if is_whole:
                 for option in PARTS:
                     upgrade = getattr(getattr(self, option), "upgrade_state_dict_named", None)
                     if upgrade is not None:

@@ -315,4 +315,4 @@ def test_a_class_that_transformers_lacks_must_be_given(saved):
     config.write_text(config.read_text().replace("BertForMaskedLM", "Own"))
     with pytest.raises(ValueError) as error:
         hf.load(saved)
-    assert str(error.value) == "cls object: must be the class of a model, as Own"
+    assert str(error.value) == f"{saved}: transformers has no class Own; give the class as cls"

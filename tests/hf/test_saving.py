@@ -5,6 +5,7 @@ loads them is told.
 import ast
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,10 +154,32 @@ def test_from_pretrained_says_what_to_do_and_heads_are_not_split(tmp_path):
             ValueError, match=r"mixed heads, load this model by mixhead_plugin\.hf\.load"
         ):
             type(model).from_pretrained(tmp_path, **attention)
-    with pytest.raises(
-        ValueError, match=r"^tp_plan: must be left out; heads that are split between processes"
-    ):
-        hf.load(tmp_path, tp_plan="auto")
+    for split in ({"tp_plan": "auto"}, {"distributed_config": SimpleNamespace(tp_plan="auto")}):
+        with pytest.raises(
+            ValueError, match=r"^tp_plan: must be left out; heads that are split between processes"
+        ):
+            hf.load(tmp_path, **split)
+
+
+@torch.no_grad()
+def test_a_plain_config_given_by_hand_does_not_lose_the_mixing(tmp_path):
+    """A variant without tensors, as this one, would leave no trace."""
+    model, inputs = build("BertForMaskedLM", normalizer="l2")
+    model.save_pretrained(tmp_path)
+    plain = transformers.BertConfig(**CONFIG)
+    problem = (
+        f"BertForMaskedLM: {tmp_path} has mixed heads, but the given config has not; load this "
+        "model by mixhead_plugin.hf.load"
+    )
+    for cls in (transformers.BertForMaskedLM, transformers.AutoModelForMaskedLM):
+        with pytest.raises(ValueError) as error:
+            cls.from_pretrained(tmp_path, config=plain)
+        assert str(error.value) == problem
+    loaded = hf.load(tmp_path, config=plain, dtype=torch.float64)
+    torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
+
+    build("BertForMaskedLM")[0].save_pretrained(tmp_path / "plain")
+    transformers.BertForMaskedLM.from_pretrained(tmp_path / "plain", config=plain)
 
 
 @torch.no_grad()

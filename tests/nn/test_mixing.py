@@ -101,6 +101,16 @@ class Nested(Attention):
         return super().forward(self.inner(x))
 
 
+class AroundTorchs(Attention):
+    def __init__(self):
+        super().__init__()
+        self.packed = nn.MultiheadAttention(C, H, batch_first=True)
+
+    def forward(self, x):
+        x = super().forward(x)
+        return self.packed(x, x, x)[0]
+
+
 class Flat(Attention):
     def attend(self, *tensors):
         heads = [tensor.flatten(0, 1) for tensor in tensors]
@@ -181,6 +191,11 @@ REFUSED = {
         lambda: nn.Sequential(Nested()),
         ONE,
         f"0: calls {SDPA}, and so does 0.inner inside of it; must be beside each other",
+    ),
+    "an attention of torch inside": (
+        AroundTorchs,
+        ONE,
+        f"AroundTorchs: calls {SDPA}, and so does packed inside of it; must be beside each other",
     ),
     "heads in the batch": (
         lambda: nn.Sequential(Flat()),
@@ -429,13 +444,38 @@ def test_a_state_dict_without_metadata_needs_the_arguments_of_mix():
     )
 
 
-def test_a_plain_state_dict_starts_the_mixing_anew():
-    plain, x = Mixed().double(), inputs()
-    model = trained(head_mixing="position-wise")
+class Function(nn.Module):
+    """Has no tensor by which a state dict could tell that it was saved."""
+
+    def forward(self, *tensors):
+        return F.scaled_dot_product_attention(*tensors)
+
+
+class Apart(Attention):
+    def __init__(self):
+        super().__init__()
+        self.function = Function()
+
+    def attend(self, *tensors):
+        return self.function(*tensors)
+
+
+@pytest.mark.parametrize("kind", [Mixed, Apart])
+def test_a_plain_state_dict_starts_the_mixing_anew(kind):
+    plain = kind().double()
+    x = inputs()
+    model = move(mix(kind().double(), "position-wise", example=(inputs(3),)))
     model.load_state_dict(plain.state_dict())
     torch.testing.assert_close(model(x), plain(x))
-    again = load(Mixed().double(), plain.state_dict(), "position-wise", example=(inputs(3),))
+    again = load(kind().double(), plain.state_dict(), "position-wise", example=(inputs(3),))
     torch.testing.assert_close(again(x), plain(x))
+
+
+def test_a_part_is_not_started_anew_by_tensors_of_another_module():
+    model = move(mix(Apart().double(), "position-wise", example=(inputs(3),)))
+    before = model.function.head_mixing.bias.clone()
+    model.load_state_dict({"q.bias": model.q.bias}, strict=False)
+    assert torch.equal(model.function.head_mixing.bias, before)
 
 
 def test_a_state_dict_of_another_variant_is_refused():
