@@ -217,8 +217,7 @@ def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[s
             {option: value, "head_dim": head_dim, "value_head_dim": value_head_dim}
         )
         sizes = variant.sizes(attention.num_heads, attention.embed_dim)
-        # No numbers are drawn, which would change those of the model.
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
             part = build_part(variant.parts()[option], variant, sizes)
     except PartError:
         return {}

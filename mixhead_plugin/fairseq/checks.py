@@ -4,9 +4,11 @@ Every message is one line that begins with the flag and its value, and says what
 """
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,14 +19,14 @@ from mixhead_plugin.fairseq.options import (
     OPTION_NAMES,
     SCOPES,
     AttentionOptions,
-    AttentionSite,
+    SiteSizes,
     parse_heads_per_layer,
 )
 from mixhead_plugin.ops import RelativeScores, implementation_problem, triton
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.parts import MIXINGS, OPTIONS, Assembly, PartError, Variant
 
-Sites = Mapping[str, AttentionSite]
+Sites = Mapping[str, SiteSizes]
 
 
 def check_flags(args: Any, sites: Sites) -> None:
@@ -44,16 +46,20 @@ def check_flags(args: Any, sites: Sites) -> None:
     with in_words_of_flags():
         variant = Variant.of_flags(options)
 
+    _check_scope(options, sites)
     covered = covered_sites(options, sites)
-    for site, shape in sites.items():
-        _check_division(
-            args, site, shape, own_size=site in covered and variant.head_dim is not None
-        )
-        if site == "decoder-self":
-            _check_scale_heads(args, variant, shape, covered)
+    for site, sizes in sites.items():
+        _check_numbers(sizes)
+        if site not in covered:
+            where = f" ({site}, outside --attention-scope {options.attention_scope})"
+            _check_division(sizes, where)
+        elif variant.head_dim is None:
+            _check_division(sizes, ", or set --head-dim")
+    if "decoder-self" in covered:
+        _check_scale_heads(args, variant, covered["decoder-self"])
     _check_parts(options, covered)
     _check_heads_per_layer(args, options, covered)
-    if covered.keys() <= {"cross"}:
+    if list(covered) == ["cross"]:
         reason = f"with --attention-scope {options.attention_scope}, which has no self-attention"
         refuse_relative(options, reason)
     _check_learning_rate(args, options, variant)
@@ -63,19 +69,22 @@ def check_flags(args: Any, sites: Sites) -> None:
 
 
 @contextmanager
-def in_words_of_flags(heads_flag: str = "") -> Iterator[None]:
-    """Turn a PartError, which names a field of `Variant`, into an OptionError with its flag.
+def in_words_of_flags(flags_of_sizes: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Turn a PartError, which names a field of `Variant` or a size, into an OptionError.
+
+    Its value is written as a shell takes it: the quotes of `--head-mixing ''` show an empty text.
 
     Args:
-        heads_flag: the flag of the number of heads, where that may be the fault
+        flags_of_sizes: the flags of the arguments of `Variant.sizes`, where one may be the fault
     """
     try:
         yield
     except PartError as error:
-        flag = heads_flag
         if error.option in OPTIONS:
             flag = option_name(OPTIONS[error.option].flag)
-        raise OptionError(f"{flag} {error.value}: {error.problem}") from None
+        else:
+            flag = flags_of_sizes[error.option]
+        raise OptionError(f"{flag} {shlex.quote(str(error.value))}: {error.problem}") from None
 
 
 def refuse_relative(options: Any, reason: str) -> None:
@@ -86,47 +95,50 @@ def refuse_relative(options: Any, reason: str) -> None:
         raise OptionError(f"--relative-gain {options.relative_gain}: must be 0 {reason}")
 
 
-def covered_sites(options: AttentionOptions, sites: Sites) -> dict[str, AttentionSite]:
-    """Return those of `sites` that --attention-scope covers.
-
-    A scope that covers none, or that has no effect, is refused.
-    """
-    scope = options.attention_scope
-    covered = {site: shape for site, shape in sites.items() if options.covers(site)}
-    if not covered:
-        useful = [name for name, some in SCOPES.items() if not sites.keys().isdisjoint(some)]
-        raise OptionError(
-            f"--attention-scope {scope}: the model has no such attention; must be one of "
-            f"{', '.join(useful)}"
-        )
-    if scope == "all":
-        return covered
-    for name in OPTION_NAMES:
-        if name != "attention_scope" and getattr(options, name) != getattr(AttentionOptions, name):
-            return covered
-    raise OptionError(
-        f"--attention-scope {scope}: has no effect without another flag of the plugin; must be "
-        "all, or left out"
-    )
+def covered_sites(options: AttentionOptions, sites: Sites) -> dict[str, SiteSizes]:
+    """Return those of `sites` that --attention-scope covers."""
+    return {site: sizes for site, sizes in sites.items() if options.covers(site)}
 
 
 def numbers_of_heads(
-    options: AttentionOptions, site: str, shape: AttentionSite
-) -> list[tuple[int, int]]:
+    options: AttentionOptions, site: str, sizes: SiteSizes
+) -> list[tuple[int, int | None]]:
     """Return the numbers of source and mixed heads of the layers at a site.
 
-    There is one entry if they are all equal.
+    There is one pair for each layer that --heads-per-layer names, and a single one where it does
+    not name the site. Its number of mixed heads is None: the usual one, see `Variant.sizes`.
     """
-    equal = [(shape.num_heads, shape.num_heads)]
-    return parse_heads_per_layer(options.heads_per_layer).get(site, equal)
+    by_site = parse_heads_per_layer(options.heads_per_layer)
+    if site in by_site:
+        return list(by_site[site])
+    return [(sizes.num_heads, None)]
 
 
 def _check_scope_name(options: AttentionOptions) -> None:
     # A tuple, because a YAML file may hold a list here, which no dictionary looks up.
     if options.attention_scope not in CHOICES["attention_scope"]:
         raise OptionError(
-            f"--attention-scope {options.attention_scope}: must be one of "
+            f"--attention-scope {shlex.quote(str(options.attention_scope))}: must be one of "
             f"{', '.join(CHOICES['attention_scope'])}"
+        )
+
+
+def _check_scope(options: AttentionOptions, sites: Sites) -> None:
+    """Refuse a scope that covers no attention of the model, or that has no effect."""
+    scope = options.attention_scope
+    if not covered_sites(options, sites):
+        useful = [name for name, some in SCOPES.items() if not sites.keys().isdisjoint(some)]
+        raise OptionError(
+            f"--attention-scope {scope}: the model has no such attention; must be one of "
+            f"{', '.join(useful)}"
+        )
+    changed = [
+        name for name in OPTION_NAMES if getattr(options, name) != getattr(AttentionOptions, name)
+    ]
+    if changed == ["attention_scope"]:
+        raise OptionError(
+            f"--attention-scope {scope}: has no effect without another flag of the plugin; must be "
+            "all, or left out"
         )
 
 
@@ -137,35 +149,34 @@ def _check_scale(name: str, value: Any) -> None:
         raise OptionError(f"{option_name(name)} {value}: must be a number greater than 0")
 
 
-def _check_division(args: Any, site: str, shape: AttentionSite, own_size: bool) -> None:
-    """Refuse a number of heads that does not divide the embedding.
-
-    Where --head-dim sets their size, which is `own_size`, every number is accepted.
-    """
-    divides = shape.num_heads >= 1 and shape.embed_dim % shape.num_heads == 0
-    if divides or (shape.num_heads >= 1 and own_size):
-        return
-    if site in SCOPES[args.attention_scope]:
-        remedy = ", or set --head-dim"
-    else:
-        remedy = f" ({site}, outside --attention-scope {args.attention_scope})"
-    raise OptionError(
-        f"{shape.heads_flag} {shape.num_heads}: must divide {shape.embed_flag} "
-        f"{shape.embed_dim}{remedy}"
-    )
+def _check_numbers(sizes: SiteSizes) -> None:
+    if sizes.embed_dim < 1:
+        raise OptionError(f"{sizes.embed_flag} {sizes.embed_dim}: must be at least 1")
+    if sizes.num_heads < 1:
+        raise OptionError(f"{sizes.heads_flag} {sizes.num_heads}: must be at least 1")
 
 
-def _check_scale_heads(args: Any, variant: Variant, shape: AttentionSite, covered: Sites) -> None:
-    """Refuse --scale-heads where heads have another size than fairseq's code takes for granted."""
-    if not getattr(args, "scale_heads", False):
-        return
-    if "decoder-self" not in covered or variant.head_dim is None:
-        return
-    if variant.head_dim * shape.num_heads != shape.embed_dim:
+def _check_division(sizes: SiteSizes, ending: str) -> None:
+    """Refuse a number of heads that does not divide the embedding; `ending` ends the message."""
+    if sizes.embed_dim % sizes.num_heads != 0:
         raise OptionError(
-            f"--scale-heads: needs --head-dim {shape.embed_dim / shape.num_heads:g}, not "
-            f"{variant.head_dim}"
+            f"{sizes.heads_flag} {sizes.num_heads}: must divide {sizes.embed_flag} "
+            f"{sizes.embed_dim}{ending}"
         )
+
+
+def _check_scale_heads(args: Any, variant: Variant, sizes: SiteSizes) -> None:
+    """Refuse --scale-heads where heads have another size than fairseq's code takes for granted."""
+    if not getattr(args, "scale_heads", False) or variant.head_dim is None:
+        return
+    if sizes.embed_dim % sizes.num_heads != 0:
+        raise OptionError(
+            f"--scale-heads: needs {sizes.heads_flag} that divide {sizes.embed_flag} "
+            f"{sizes.embed_dim}, not {sizes.num_heads}"
+        )
+    needed = sizes.embed_dim // sizes.num_heads
+    if variant.head_dim != needed:
+        raise OptionError(f"--scale-heads: needs --head-dim {needed}, not {variant.head_dim}")
 
 
 def _check_parts(options: AttentionOptions, covered: Sites) -> None:
@@ -173,43 +184,45 @@ def _check_parts(options: AttentionOptions, covered: Sites) -> None:
 
     In a pruned model, also refuse parts that cannot be pruned.
     """
-    for site, shape in covered.items():
+    for site, sizes in covered.items():
         variant = options.variant(site)
-        for name, kind in variant.parts().items():
-            if kind.uncut and options.heads_per_layer:
+        for name, row in variant.parts().items():
+            if row.uncut and options.heads_per_layer:
                 raise OptionError(
                     f"--heads-per-layer {options.heads_per_layer}: must be left out with "
-                    f"{option_name(name)} {getattr(variant, name)}, {kind.uncut}"
+                    f"{option_name(name)} {getattr(variant, name)}, {row.uncut}"
                 )
-        with in_words_of_flags(shape.heads_flag):
-            example_call(variant, shape, shape.num_heads)
+        with in_words_of_flags({"num_heads": sizes.heads_flag, "embed_dim": sizes.embed_flag}):
+            example_call(variant, sizes, sizes.num_heads)  # raises where parts do not fit
 
 
 def example_call(
-    variant: Variant, shape: AttentionSite, num_heads: int, mixed_heads: int | None = None
+    variant: Variant, site_sizes: SiteSizes, num_heads: int, mixed_heads: int | None = None
 ) -> AttentionInputs:
     """Return a call of an attention with its dtypes and shapes, but without numbers.
 
     Args:
         variant: what is asked of the attention
-        shape: of the attentions at its site
+        site_sizes: of the attentions at its site
         num_heads: of source heads
         mixed_heads: of heads after mixing; None for the usual number
 
     Raises:
         PartError: parts that do not fit these numbers
     """
-    # Parts that draw numbers would change those of the model that is built next.
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        head_dim = variant.head_dim or shape.embed_dim // shape.num_heads
-        sizes = variant.sizes(num_heads, shape.embed_dim, mixed_heads=mixed_heads)
+    embed_dim = site_sizes.embed_dim
+    sizes = variant.sizes(num_heads, embed_dim, mixed_heads=mixed_heads)
+    with torch.device("meta"):
         assembly = Assembly()
         assembly.add_parts(variant, sizes)
 
-        query = torch.empty(1, num_heads, 1, head_dim)
+        query = torch.empty(1, num_heads, 1, sizes.head_dim)
         value = torch.empty(1, sizes.mixed_heads, 1, sizes.value_dim)
-        x = torch.empty(1, 1, shape.embed_dim)
-        relative = RelativeScores(query, query[0]) if shape.relative else None
+        x = torch.empty(1, 1, embed_dim)
+        relative = None
+        if site_sizes.relative:
+            # Of keys [H, P, D] at P distances. With one query and one key, there is one distance.
+            relative = RelativeScores(query, query[0])
         return assembly.inputs_of(query, query, value, query, x, relative=relative)
 
 
@@ -220,7 +233,8 @@ def _check_heads_per_layer(args: Any, options: AttentionOptions, covered: Sites)
     if per_layer and options.head_dim is None:
         raise OptionError(f"{flag}: needs --head-dim, the size of one head")
     for site, heads in per_layer.items():
-        side = site.split("-")[0]
+        # Encoder-decoder attention lies in the layers of the decoder.
+        side = "encoder" if site == "encoder-self" else "decoder"
         if getattr(args, f"{side}_layers_to_keep", None):
             raise OptionError(f"{flag}: must be left out with --{side}-layers-to-keep")
         if site not in covered:
@@ -249,26 +263,27 @@ def _check_heads_per_layer(args: Any, options: AttentionOptions, covered: Sites)
 
 
 def _check_learning_rate(args: Any, options: AttentionOptions, variant: Variant) -> None:
-    """Refuse --mixing-lr-scale where it would have no effect.
-
-    There is no trained mixing, or the optimizer cannot tell its parameters from the others.
-    """
+    """Refuse --mixing-lr-scale where it would have no effect."""
     if options.mixing_lr_scale == 1:
         return
     flag = f"--mixing-lr-scale {options.mixing_lr_scale}"
-    parts = variant.parts()
-    if not any(parts[name].trained for name in MIXINGS):
-        mixings = ", ".join(f"{option_name(name)} {getattr(variant, name)}" for name in MIXINGS)
-        raise OptionError(f"{flag}: has no effect with {mixings}; must be 1")
-    if getattr(args, "fp16", False) and not getattr(args, "fp16_no_flatten_grads", False):
-        raise OptionError(
-            f"{flag}: with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart"
-        )
+    rows = variant.parts()
+    if not any(rows[name].trained for name in MIXINGS):
+        flags = " or ".join(option_name(name) for name in MIXINGS)
+        raise OptionError(f"{flag}: has no effect without a trained {flags}; must be 1")
+    problem = _optimizer_problem(args)
+    if problem:
+        raise OptionError(f"{flag}: {problem}")
 
+
+def _optimizer_problem(args: Any) -> str:
+    """Return why the optimizer cannot step some parameters less far; empty if it can."""
+    if getattr(args, "fp16", False) and not getattr(args, "fp16_no_flatten_grads", False):
+        return "with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart"
     # These two round small steps to 0.
     for name in ("memory_efficient_fp16", "memory_efficient_bf16"):
-        if getattr(args, name, None) is True:
-            raise OptionError(f"{flag}: must be 1 with {option_name(name)}")
+        if getattr(args, name, False):
+            return f"must be 1 with {option_name(name)}"
     # These rearrange the parameters.
     for name, value in (
         ("ddp_backend", "fully_sharded"),
@@ -276,7 +291,8 @@ def _check_learning_rate(args: Any, options: AttentionOptions, variant: Variant)
         ("optimizer", "composite"),
     ):
         if getattr(args, name, None) == value:
-            raise OptionError(f"{flag}: must be 1 with {option_name(name)} {value}")
+            return f"must be 1 with {option_name(name)} {value}"
+    return ""
 
 
 def _check_quantisation(args: Any, options: AttentionOptions, covered: Sites) -> None:
@@ -286,13 +302,15 @@ def _check_quantisation(args: Any, options: AttentionOptions, covered: Sites) ->
     name = "head_dim" if options.value_head_dim is None else "value_head_dim"
     size = getattr(options, name)
     if size is None:
-        return  # as many inputs as the embedding has
+        return  # then out_proj has as many inputs as the embedding, which fairseq checks
     block = getattr(args, "quant_noise_pq_block_size", 8)
-    for site, shape in covered.items():
-        for _, mixed in numbers_of_heads(options, site, shape):
-            if mixed * size % block != 0:
+    for site, sizes in covered.items():
+        for source, mixed in numbers_of_heads(options, site, sizes):
+            # A pair of heads that mix to one has values of twice the size: the product is the same.
+            heads = source if mixed is None else mixed
+            if heads * size % block != 0:
                 raise OptionError(
-                    f"{option_name(name)} {size}: times {mixed} heads must be a multiple of "
+                    f"{option_name(name)} {size}: times {heads} heads must be a multiple of "
                     f"--quant-noise-pq-block-size {block}"
                 )
 
@@ -304,7 +322,8 @@ def _check_implementation(args: Any, options: AttentionOptions, covered: Sites) 
     if problem:
         usable = [impl for impl in CHOICES["attention_impl"] if not implementation_problem(impl)]
         raise OptionError(
-            f"{flag}: {problem}; usable here: {', '.join(usable)} (also by --model-overrides)"
+            f"{flag}: {problem}; usable here: {', '.join(usable)} (for a trained model: "
+            "--model-overrides \"{'attention_impl': 'auto'}\")"
         )
     if options.attention_impl == "triton":
         problem = _triton_problem(args, options, covered)
@@ -316,12 +335,10 @@ def _triton_problem(args: Any, options: AttentionOptions, covered: Sites) -> str
     """Return why the kernels cannot compute the model's attentions; empty if they can."""
     if getattr(args, "cpu", False):
         return "needs a GPU, which --cpu excludes"
-    for site, shape in covered.items():
+    for site, sizes in covered.items():
         variant = options.variant(site)
-        for source, mixed in numbers_of_heads(options, site, shape):
-            # The usual number of mixed heads may be another one than that of source heads.
-            pruned = None if source == mixed else mixed
-            problem = triton.kernel_problem(example_call(variant, shape, source, pruned))
+        for source, mixed in numbers_of_heads(options, site, sizes):
+            problem = triton.kernel_problem(example_call(variant, sizes, source, mixed))
             if problem:
                 return problem
     return ""

@@ -117,12 +117,19 @@ class AttentionOptions(_VariantFlags):
         return site in SCOPES[self.attention_scope]
 
     def heads_at(self, site: str, layer: int) -> tuple[int, int] | None:
-        """Return the numbers of source and mixed heads by --heads-per-layer.
+        """Return the numbers of source and mixed heads that --heads-per-layer gives to a layer.
 
-        None if it does not name `site`.
+        Args:
+            site: one of SCOPES["all"]
+            layer: its number, from 0
+
+        Returns:
+            the two numbers, or None if the flag does not name the site
         """
-        heads = parse_heads_per_layer(self.heads_per_layer).get(site)
-        return None if heads is None else heads[layer]
+        by_site = parse_heads_per_layer(self.heads_per_layer)
+        if site not in by_site:
+            return None
+        return by_site[site][layer]
 
     def variant(self, site: str) -> Variant:
         """Return what the flags ask of the attentions at `site`."""
@@ -145,46 +152,51 @@ class AttentionOptions(_VariantFlags):
 OPTION_NAMES = tuple(f.name for f in fields(AttentionOptions) if not f.name.startswith("_"))
 
 
-def parse_heads_per_layer(text: str | None) -> dict[str, list[tuple[int, int]]]:
+def parse_heads_per_layer(text: Any) -> dict[str, list[tuple[int, int]]]:
     """Return the numbers of source and mixed heads of each layer, by site; refuse a malformed text.
 
     'encoder-self=8,6;cross=4:3' gives {"encoder-self": [(8, 8), (6, 6)], "cross": [(4, 3)]}.
+
+    Args:
+        text: the value of --heads-per-layer; None or an empty text for none. A YAML file may hold
+            something else, such as a number, which is refused.
     """
-    found: dict[str, list[tuple[int, int]]] = {}
-    flag = f"--heads-per-layer {text}"
+    heads: dict[str, list[tuple[int, int]]] = {}
     if text is None or text == "":
-        return found
-    for part in str(text).split(";"):
-        if not part.strip():
-            continue
-        site, _, layers = part.partition("=")
+        return heads
+    flag = f"--heads-per-layer {text}"
+    for piece in str(text).split(";"):
+        if not piece.strip():
+            continue  # such as what follows a last semicolon
+        site, _, layers = piece.partition("=")
         site = site.strip()
-        if site not in SCOPES["all"] or site in found:
-            raise OptionError(
-                f"{flag}: {site!r} must be one of {', '.join(SCOPES['all'])}, at most once"
-            )
-        found[site] = [_heads_of_layer(layer.strip(), flag) for layer in layers.split(",")]
-    if not found:
+        if site not in SCOPES["all"]:
+            raise OptionError(f"{flag}: {site!r} must be one of {', '.join(SCOPES['all'])}")
+        if site in heads:
+            raise OptionError(f"{flag}: {site} must be there once, not twice")
+        heads[site] = [_heads_of_layer(layer, flag) for layer in layers.split(",")]
+    if not heads:  # semicolons alone
         raise OptionError(
             f"{flag}: must name an attention, as in 'encoder-self=8,6', or be left out"
         )
-    return found
+    return heads
 
 
 def _heads_of_layer(text: str, flag: str) -> tuple[int, int]:
     """Return the numbers of source and mixed heads of '8:6', or of '8' for equal ones."""
-    source, colon, mixed = (number.strip() for number in text.partition(":"))
-    numbers = [source, mixed] if colon else [source, source]
-    for number in numbers:
-        if not number.isdecimal() or int(number) < 1:
+    source, colon, mixed = text.strip().partition(":")
+    if not colon:
+        mixed = source
+    for number in (source, mixed):
+        if not number.strip().isdecimal() or int(number) < 1:
             raise OptionError(
-                f"{flag}: {text!r} must be a number of heads or source:mixed, from 1 on"
+                f"{flag}: {text.strip()!r} must be a number of heads or source:mixed, from 1 on"
             )
-    return int(numbers[0]), int(numbers[1])
+    return int(source), int(mixed)
 
 
-class AttentionSite(NamedTuple):
-    """The sizes of the attention at one site, and the flags that set them."""
+class SiteSizes(NamedTuple):
+    """The sizes of the attentions at one site, and the flags that set them."""
 
     embed_flag: str
     embed_dim: int

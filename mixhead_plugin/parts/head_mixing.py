@@ -34,16 +34,22 @@ class HeadMixing(Part):
 
 @contextmanager
 def own_numbers() -> Iterator[None]:
-    """Let a part draw random numbers that leave those of all other weights as they are.
+    """Let parts draw random numbers that leave those of all other weights as they are.
 
     With a seed, the projections of a model with the part then start as those of the model without
-    it. For this the generator is put back afterwards. Two attentions that are built one after the
-    other still draw different numbers, because each begins with one from the generator, and their
-    projections have moved it in between.
+    it, because the generator is put back afterwards:
+
+        generator of the CPU    q k v | seed, put back | q k v of the next attention
+        part                          seed, a b c
+
+    Two attentions that are built one after the other draw different numbers, because their
+    projections have moved the generator in between.
+
+    Parts must draw on the CPU. The generators of other devices are not touched.
     """
     with torch.random.fork_rng(devices=[]):
         seed = int(torch.randint(2**62, (), device="cpu"))
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed the GPUs, too
         yield
 
 
@@ -230,17 +236,16 @@ def _normal_columns(heads: int, mixed_heads: int) -> Tensor:
     as in the authors' code, so that a mixed row of weights sums to 1 as a row of softmax does; and
     columns whose sum is near 0 are drawn again, which is ours.
     """
-    # Drawn on the CPU: the loop looks at values, which the device `meta` does not have.
-    matrix = torch.randn(heads, mixed_heads, dtype=torch.float64, device="cpu")
-
     # A column sum near 0, within a tenth of its deviation, would make large entries.
     near_0 = 0.1 * heads**0.5
-    small = matrix.sum(0).abs() < near_0
-    while small.any():
-        number = int(small.sum())
-        matrix[:, small] = torch.randn(heads, number, dtype=torch.float64, device="cpu")
+    with own_numbers():
+        # On the CPU: the loop looks at values, which the device `meta` does not have.
+        matrix = torch.randn(heads, mixed_heads, dtype=torch.float64, device="cpu")
         small = matrix.sum(0).abs() < near_0
-
+        while small.any():
+            columns = int(small.sum())
+            matrix[:, small] = torch.randn(heads, columns, dtype=torch.float64, device="cpu")
+            small = matrix.sum(0).abs() < near_0
     return (matrix / matrix.sum(0)).float()
 
 

@@ -87,12 +87,35 @@ def test_the_rank_sets_the_columns_of_the_factors(rank):
     assert mixing.hidden_weight.shape == (C, 2 * rank * H)
 
 
-def test_low_rank_mixings_start_apart():
-    first = build("low-rank")
-    _ = torch.rand(1)
-    second = build("low-rank")
-    for name in ("hidden_weight", "left_weight"):
-        assert not torch.equal(first.get_parameter(name), second.get_parameter(name))
+@pytest.mark.parametrize(
+    "name, tensor",
+    [("low-rank", "hidden_weight"), ("low-rank", "left_weight"), ("random", "weight")],
+)
+def test_two_mixings_start_apart(name, tensor):
+    first = build(name)
+    _ = torch.rand(1)  # as the projections of the second attention draw
+    second = build(name)
+    assert not torch.equal(first.state_dict()[tensor], second.state_dict()[tensor])
+
+
+# ---- random numbers ----------------------------------------------------------------------------
+
+DRAWN = {f"{option} {value}": {option: value} for option in PARTS for value in PARTS[option]}
+DRAWN["mixing_start random"] = {"head_mixing": "position-wise", "mixing_start": "random"}
+
+
+@pytest.mark.parametrize("asked", DRAWN)
+def test_a_part_leaves_the_random_numbers_of_everything_else(asked, monkeypatch):
+    """Also those of GPUs, which `torch.manual_seed` seeds."""
+    variant = Variant(**DRAWN[asked])
+    sizes = variant.sizes(H, H * D)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    Assembly().add_parts(variant, sizes)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not seeded
 
 
 # ---- --mixing-start ----------------------------------------------------------------------------
@@ -134,15 +157,6 @@ def test_a_mixing_starts_again_as_it_was_asked(name, start):
         torch.equal(value, mixing.state_dict()[k])
         for k, value in started(name, start).state_dict().items()
     )
-
-
-def test_a_random_start_leaves_the_numbers_of_the_other_weights():
-    numbers = []
-    for start in MIXING_STARTS:
-        torch.manual_seed(1)
-        started("position-wise", start)
-        numbers.append(torch.rand(3))
-    assert torch.equal(numbers[0], numbers[1])
 
 
 def test_a_start_belongs_to_head_mixing_alone():

@@ -64,7 +64,19 @@ HEADS_AND_SIZES = [
     (
         TRANSLATION,
         {"encoder_attention_heads": 0},
-        "--encoder-attention-heads 0: must divide --encoder-embed-dim 16, or set --head-dim",
+        "--encoder-attention-heads 0: must be at least 1",
+    ),
+    # Not all of a site's sizes are wrong if one is.
+    (
+        TRANSLATION,
+        {"decoder_attention_heads": 0, "head_dim": 4},
+        "--decoder-attention-heads 0: must be at least 1",
+    ),
+    (LM, {"decoder_embed_dim": 0}, "--decoder-embed-dim 0: must be at least 1"),
+    (
+        TRANSLATION,
+        {"encoder_embed_dim": -16, "head_dim": 4},
+        "--encoder-embed-dim -16: must be at least 1",
     ),
     (
         LM,
@@ -124,6 +136,11 @@ HEADS_AND_SIZES = [
     (LM, {"scale_heads": True, "head_dim": 5}, "--scale-heads: needs --head-dim 4, not 5"),
     (
         LM,
+        {"scale_heads": True, "head_dim": 4, "decoder_attention_heads": 3},
+        "--scale-heads: needs --decoder-attention-heads that divide --decoder-embed-dim 16, not 3",
+    ),
+    (
+        LM,
         {"scale_heads": True, "heads_per_layer": "decoder-self=4,4", "head_dim": 4},
         "--scale-heads: must be left out with --heads-per-layer, it needs equal numbers of heads",
     ),
@@ -162,8 +179,8 @@ SCOPES = [
 
 # What is written in --heads-per-layer, and what the message says of it.
 WRITTEN = [
-    (False, "'False' must be one of encoder-self, decoder-self, cross, at most once"),
-    (5, "'5' must be one of encoder-self, decoder-self, cross, at most once"),
+    (False, "'False' must be one of encoder-self, decoder-self, cross"),
+    (5, "'5' must be one of encoder-self, decoder-self, cross"),
     (";;", "must name an attention, as in 'encoder-self=8,6', or be left out"),
     (" ", "must name an attention, as in 'encoder-self=8,6', or be left out"),
     ("decoder-self=2", "decoder-self must have 2 numbers, one for each layer, not 1"),
@@ -173,12 +190,12 @@ WRITTEN = [
     ("decoder-self=2,3:1:1", "'3:1:1' must be a number of heads or source:mixed, from 1 on"),
     (
         "decoder-self=2,2;decoder-self=2,2",
-        "'decoder-self' must be one of encoder-self, decoder-self, cross, at most once",
+        "decoder-self must be there once, not twice",
     ),
     ("cross=2,2", "cross must be one of decoder-self, which --attention-scope covers"),
     (
         "somewhere=2,2",
-        "'somewhere' must be one of encoder-self, decoder-self, cross, at most once",
+        "'somewhere' must be one of encoder-self, decoder-self, cross",
     ),
 ]
 # What numbers of heads by layer do not go with, and what the message says of it.
@@ -219,6 +236,17 @@ HEADS_PER_LAYER = [
         )
         for arch, flags, reason in NOT_BY_LAYER
     ),
+    # The layers of the decoder have the encoder-decoder attention.
+    (
+        TRANSLATION,
+        {"heads_per_layer": "cross=2,2", "head_dim": 4, "decoder_layers_to_keep": "0"},
+        "--heads-per-layer cross=2,2: must be left out with --decoder-layers-to-keep",
+    ),
+    (
+        TRANSLATION,
+        {"heads_per_layer": "encoder-self=2,2", "head_dim": 4, "encoder_layers_to_keep": "0"},
+        "--heads-per-layer encoder-self=2,2: must be left out with --encoder-layers-to-keep",
+    ),
     *(
         (
             arch,
@@ -241,18 +269,17 @@ HEADS_PER_LAYER = [
     ),
 ]
 
+THE_MIXINGS = "--head-mixing or --score-mixing or --feature-mixing"
 MIXING_LR_SCALE = [
     (
         TRANSLATION,
         {"head_mixing": "random"},
-        "has no effect with --head-mixing random, --score-mixing none, --feature-mixing none; "
-        "must be 1",
+        f"has no effect without a trained {THE_MIXINGS}; must be 1",
     ),
     (
         "sigsoftmax_transformer_lm",
         {},
-        "has no effect with --head-mixing none, --score-mixing none, --feature-mixing none; must "
-        "be 1",
+        f"has no effect without a trained {THE_MIXINGS}; must be 1",
     ),
     (
         TRANSLATION,
@@ -480,6 +507,15 @@ def test_a_value_that_no_table_has_is_refused_with_those_that_exist(name):
     assert str(error.value) == f"{option_name(name)} x: must be one of {', '.join(CHOICES[name])}"
 
 
+@pytest.mark.parametrize("name", ["head_mixing", "attention_scope"])
+@pytest.mark.parametrize("value, shown", [("", "''"), ("none ", "'none '")])
+def test_a_value_that_would_not_be_seen_is_shown_as_a_shell_takes_it(name, value, shown):
+    with pytest.raises(OptionError) as error:
+        read(TRANSLATION, {name: value})
+    choices = ", ".join(CHOICES[name])
+    assert str(error.value) == f"{option_name(name)} {shown}: must be one of {choices}"
+
+
 WORKS = [
     (LM, {"scale_heads": True, "head_dim": 4}),
     ("fixhead_transformer_lm", {"relative_position": "rotary"}),
@@ -513,7 +549,8 @@ def test_an_implementation_that_cannot_run_is_refused_with_the_reason(impl, arch
         read(arch, {"attention_impl": impl})
     assert str(error.value) == (
         f"--attention-impl {impl}: {implementation_problem(impl)}; usable here: "
-        f"{', '.join(usable)} (also by --model-overrides)"
+        f"{', '.join(usable)} (for a trained model: --model-overrides "
+        "\"{'attention_impl': 'auto'}\")"
     )
 
 

@@ -21,7 +21,7 @@ from mixhead_plugin.fairseq.checks import check_flags, covered_sites, numbers_of
 from mixhead_plugin.fairseq.options import (
     FAMILIES,
     AttentionOptions,
-    AttentionSite,
+    SiteSizes,
     as_namespace,
     complete,
 )
@@ -53,10 +53,10 @@ class FamilyModel(BaseFairseqModel):
         gen_parser_from_dataclass(parser, cls.config(), delete_default=True, with_prefix="")
 
     @classmethod
-    def shape(
+    def site_sizes(
         cls, side: str, embed_dim: int, num_heads: int, layers: int | None = None
-    ) -> AttentionSite:
-        """Return the shape of an attention.
+    ) -> SiteSizes:
+        """Return the sizes of the attentions at one site.
 
         Args:
             side: "encoder" or "decoder"
@@ -64,7 +64,7 @@ class FamilyModel(BaseFairseqModel):
             num_heads: of source heads
             layers: how many layers there are; None for a model without --heads-per-layer
         """
-        return AttentionSite(
+        return SiteSizes(
             embed_flag=cls.embed_flag.format(side=side),
             embed_dim=embed_dim,
             heads_flag=cls.heads_flag.format(side=side),
@@ -73,7 +73,7 @@ class FamilyModel(BaseFairseqModel):
         )
 
     @classmethod
-    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
+    def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
         """Return the attentions of the model that the complete `args` describe, by site."""
         raise NotImplementedError
 
@@ -98,8 +98,8 @@ class FamilyModel(BaseFairseqModel):
         """
         options = AttentionOptions.from_namespace(args)
         numbers = []
-        for site, shape in covered_sites(options, cls.attention_sites(args)).items():
-            numbers += [source for source, _ in numbers_of_heads(options, site, shape)]
+        for site, sizes in covered_sites(options, cls.attention_sites(args)).items():
+            numbers += [source for source, _ in numbers_of_heads(options, site, sizes)]
         return max(numbers)
 
     @classmethod

@@ -14,7 +14,7 @@ from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.layers import MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer import TransformerConfig
-from mixhead_plugin.fairseq.options import AttentionOptions, AttentionSite
+from mixhead_plugin.fairseq.options import AttentionOptions, SiteSizes
 from mixhead_plugin.parts import PARTS
 
 
@@ -49,11 +49,11 @@ class RobertaModel(FamilyModel, upstream.RobertaModel):
         gen_parser_from_dataclass(parser, AttentionOptions(), delete_default=True)
 
     @classmethod
-    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
-        shape = cls.shape(
+    def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
+        sizes = cls.site_sizes(
             "encoder", args.encoder_embed_dim, args.encoder_attention_heads, args.encoder_layers
         )
-        return {"encoder-self": shape}
+        return {"encoder-self": sizes}
 
     @classmethod
     def check_args(cls, args: Any) -> None:

@@ -15,7 +15,7 @@ from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.checks import refuse_relative
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
-from mixhead_plugin.fairseq.options import SCOPES, AttentionOptions, AttentionSite
+from mixhead_plugin.fairseq.options import SCOPES, AttentionOptions, SiteSizes
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +34,18 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
     config = TransformerConfig
 
     @classmethod
-    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
+    def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
         cfg = TransformerConfig.from_namespace(args)
-        encoder = cls.shape(
+        encoder = cls.site_sizes(
             "encoder", cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.encoder.layers
         )
-        decoder = cls.shape(
+        decoder = cls.site_sizes(
             "decoder", cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.decoder.layers
         )
-        shapes = {"encoder-self": encoder, "decoder-self": decoder}
+        sites = {"encoder-self": encoder, "decoder-self": decoder}
         if not cfg.no_cross_attention:
-            shapes["cross"] = decoder
-        return shapes
+            sites["cross"] = decoder
+        return sites
 
     @classmethod
     def check_args(cls, args: Any) -> None:

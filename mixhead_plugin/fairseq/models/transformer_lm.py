@@ -11,7 +11,7 @@ from torch import nn
 from mixhead_plugin.fairseq.layers import MixheadDecoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer import TransformerConfig
-from mixhead_plugin.fairseq.options import AttentionOptions, AttentionSite
+from mixhead_plugin.fairseq.options import AttentionOptions, SiteSizes
 
 
 @dataclass
@@ -28,12 +28,12 @@ class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
     decoder_type: ClassVar[type[MixheadDecoder]] = MixheadDecoder
 
     @classmethod
-    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
+    def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
         cfg = TransformerLanguageModelConfig.from_namespace(args)
-        shape = cls.shape(
+        sizes = cls.site_sizes(
             "decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.decoder_layers
         )
-        return {"decoder-self": shape}
+        return {"decoder-self": sizes}
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerLanguageModel":

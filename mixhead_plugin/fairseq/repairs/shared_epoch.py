@@ -55,9 +55,11 @@ def _ordered_batches(original, epochs: EpochBatchIterator, epoch: int, *args) ->
     rank = epochs.shard_id
     epochs.num_shards = 1
     epochs.shard_id = 0
-    left = original(epochs, epoch, *args)[seen:]
-    epochs.num_shards = number
-    epochs.shard_id = rank
+    try:
+        left = original(epochs, epoch, *args)[seen:]
+    finally:
+        epochs.num_shards = number
+        epochs.shard_id = rank
 
     # As fairseq does: all workers need the same number of batches.
     left += [[]] * (-len(left) % number)

@@ -357,8 +357,8 @@ REFUSED = {
     "--gau-query-dim 7": "must be even, for rotary positions",
     "--gau-query-dim 0": "must be a whole number of at least 1",
     "--gau-expansion 0": "must be a whole number of at least 1",
-    "--mixing-lr-scale 0.5": "has no effect with --head-mixing none, --score-mixing none, "
-    "--feature-mixing none; must be 1",
+    "--mixing-lr-scale 0.5": "has no effect without a trained --head-mixing or "
+    "--score-mixing or --feature-mixing; must be 1",
     "--attention-normalizer Softmax": f"must be one of {', '.join(NORMALIZERS)}",
     "--attention-scope cross": "the model has no such attention; must be one of all, self, "
     "decoder, decoder-self",

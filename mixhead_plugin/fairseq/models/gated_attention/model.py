@@ -30,7 +30,7 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     TransformerLanguageModel,
     TransformerLanguageModelConfig,
 )
-from mixhead_plugin.fairseq.options import AttentionSite, as_namespace
+from mixhead_plugin.fairseq.options import SiteSizes, as_namespace
 from mixhead_plugin.ops import triton
 from mixhead_plugin.ops.inputs import AttentionInputs
 
@@ -121,9 +121,9 @@ class GatedModel(FamilyModel):
     side: ClassVar[str]  # "encoder" or "decoder"
 
     @classmethod
-    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
+    def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
         embed_dim = getattr(args, f"{cls.side}_embed_dim")
-        return {f"{cls.side}-self": cls.shape(cls.side, embed_dim, num_heads=1)}
+        return {f"{cls.side}-self": cls.site_sizes(cls.side, embed_dim, num_heads=1)}
 
     @classmethod
     def check_args(cls, args: Any) -> None:

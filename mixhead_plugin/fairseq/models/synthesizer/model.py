@@ -14,7 +14,7 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     TransformerLanguageModel,
     TransformerLanguageModelConfig,
 )
-from mixhead_plugin.fairseq.options import AttentionSite, as_namespace
+from mixhead_plugin.fairseq.options import SiteSizes, as_namespace
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -82,11 +82,11 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
     decoder_type = SynthesizerDecoder
 
     @classmethod
-    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
+    def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
         sites = super().attention_sites(args)
-        for site, shape in sites.items():
+        for site, sizes in sites.items():
             # These heads cannot be pruned, so --heads-per-layer has no meaning here.
-            sites[site] = shape._replace(layers=None)
+            sites[site] = sizes._replace(layers=None)
         return sites
 
     @classmethod

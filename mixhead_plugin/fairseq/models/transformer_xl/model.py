@@ -11,7 +11,7 @@ from omegaconf import II
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer_xl.decoder import TransformerXLDecoder
-from mixhead_plugin.fairseq.options import AttentionOptions, AttentionSite
+from mixhead_plugin.fairseq.options import AttentionOptions, SiteSizes
 
 try:  # this registers the task
     from fairseq.examples.truncated_bptt.transformer_xl_model import (
@@ -57,10 +57,10 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
     heads_flag = "--n-head"
 
     @classmethod
-    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
+    def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
         cfg = cls.config.from_namespace(args)
-        shape = cls.shape("decoder", cfg.n_head * cfg.d_head, cfg.n_head)
-        return {"decoder-self": shape._replace(relative=True)}
+        sizes = cls.site_sizes("decoder", cfg.n_head * cfg.d_head, cfg.n_head)
+        return {"decoder-self": sizes._replace(relative=True)}
 
     @classmethod
     def check_args(cls, args: Any) -> None:
