@@ -28,10 +28,36 @@ from mixhead_plugin.parts import MIXINGS, PARTS, Assembly, Variant
 class MixheadAttention(Recorded, Assembly, CachedAttention):
     """Replace fairseq's `MultiheadAttention`.
 
-    It has the same call, buffers, parameter names and random initialisation.
+    It has the same call, buffers, parameter names and random initialisation. The same computation
+    (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and TorchScript.
 
-    The same computation (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and
-    TorchScript.
+    How `--head-mixing position-wise` comes to the kernel:
+
+    1. `parts.Variant` has a field `head_mixing`. `fairseq.options` makes a flag of each of its
+       fields, and adds those of a whole model: `AttentionOptions`.
+    2. `models/families.py` hands these flags to fairseq's parser, and completes and checks what
+       comes back.
+    3. `layers.py` overrides fairseq's `build_self_attention` and `build_encoder_attention`. It asks
+       `AttentionOptions.attention_arguments` for the `Variant` of its site, and builds this class.
+    4. `Assembly.add_parts` looks up the row `PARTS["head_mixing"]["position-wise"]`, and builds its
+       part as the child `self.head_mixing`.
+    5. `forward` projects queries, keys and values, with `Assembly.queries`, `keys` and `values`.
+       `CachedAttention` adds the keys of earlier steps.
+    6. `inputs_of` calls the parts. `self.head_mixing` computes M from the unscaled queries. The
+       result is an `AttentionInputs`, all that a kernel needs.
+    7. `Hooked.attend` calls the hooks, such as a gate on a head, and `ops.api`. There `impl`
+       chooses between the reference, blockwise and the Triton kernels.
+    8. `gated` scales the outputs of heads, and `out_proj` makes one vector of them.
+
+    What is defined elsewhere:
+
+        record.py             Recorded: `signature` goes into checkpoints
+        parts/assembly.py     Assembly: `add_parts`, `queries`, `keys`, `values`, `inputs_of`,
+                              `gated`
+        parts/hooks.py        Hooked, a base of Assembly: `attend`, `register_attention_hook`
+        cache.py              CachedAttention: `_keys_and_values`, `_fold_beams`, `_split_heads`
+        fairseq               MultiheadAttention: `reset_parameters`, `_pad_masks`, buffers of the
+                              cache
 
     Args:
         embed_dim: size of the query input and of the output
@@ -44,7 +70,7 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         add_zero_attn: whether a key and a value of zeros are added
         self_attention: whether queries, keys and values have the same input
         encoder_decoder_attention: whether keys and values come from an encoder
-        dictionary: fairseq's base class keeps it
+        dictionary: not used; fairseq passes one
         q_noise: quantisation noise of the projections, 0 for none
         qn_block_size: size of its blocks
         variant: what is asked of this attention; None for the fields in `keywords`
@@ -60,7 +86,8 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         ValueError: an argument that cannot work, in one line that begins with its name
     """
 
-    # Kinds of parts. A checkpoint must have been made with the same ones.
+    # For each flag of a part, its values. `checkpoint.py` recognises by these tables what a
+    # checkpoint has; the Synthesizer adds one.
     tables: ClassVar[dict[str, Any]] = PARTS
 
     def __init__(
@@ -86,37 +113,52 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         mixing_lr_scale: float = 1.0,
         **keywords: Any,
     ):
-        # MultiheadAttention.__init__ insists on head_dim * num_heads == embed_dim; skip it.
+        # MultiheadAttention.__init__ insists on head_dim * num_heads == embed_dim. This call goes
+        # past it, and also past the __init__ of every mixin: none has one, see `Hooked.init_hooks`.
         super(MultiheadAttention, self).__init__(dictionary)
+
         if variant is None:
             variant = Variant.of(keywords)
         elif keywords:
-            raise ValueError(f"{min(keywords)}: must be left out where a variant is given")
+            raise ValueError(f"{next(iter(keywords))}: must be left out where a variant is given")
         sizes = variant.sizes(num_heads, embed_dim, causal=causal, mixed_heads=num_mixed_heads)
+        if self_attention:
+            _check_input("kdim", kdim, embed_dim)
+            _check_input("vdim", vdim, embed_dim)
+        if encoder_decoder_attention:
+            _refuse_relative(variant, "in encoder-decoder attention")
+        if add_bias_kv:
+            _refuse_relative(variant, "with add_bias_kv, a key without a position")
+        if add_zero_attn:
+            _refuse_relative(variant, "with add_zero_attn, a key without a position")
 
         self.embed_dim = embed_dim
         self.kdim = kdim if kdim is not None else embed_dim
         self.vdim = vdim if vdim is not None else embed_dim
-        self.qkv_same_dim = self.kdim == embed_dim and self.vdim == embed_dim
-        if self_attention and self.kdim != embed_dim:
-            raise ValueError(f"kdim {kdim}: must be embed_dim {embed_dim} in self-attention")
-        if self_attention and self.vdim != embed_dim:
-            raise ValueError(f"vdim {vdim}: must be embed_dim {embed_dim} in self-attention")
         self.num_heads = num_heads
         self.num_mixed_heads = sizes.mixed_heads
         self.head_dim = sizes.head_dim
-        self.value_head_dim = variant.value_size(sizes.head_dim)  # of a source head
-        self.value_dim = sizes.value_dim  # of a mixed head
+        self.value_head_dim = variant.value_size(sizes.head_dim)
+        # Of a mixed head: value_head_dim, or twice it with differential mixing.
+        self.value_dim = sizes.value_dim
         self.scaling = self.head_dim**-0.5
         self.self_attention = self_attention
         self.encoder_decoder_attention = encoder_decoder_attention
+        self.add_zero_attn = add_zero_attn
+        self.beam_size = 1
+        self.impl = variant.impl
         # --retain-dropout-modules looks for the name of fairseq's class.
         self.dropout_module = FairseqDropout(dropout, module_name=MultiheadAttention.__name__)
 
-        # In fairseq's order, so that the same seed gives the same projections.
+        # What other methods of fairseq's class read or set.
+        self.qkv_same_dim = self.kdim == embed_dim and self.vdim == embed_dim
+        self.onnx_trace = False
+        self.skip_embed_dim_check = False
+
         def projection(inputs: int, outputs: int) -> Any:
             return quant_noise(nn.Linear(inputs, outputs, bias=bias), q_noise, qn_block_size)
 
+        # In fairseq's order, so that the same seed gives the same projections.
         inner_dim = num_heads * sizes.head_dim
         mixed_dim = sizes.mixed_heads * sizes.value_dim
         self.k_proj = projection(self.kdim, inner_dim)
@@ -125,36 +167,20 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         self.out_proj = projection(mixed_dim, embed_dim)
         self.bias_k = nn.Parameter(torch.empty(1, 1, inner_dim)) if add_bias_kv else None
         self.bias_v = nn.Parameter(torch.empty(1, 1, mixed_dim)) if add_bias_kv else None
-        self.add_zero_attn = add_zero_attn
-        self.beam_size = 1
         self.reset_parameters()
         self.value_init_scale = value_init_scale
         self.scale_values()
 
-        # Keys of another sentence, and constant keys, have no position.
-        if encoder_decoder_attention or add_bias_kv or add_zero_attn:
-            why = "in encoder-decoder attention, or with constant keys"
-            if variant.relative_position != "none":
-                raise ValueError(
-                    f"relative_position {variant.relative_position}: must be none {why}"
-                )
-            if variant.relative_gain != 0:
-                raise ValueError(f"relative_gain {variant.relative_gain}: must be 0 {why}")
         self.add_parts(variant, sizes)
-        # TorchScript cannot look it up by name
-        self.normalize = NORMALIZERS[self.normalizer].weights
-        for mixing in (getattr(self, option) for option in MIXINGS):
+        for name in MIXINGS:
+            mixing = getattr(self, name)
             if mixing is not None:
                 mark_learning_rate(mixing, mixing_lr_scale)
-        self.impl = variant.impl
-
-        # Attributes of fairseq's module that other code reads or sets.
-        self.use_xformers = False
-        self.onnx_trace = False
-        self.skip_embed_dim_check = False
+        # TorchScript cannot look it up by name.
+        self.normalize = NORMALIZERS[self.normalizer].weights
 
     def scale_values(self) -> None:
-        """Shrink the initial W_V and W_O (l2 essay).
+        """Multiply the initial W_V and W_O by `value_init_scale` (l2 essay).
 
         Call it again after another initialisation, such as BERT's.
         """
@@ -164,18 +190,18 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
 
     def signature(self) -> dict[str, Any]:
         """Return what a checkpoint must share with this module, by the names of flags."""
-        found: dict[str, Any] = {"attention_normalizer": self.variant.normalizer}
-        for name, kind in self.variant.parts().items():
-            found[name] = getattr(self.variant, name)
+        record: dict[str, Any] = {"attention_normalizer": self.variant.normalizer}
+        for name, row in self.variant.parts().items():
+            record[name] = getattr(self.variant, name)
             for field in ("mixed_features", "mixing_rank"):
-                if field in kind.options:
-                    found[field] = getattr(self.variant, field)
-        found["attention_heads"] = self.num_heads
-        found["head_dim"] = self.head_dim
-        found["mixed_heads"] = self.num_mixed_heads
-        found["value_head_dim"] = self.value_head_dim
-        found["relative_gain"] = self.variant.relative_gain
-        return found
+                if field in row.options:
+                    record[field] = getattr(self.variant, field)
+        record["attention_heads"] = self.num_heads
+        record["head_dim"] = self.head_dim
+        record["mixed_heads"] = self.num_mixed_heads
+        record["value_head_dim"] = self.value_head_dim
+        record["relative_gain"] = self.variant.relative_gain
+        return record
 
     def forward(
         self,
@@ -221,8 +247,56 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
             query, key, value, key_padding_mask, incremental_state, static_kv
         )
 
-        # Constant keys are always visible, and never cached. TorchScript narrows local names to a
-        # tensor, but no attributes.
+        k, v, key_padding_mask, attn_mask = self._add_constant_keys(
+            k, v, key_padding_mask, attn_mask
+        )
+        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)  # [1 or B, 1 or H, Nq, Nk]
+        x = query.transpose(0, 1)  # [B, Nq, C]
+
+        # In beam search the hypotheses of a sentence share its keys: they become further queries,
+        # one hypothesis after the other. B is then the number of sentences.
+        beams = batch // k.size(0)
+        if beams > 1:
+            q = self._fold_heads(q, beams)  # [B, H, beams * Nq, D]
+            x = self._fold_beams(x, beams)  # [B, beams * Nq, C]
+            if attn_mask is not None and attn_mask.size(0) == 1:
+                attn_mask = attn_mask.repeat(1, 1, beams, 1)
+            elif attn_mask is not None:
+                attn_mask = self._fold_heads(attn_mask, beams)
+
+        inputs = self.inputs_of(
+            q,
+            k,
+            v,
+            projected=q,
+            x=x,
+            attn_mask=attn_mask,
+            key_padding_mask=as_bool(key_padding_mask),
+            dropout_p=self.dropout_p(),
+            scale=self.scaling,
+        )
+        return self._attend_and_project(
+            inputs, query, beams, before_softmax, need_weights, need_head_weights
+        )
+
+    def _add_constant_keys(
+        self,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return keys and values with those of add_bias_kv and add_zero_attn, and longer masks.
+
+        All queries see these keys. They are never cached.
+
+        Args:
+            k: [B, H, Nk, D]
+            v: [B, H', Nk, Dv]
+            key_padding_mask: [B, Nk], or None
+            attn_mask: [Nq, Nk] or [B * H, Nq, Nk], or None
+        """
+        # TorchScript narrows local names to a tensor, but no attributes.
         bias_k = self.bias_k
         bias_v = self.bias_v
         if bias_k is not None and bias_v is not None:
@@ -235,30 +309,7 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
             k = F.pad(k, [0, 0, 0, 1])
             v = F.pad(v, [0, 0, 0, 1])
             key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
-
-        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
-        x = query.transpose(0, 1)  # [B, Nq, C]
-
-        # In beam search the hypotheses of a sentence share its keys: they become further queries.
-        beams = batch // k.size(0)
-        if beams > 1:
-            q = self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2)
-            x = self._fold_beams(x, beams)
-            if attn_mask is not None:
-                attn_mask = attn_mask.repeat(1, 1, beams, 1)
-
-        inputs = self.inputs_of(
-            q,
-            k,
-            v,
-            q,
-            x,
-            attn_mask=attn_mask,
-            key_padding_mask=as_bool(key_padding_mask),
-            dropout_p=self.dropout_p(),
-            scale=self.scaling,
-        )
-        return self._output(inputs, query, beams, before_softmax, need_weights, need_head_weights)
+        return k, v, key_padding_mask, attn_mask
 
     def dropout_p(self) -> float:
         """Return the probability of dropping a weight in this call."""
@@ -266,10 +317,10 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
             return float(self.dropout_module.p)
         return 0.0
 
-    def _output(
+    def _attend_and_project(
         self,
         inputs: AttentionInputs,
-        x: Tensor,
+        query: Tensor,
         beams: int = 1,
         before_softmax: bool = False,
         need_weights: bool = False,
@@ -279,55 +330,62 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
 
         Args:
             inputs: of the attention, where hypotheses that share keys are further queries
-            x: the query of `forward`, [Nq, B, embed_dim]
+            query: that of `forward`, [Nq, B, embed_dim]
             beams: how many hypotheses share the keys of a sentence
             before_softmax: return scores and values instead
             need_weights: also return the mean of the mixed weights over the heads
             need_head_weights: also return the mixed weights of every head
         """
         if before_softmax:
-            scores = masked_scores(inputs).flatten(0, 1)  # [B * H, Nq, Nk]
-            values = inputs.value.flatten(0, 1)  # [B * H', Nk, Dv]
-            return scores.to(values.dtype), values
+            scores = masked_scores(inputs).transpose(1, 2)
+            scores = self._unfold_beams(scores, beams).transpose(1, 2)  # [B, H, Nq, Nk]
+            values = inputs.value.repeat_interleave(beams, 0)  # [B, H', Nk, Dv]
+            return scores.flatten(0, 1).to(values.dtype), values.flatten(0, 1)
 
         need_weights = need_weights or need_head_weights
         weights: Tensor | None = None
         if torch.jit.is_scripting():
             out, weights = self._attend_by_definition(inputs)
         else:
-            out, weights = self._attend(inputs, need_weights)
+            out, weights = self.attend(inputs, self.impl, need_weights)
         # out [B, H', Nq, Dv], weights [B, H', Nq, Nk] or None
 
         out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H', Dv]
-        out = self.gated(out, x.transpose(0, 1))
+        out = self.gated(out, query.transpose(0, 1))
         out = self.out_proj(out.transpose(0, 1).flatten(2))  # [Nq, B, embed_dim]
-        if weights is None or not need_weights:
+        if weights is None or not need_weights:  # TorchScript always computes them
             return out, None
         weights = self._unfold_beams(weights.transpose(1, 2), beams)  # [B, Nq, H', Nk]
         if need_head_weights:
             return out, weights.permute(2, 0, 1, 3)
         return out, weights.mean(2)
 
-    @torch.jit.unused
-    def _attend(self, inputs: AttentionInputs, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, H', Nq, Dv] and, where needed, the weights [B, H', Nq, Nk]."""
-        return self.attend(inputs, self.impl, need_weights)
-
     def _attend_by_definition(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """Compute `reference_with_weights` step by step.
+        """Return the outputs [B, H', Nq, Dv] and the mixed weights [B, H', Nq, Nk].
 
-        TorchScript cannot look up a normalizer by its name.
+        It is `ops.reference.reference_with_weights` step by step, because TorchScript cannot look
+        up a normalizer by its name.
         """
-        weights = mix_weights(self._weights(inputs), inputs)  # [B, H', Nq, Nk]
-        return weighted_values(weights, inputs), weights
-
-    def _weights(self, inputs: AttentionInputs) -> Tensor:
-        """Return P [B, H, Nq, Nk], with the gains of distances, before mixing and dropout."""
         scores = append_sink(masked_scores(inputs), inputs.sink)
         weights = self.normalize(scores)[..., : inputs.key.size(2)]  # without that of the sink
-        return apply_gain(weights, inputs.gain)
+        weights = mix_weights(apply_gain(weights, inputs.gain), inputs)
+        return weighted_values(weights, inputs), weights
 
 
 def as_bool(mask: Tensor | None) -> Tensor | None:
-    # fairseq keeps padding masks as floats in the cache
+    """Return a padding mask as booleans: in its cache fairseq keeps it as floats."""
     return None if mask is None else mask.to(torch.bool)
+
+
+def _check_input(name: str, size: int | None, embed_dim: int) -> None:
+    """Refuse another input of keys or values than that of the queries, in self-attention."""
+    if size is not None and size != embed_dim:
+        raise ValueError(f"{name} {size}: must be embed_dim {embed_dim} in self-attention")
+
+
+def _refuse_relative(variant: Variant, reason: str) -> None:
+    """Refuse relative positions where keys have no position; `reason` ends the message."""
+    if variant.relative_position != "none":
+        raise ValueError(f"relative_position {variant.relative_position}: must be none {reason}")
+    if variant.relative_gain != 0:
+        raise ValueError(f"relative_gain {variant.relative_gain}: must be 0 {reason}")

@@ -187,6 +187,10 @@ class CachedAttention(MultiheadAttention):
         """
         return x.unflatten(0, [-1, beams]).flatten(1, 2)
 
+    def _fold_heads(self, x: Tensor, beams: int) -> Tensor:
+        """Return [B, H, beams * Nq, ...] from [B * beams, H, Nq, ...]."""
+        return self._fold_beams(x.transpose(1, 2), beams).transpose(1, 2)
+
     def _unfold_beams(self, x: Tensor, beams: int) -> Tensor:
         """Return [B * beams, Nq, ...] from [B, beams * Nq, ...]."""
         return x.unflatten(1, [beams, -1]).flatten(0, 1)

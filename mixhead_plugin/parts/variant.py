@@ -219,7 +219,10 @@ class Variant:
         if mixed_heads is None:
             mixed_heads = usual
         # Only a mixing whose matrix may lose columns has another number of mixed heads.
-        if mixed_heads != usual and (mixing.build is None or mixing.uncut):
+        if mixed_heads != usual and mixing.build is None:
+            problem = f"must be {usual} without head mixing"
+            raise PartError.of("num_mixed_heads", mixed_heads, problem)
+        if mixed_heads != usual and mixing.uncut:
             problem = f"must be {usual} with {self.head_mixing} mixing"
             raise PartError.of("num_mixed_heads", mixed_heads, problem)
 

@@ -10,6 +10,7 @@ from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.ops import IMPLEMENTATIONS
+from mixhead_plugin.parts import Variant
 from tests.covering import covering, each_once
 from tests.fairseq.definition import (
     CROSS,
@@ -48,39 +49,58 @@ def hidden(kind):
 # ---- fairseq's module --------------------------------------------------------------------------
 
 
-@each_once(
-    mixing=STARTS,
-    kind=["self", "constant", "zero", "cross", "t5", "gain"],
-    masked=[False, True],
-    need=[{"need_weights": False}, {}, {"need_head_weights": True}],
-)
-def test_before_training_it_is_fairseqs_module(mixing, kind, masked, need):
+def twins(mixing, kind):
+    """Return our module and fairseq's own, made with the same seed."""
     arguments = {"self_attention": kind != "cross", **KINDS[kind]}
     torch.manual_seed(3)
     ours = MixheadAttention(E, H, **MIXINGS[mixing], **arguments).eval()
+
+    fairseqs = {name: value for name, value in arguments.items() if "relative" not in name}
     torch.manual_seed(3)
-    fairseqs = MultiheadAttention(
-        E, H, **{k: v for k, v in arguments.items() if "relative" not in k}
-    ).eval()
-    query, key, masks = inputs(kind)
-    need = {**need, "static_kv": kind == "cross"}
-    masks = {name: mask for name, mask in masks.items() if masked and name != "static_kv"}
-    expected, expected_weights = fairseqs(query, key, key, **masks, **need)
-    out, weights = ours(query, key, key, **masks, **need)
-    torch.testing.assert_close(out, expected)
-    # fairseq's self-attention averages anyway
-    if weights is not None and weights.dim() > expected_weights.dim():
-        weights = weights.mean(0)
-    torch.testing.assert_close(weights, expected_weights)
-    for result in (expected, out):
-        result.square().sum().backward()
+    return ours, MultiheadAttention(E, H, **fairseqs).eval()
+
+
+LIKE_FAIRSEQ = {
+    "mixing": STARTS,
+    "kind": ["self", "constant", "zero", "cross", "t5", "gain"],
+    "masked": [False, True],
+}
+
+
+@each_once(**LIKE_FAIRSEQ)
+def test_before_training_outputs_and_gradients_are_those_of_fairseqs_module(mixing, kind, masked):
+    ours, fairseqs = twins(mixing, kind)
     for name, parameter in fairseqs.named_parameters():
         assert torch.equal(parameter, ours.get_parameter(name)), name
+
+    query, key, masks = inputs(kind)
+    call = {**(masks if masked else {}), "static_kv": kind == "cross", "need_weights": False}
+    expected, _ = fairseqs(query, key, key, **call)
+    out, _ = ours(query, key, key, **call)
+    torch.testing.assert_close(out, expected)
+
+    expected.square().sum().backward()
+    out.square().sum().backward()
+    for name, parameter in fairseqs.named_parameters():
         torch.testing.assert_close(ours.get_parameter(name).grad, parameter.grad, msg=name)
     for name, parameter in ours.named_parameters():
-        # their gradient is 0 at I
-        alive = "_mixing" in name and not any(part in name for part in ("hidden", "left"))
-        assert not alive or parameter.grad.abs().max() > 0, name
+        # U of a low-rank mixing is multiplied by V, which starts as 0.
+        waits = "hidden" in name or "left" in name
+        if "_mixing" in name and not waits:
+            assert parameter.grad.abs().max() > 0, name
+
+
+@each_once(**LIKE_FAIRSEQ, head_weights=[False, True])
+def test_before_training_weights_are_those_of_fairseqs_module(mixing, kind, masked, head_weights):
+    ours, fairseqs = twins(mixing, kind)
+    query, key, masks = inputs(kind)
+    call = {**(masks if masked else {}), "static_kv": kind == "cross"}
+    call["need_head_weights"] = head_weights
+    expected = fairseqs(query, key, key, **call)[1]
+    weights = ours(query, key, key, **call)[1]
+    if weights.dim() > expected.dim():  # fairseq's self-attention averages anyway
+        weights = weights.mean(0)
+    torch.testing.assert_close(weights, expected)
 
 
 def test_before_softmax_returns_what_fairseqs_module_returns():
@@ -203,25 +223,25 @@ def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mix
     torch.testing.assert_close(rest, module(chosen, key, key, need_weights=False, **masks)[0][3:])
 
 
+def in_beams(mixing, beam, normalizer="softmax"):
+    """Return a module, a query [Nq, B * beam, C], and a key and masks that repeat for each beam."""
+    module = build("cross", mixing, normalizer).double()
+    query = torch.randn(NQ, B * beam, E, dtype=torch.float64)
+    key = inputs("cross", dtype=torch.float64)[1].repeat_interleave(beam, 1)
+    masks = {"key_padding_mask": padding().repeat_interleave(beam, 0), "static_kv": True}
+    return module, query, key, masks
+
+
 @each_once(normalizer=NORMALIZERS, mixing=MIXINGS, beam=[2, 3])
 def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
-    module = build("cross", mixing, normalizer).double()
-    key = inputs("cross", dtype=torch.float64)[1]
-    query = torch.randn(NQ, B * beam, E, dtype=torch.float64)
-    key = key.repeat_interleave(beam, 1)
-    masks = {"key_padding_mask": padding().repeat_interleave(beam, 0), "static_kv": True}
+    module, query, key, masks = in_beams(mixing, beam, normalizer)
     full = module(query, key, key, need_weights=False, **masks)[0]
     module.set_beam_size(beam)
     steps, state = decode(module, query, key, **masks)
     torch.testing.assert_close(steps, full)
     # every sentence once
     assert module._get_input_buffer(state)["prev_key"].shape == (B, H, NK, E // H)
-    whole, weights = module(query, key, key, need_head_weights=True, **masks)
-    torch.testing.assert_close(whole, full)
-    assert weights.shape == (module.num_mixed_heads, B * beam, NQ, NK)
-    masked = {**masks, "attn_mask": torch.randn(NQ, NK, dtype=torch.float64)}
-    together = module(query, key, key, incremental_state={}, **masked)
-    torch.testing.assert_close(together, module(query, key, key, **masked))
+
     # sentences that are finished leave the cache, and a hypothesis may continue twice
     order = torch.tensor([1] * beam + list(range(2 * beam, 3 * beam)))
     module.reorder_incremental_state(state, order)
@@ -231,10 +251,32 @@ def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
     torch.testing.assert_close(step, full[:1, order])
 
 
+WANTED = {
+    "weights": {},
+    "weights of heads": {"need_head_weights": True},
+    "scores and values": {"before_softmax": True},
+}
+BEAM_MASKS = {"no mask": None, "a mask for all": (NQ, NK), "a mask a head": (B * 2 * H, NQ, NK)}
+
+
+@each_once(mixing=MIXINGS, wanted=WANTED, mask=BEAM_MASKS)
+def test_hypotheses_that_share_keys_get_all_that_they_get_with_keys_of_their_own(
+    mixing, wanted, mask
+):
+    module, query, key, masks = in_beams(mixing, beam=2)
+    if BEAM_MASKS[mask] is not None:
+        masks["attn_mask"] = torch.randn(BEAM_MASKS[mask], dtype=torch.float64)
+    alone = module(query, key, key, **masks, **WANTED[wanted])
+    module.set_beam_size(2)
+    together = module(query, key, key, incremental_state={}, **masks, **WANTED[wanted])
+    torch.testing.assert_close(together, alone)
+
+
 @each_once(mixing=STARTS, equal=[False, True])
 def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
-    """Neither training changes, nor a search of another beam size with as many sentences, some of
-    them equal.
+    """A model that once searched with a beam goes on as before, in training and in the next search.
+
+    The batch has as many sentences as the earlier search had hypotheses; some may be equal.
     """
     module = build("cross", mixing)
     query = torch.randn(NQ, 4, E)
@@ -290,23 +332,55 @@ def test_dropout_runs_in_training_and_where_it_is_retained():
     torch.testing.assert_close(others, weights)  # those before dropout
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_heads": 5},  # without a head size
-        {"num_mixed_heads": 2},  # without mixing
-        {"num_mixed_heads": 4, "head_mixing": "differential"},
-        {"num_heads": 1, "head_mixing": "differential"},
-        {"attention_sink": "zero", "normalizer": "sigmoid"},
-        {"kdim": 3, "self_attention": True},
-        {"encoder_decoder_attention": True, "relative_position": "t5"},
-        {"self_attention": True, "add_zero_attn": True, "relative_gain": 2},
-        {"self_attention": True, "head_dim": 3, "relative_position": "rotary"},
-    ],
-)
-def test_what_cannot_work_is_refused(options):
-    with pytest.raises(ValueError):
-        MixheadAttention(E, **{"num_heads": H, **options})
+REFUSED = {
+    "num_heads 5: must divide embed_dim 16, or head_dim be given": {"num_heads": 5},
+    "num_mixed_heads 2: must be 4 without head mixing": {"num_mixed_heads": 2},
+    "num_mixed_heads 4: must be 2 with differential mixing": {
+        "num_mixed_heads": 4,
+        "head_mixing": "differential",
+    },
+    "num_heads 1: must be a multiple of 2 with differential mixing": {
+        "num_heads": 1,
+        "head_mixing": "differential",
+    },
+    "attention_sink zero: needs one of the normalizers softmax, sigsoftmax, l2, entmax15, "
+    "not sigmoid": {"attention_sink": "zero", "normalizer": "sigmoid"},
+    "kdim 3: must be embed_dim 16 in self-attention": {"kdim": 3, "self_attention": True},
+    "vdim 3: must be embed_dim 16 in self-attention": {"vdim": 3, "self_attention": True},
+    "relative_position t5: must be none in encoder-decoder attention": {
+        "encoder_decoder_attention": True,
+        "relative_position": "t5",
+    },
+    "relative_gain 2: must be 0 in encoder-decoder attention": {
+        "encoder_decoder_attention": True,
+        "relative_gain": 2,
+    },
+    "relative_position rotary: must be none with add_bias_kv, a key without a position": {
+        "add_bias_kv": True,
+        "relative_position": "rotary",
+    },
+    "relative_gain 2: must be 0 with add_zero_attn, a key without a position": {
+        "self_attention": True,
+        "add_zero_attn": True,
+        "relative_gain": 2,
+    },
+    "relative_position rotary: needs an even head size, not 3": {
+        "self_attention": True,
+        "head_dim": 3,
+        "relative_position": "rotary",
+    },
+    "head_mixing: must be left out where a variant is given": {
+        "variant": Variant(),
+        "head_mixing": "average",
+    },
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_work_is_refused(message):
+    with pytest.raises(ValueError) as error:
+        MixheadAttention(E, **{"num_heads": H, **REFUSED[message]})
+    assert str(error.value) == message
 
 
 def test_quantisation_noise_reaches_the_projections():

@@ -62,7 +62,7 @@ WRONG_SIZES = {
         (5, 16),
         {},
     ),
-    "num_mixed_heads 3: must be 4 with none mixing": ({}, (4, 16), {"mixed_heads": 3}),
+    "num_mixed_heads 3: must be 4 without head mixing": ({}, (4, 16), {"mixed_heads": 3}),
     "num_mixed_heads 3: must be 4 with low-rank mixing": (
         {"head_mixing": "low-rank"},
         (4, 16),

@@ -297,4 +297,6 @@ class SynthesizerAttention(MixheadAttention):
             dropout_p=self.dropout_p(),
             scale=self.scaling,
         )
-        return self._output(inputs, query, 1, before_softmax, need_weights, need_head_weights)
+        return self._attend_and_project(
+            inputs, query, 1, before_softmax, need_weights, need_head_weights
+        )

@@ -142,7 +142,7 @@ class SegmentAttention(MixheadAttention):
             dropout_p=self.dropout_p(),
             scale=self.scaling,
         )
-        return self._output(inputs, x)[0]
+        return self._attend_and_project(inputs, x)[0]
 
     def cached(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> int:
         """Return how many keys earlier steps have cached."""
