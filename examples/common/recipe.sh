@@ -170,15 +170,15 @@ on_the_cpu() { # end if a variable asks for what a recipe that draws its data, a
 machine() { # "$@": fairseq's flags for the processors of this machine and for the number of machines
     local here count argument precision=${PRECISION:-fp16}
     here=$(gpus) || exit # `set -e` does not act inside $(...)
+    case $precision in
+        fp16 | bf16 | amp | fp32) ;;
+        *) fail "PRECISION=$precision: must be one of fp16, bf16, amp, fp32" ;;
+    esac
     if [[ $STEP != train ]]; then
         if ((here == 0)); then echo --cpu; fi
         return
     fi
     count=$(workers) || exit
-    case $precision in
-        fp16 | bf16 | amp | fp32) ;;
-        *) fail "PRECISION=$precision: must be one of fp16, bf16, amp, fp32" ;;
-    esac
     for argument in "$@"; do
         case $argument in
             --fp16 | --bf16 | --amp | --memory-efficient-*) precision=fp32 ;; # the user's own
@@ -212,6 +212,7 @@ machine() { # "$@": fairseq's flags for the processors of this machine and for t
 checkpoint() { # DEFAULT_ARCH: CHECKPOINT, or SAVE's best one, or with AVERAGE=n the average of SAVE's last n
     local folder
     if [[ ${CHECKPOINT:-} ]]; then
+        [[ ! ${AVERAGE:-} ]] || fail "AVERAGE=$AVERAGE: must be left out with CHECKPOINT=$CHECKPOINT, which is one file"
         [[ -f $CHECKPOINT || ${DRY_RUN:-} ]] || fail "CHECKPOINT=$CHECKPOINT: no such file"
         absolute "$CHECKPOINT"
         return

@@ -77,6 +77,10 @@ def contract(name, recipe, folder):
         missing = "prepare: error: ARCHIVES=/nowhere: no such folder"
         lines[f"ARCHIVES=/nowhere examples/{name}/prepare.sh"] = missing
         wrong = "must be one of fp16, bf16, amp, fp32"
+        lines[f"AVERAGE=3 CHECKPOINT=/x.pt {evaluate}"] = (
+            "evaluate: error: AVERAGE=3: must be left out with CHECKPOINT=/x.pt, which is one file"
+        )
+        lines[f"DRY_RUN=1 PRECISION=fp8 {evaluate}"] = f"evaluate: error: PRECISION=fp8: {wrong}"
     for step, line in (("train", train), ("evaluate", evaluate)):
         lines[f"GPUS=two {line}"] = f"{step}: error: GPUS=two: must be a number such as 0, 1 or 8"
         lines[f"GPUS=1000 {line}"] = f"{step}: error: GPUS=1000: torch sees {sees} on this machine"
@@ -88,11 +92,15 @@ def contract(name, recipe, folder):
     return lines
 
 
-# Both recipes run the same code, so the default suite tries one of them.
-BOTH = ["recall", pytest.param("nearest_neighbour", marks=pytest.mark.slow)]
+# The recipes of a kind share this code, so the default suite tries one of each: one that trains by
+# fairseq, and one that draws its data.
+SEVERAL = [
+    name if name in ("wikitext2", "recall") else pytest.param(name, marks=pytest.mark.slow)
+    for name in RECIPES
+]
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", SEVERAL)
 def test_every_variable_acts_or_is_refused_in_one_line(name, tmp_path):
     recipe = RECIPES[name]
     (tmp_path / recipe.prepared).parent.mkdir(parents=True, exist_ok=True)
