@@ -15,10 +15,11 @@ if ! cmp --silent "$PINS" "$VENV/installed.txt"; then
 fi
 
 status=0
-schema() { "$VENV/bin/check-jsonschema" --builtin-schema "vendor.github-$1" "${@:2}" || status=1; }
-schema workflows .github/workflows/*.yml
-schema issue-forms .github/ISSUE_TEMPLATE/fault.yml .github/ISSUE_TEMPLATE/gpu_report.yml
-schema issue-config .github/ISSUE_TEMPLATE/config.yml
-"$VENV/bin/zizmor" --offline --pedantic .github/workflows || status=1
+schema() { "$VENV/bin/check-jsonschema" --builtin-schema "vendor.$1" "${@:2}" || status=1; }
+schema github-workflows .github/workflows/*.yml
+schema dependabot .github/dependabot.yml
+schema github-issue-forms .github/ISSUE_TEMPLATE/fault.yml .github/ISSUE_TEMPLATE/gpu_report.yml
+schema github-issue-config .github/ISSUE_TEMPLATE/config.yml
+"$VENV/bin/zizmor" --offline --pedantic .github || status=1
 "$VENV/bin/hadolint" docker/*.Dockerfile || status=1
 exit "$status"
