@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_modules
 
 from mixhead_plugin.ops.normalizers import exporting
 from mixhead_plugin.parts.head_mixing import own_numbers
@@ -45,7 +45,7 @@ def is_plain(linear: Any) -> bool:
         return False
     if nn.Linear.forward is not _FORWARD or nn.Linear.__call__ is not _CALL:
         return False
-    if _has_any_global_hook() or torch._C._len_torch_function_stack() > 0:
+    if has_hooks_on_all_modules() or torch._C._len_torch_function_stack() > 0:
         return False
 
     # Own attributes, child modules, or hooks.
@@ -61,6 +61,19 @@ def is_plain(linear: Any) -> bool:
     return all(
         tensor is None or type(tensor) in (Tensor, nn.Parameter)
         for tensor in linear._parameters.values()
+    )
+
+
+def has_hooks_on_all_modules() -> bool:
+    """Return whether a hook acts on the calls of every module.
+
+    torch has a function for this, `_has_any_global_hook`, but torch 2.6 does not have it yet.
+    """
+    return bool(
+        torch_modules._global_forward_pre_hooks
+        or torch_modules._global_forward_hooks
+        or torch_modules._global_backward_pre_hooks
+        or torch_modules._global_backward_hooks
     )
 
 
