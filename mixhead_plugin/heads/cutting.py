@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.heads.attention import Attention, HeadsError
 from mixhead_plugin.heads.choosing import choose
-from mixhead_plugin.parts import PartKind
+from mixhead_plugin.parts import AttentionSizes, PartKind, cut
 
 
 def cuttable(
@@ -48,6 +48,22 @@ def whole_part(parts: Mapping[str, PartKind]) -> tuple[str, str]:
         if kind.uncut:
             return option, kind.uncut
     return "", ""
+
+
+def cut_part(
+    part: nn.Module, kind: PartKind, kept: Mapping[str, Sequence[int]], sizes: AttentionSizes
+) -> None:
+    """Keep what some heads need of the tensors of a part.
+
+    Args:
+        part: of an attention
+        kind: its row
+        kept: the heads that stay, by stage
+        sizes: of the attention before
+    """
+    for name, tensor in part.state_dict().items():
+        smaller = cut(tensor, kind.parameters[name], kept, sizes._asdict())
+        replace(part, name, smaller)
 
 
 def replace(owner: nn.Module, name: str, tensor: Tensor) -> None:

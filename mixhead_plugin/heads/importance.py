@@ -4,14 +4,14 @@ Michel et al. 2019, section 4.1; the sixteen-heads essay.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mixhead_plugin.heads.attention import STAGES, Attention, HeadNumbers, HeadsError
-from mixhead_plugin.heads.gates import Weight, notice, opened
+from mixhead_plugin.heads.gates import Weight, evaluating, notice, opened
 
 Batch = TypeVar("Batch")
 
@@ -109,6 +109,39 @@ def _gradients(
         if gradient is not None:
             found[key] = gradient.double().reshape(sentences, -1).cpu()
     return found
+
+
+def importance_by_layer(
+    model: nn.Module,
+    attentions: Sequence[Attention],
+    batches: Iterable[Any],
+    loss: Callable[[Any], Tensor],
+) -> dict[int, Tensor]:
+    """Return the importance of every mixed head by layer, each [H'] in float64.
+
+    Args:
+        model: is put into evaluation mode meanwhile
+        attentions: those of the model, in its order
+        batches: what `loss` takes: mappings, sequences or tensors; the first dimension of their
+            first tensor counts sentences
+        loss: as in `importance`
+
+    Raises:
+        HeadsError: as `importance`; a batch has no tensor
+        RuntimeError: as `importance`
+    """
+    with evaluating(model):
+        numbers, _ = importance(attentions, batches, loss, sentences_of, stages=["mixed"])
+    return by_layer(numbers)
+
+
+def sentences_of(batch: Any) -> int:
+    """Return the first dimension of the first tensor of a batch."""
+    entries = batch.values() if isinstance(batch, Mapping) else batch
+    for entry in [batch] if isinstance(batch, Tensor) else entries:
+        if isinstance(entry, Tensor):
+            return entry.size(0)
+    raise HeadsError("importance: a batch has no tensor that counts its sentences")
 
 
 def by_layer(numbers: HeadNumbers) -> dict[int, Tensor]:

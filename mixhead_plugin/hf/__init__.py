@@ -2,7 +2,7 @@
 
 from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.hf import attend, saving, trial
-from mixhead_plugin.hf.adapter import ablate, attentions, importance, prune
+from mixhead_plugin.hf.heads import ablate, attentions, importance, prune
 from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD, Layout
 from mixhead_plugin.hf.loading import load
 from mixhead_plugin.hf.mixing import fold, mix, unmix

@@ -8,7 +8,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.hf.mixed import THREADS, Call, MixedHeads
+from mixhead_plugin.hf.mixed import THREADS, Call, MixedHeads, mixed_heads_of
 from mixhead_plugin.ops.masks import by_head
 
 
@@ -51,7 +51,7 @@ def mixed_attention(
         `attn_implementation` is eager, the mixed weights [B, H', Nq, Nk]
     """
     kind = type(module).__name__
-    mixed: MixedHeads | None = getattr(module, MIXHEAD, None)
+    mixed = mixed_heads_of(module)
     if mixed is None:
         raise RuntimeError(
             f"{kind}: has no mixing; load it by mixhead_plugin.hf.load, or add a row to hf.LAYOUTS"
@@ -160,12 +160,9 @@ def mixed_mask(**settings: Any) -> Tensor | None:
 
     If all queries see the same keys, it is one row that stands for all.
     """
-    # of the queries, in transformers 5.3; in later ones, their number
-    positions = settings.get("cache_position")
-    n_queries = settings["q_length"] if positions is None else len(positions)
+    n_queries = settings["q_length"]
     if settings["mask_function"] is bidirectional_mask_function:  # all queries see the same keys
-        settings |= {"q_length": 1} if positions is None else {"cache_position": positions[:1]}
-        row = sdpa_mask(**settings)
+        row = sdpa_mask(**{**settings, "q_length": 1})
         return None if row is None else row.expand(-1, -1, n_queries, -1)
     if n_queries not in (1, settings["kv_length"]):
         settings["allow_is_causal_skip"] = False  # the rest of a static cache is hidden too

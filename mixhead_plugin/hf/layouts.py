@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mixhead_plugin.parts import AttentionSizes
+
 # of the implementation, of the options in a config, and of what `mix` notes in an attention
 MIXHEAD = "mixhead"
 # The fields of Layout whose features an attention function gets, in its order.
@@ -81,9 +83,16 @@ class Site(NamedTuple):
     def head_dim(self) -> int:
         return _number(self.module, self.layout.head_dim)
 
-    def heads_per_key(self, model: nn.Module) -> int:
-        """Return how many heads of queries share a head of keys, before mixing and pruning."""
-        return self.heads * self.head_dim // self.widths(model)["keys"]
+    def sizes(self, model: nn.Module) -> AttentionSizes:
+        """Return its sizes without mixing, before any head is cut off."""
+        return AttentionSizes(
+            num_heads=self.heads,
+            head_dim=self.head_dim,
+            mixed_heads=self.heads,
+            value_dim=self.head_dim,
+            embed_dim=in_features(model.get_submodule(self.paths["queries"])),
+            key_heads=self.widths(model)["keys"] // self.head_dim,
+        )
 
     def packed(self) -> dict[str, list[str]]:
         """Return which of queries, keys and values each projection gives, by its name."""

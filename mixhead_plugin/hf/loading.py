@@ -16,18 +16,17 @@ from transformers.utils import (
     WEIGHTS_NAME,
 )
 
-from mixhead_plugin.hf.adapter import cut
-from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD
-from mixhead_plugin.hf.mixed import SPLIT
-from mixhead_plugin.hf.mixing import (
+from mixhead_plugin.hf.configs import (
     ATTENTIONS,
     OLDER_ATTENTIONS,
     PRUNED,
     REFUSED,
-    attach,
     forget,
-    is_mixed,
 )
+from mixhead_plugin.hf.heads import cut
+from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD
+from mixhead_plugin.hf.mixing import attach, is_mixed
+from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.hf.saving import LOADER, file_of
 from mixhead_plugin.parts import PARTS, Variant
 

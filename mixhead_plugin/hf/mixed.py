@@ -6,6 +6,7 @@ model.layers[0].self_attn(x)            hooks of this file
   o_proj(outputs)                       is left alone
 """
 
+import copy
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mixhead_plugin.hf.layouts import MIXHEAD, Site
+from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.parts import HostedAttention, Variant, remove_parts
 
 # the matrix of a FeatureMixing for each projection
 FEATURES = {"queries": "query", "keys": "key", "values": "value"}
-SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
 
 
 class Call:
@@ -84,15 +85,14 @@ class MixedHeads(HostedAttention):
                 f"{kind}: has no config to choose its attention by; a later transformers may serve "
                 "it"
             )
-        projection: Any = model.get_submodule(site.paths["queries"])
-        # GPT-2's has a transposed weight
-        embed_dim = getattr(projection, "in_features", projection.weight.size(0))
         variant = dataclasses.replace(variant, head_dim=site.head_dim)
-        key_heads = site.heads // site.heads_per_key(model)
-        super().__init__(variant, variant.sizes(site.heads, embed_dim, key_heads=key_heads))
+        plain = site.sizes(model)
+        super().__init__(
+            variant, variant.sizes(site.heads, plain.embed_dim, key_heads=plain.key_heads)
+        )
 
         self.attention = site.module
-        self.config = site.module.config  # the model's
+        self.config: Any = None  # the model's
         # The heads that pruning left, as numbered at first.
         self.kept = {
             "source": list(range(self.sizes.num_heads)),
@@ -103,14 +103,16 @@ class MixedHeads(HostedAttention):
         self.names = {kind: site.paths[kind].rpartition(".")[2] for kind in FEATURES}
         self.hooks: list[RemovableHandle] = []
 
-    @property
-    def heads_per_key(self) -> int:
-        """How many heads of queries share a head of keys."""
-        return self.sizes.num_heads // self.sizes.key_heads
-
     def attach(self) -> None:
-        """Follow the calls of the attention, which has got its parts."""
+        """Follow the calls of the attention, which has got its parts and the config of the model.
+
+        It gets a config of its own, so that it calls `mixed_attention`, whatever `transformers`
+        chooses for the model.
+        """
         vars(self.attention)[MIXHEAD] = self
+        self.config = self.attention.config
+        self.attention.config = copy.copy(self.config)
+        self.attention.config._attn_implementation_internal = MIXHEAD
         self.hooks = [
             self.attention.register_forward_pre_hook(self._begin),
             self.attention.register_forward_hook(self._end, always_call=True),
@@ -125,6 +127,10 @@ class MixedHeads(HostedAttention):
             remove_hook(projection, self._project)
         delattr(self.attention, MIXHEAD)
         remove_parts(self.attention)
+
+    def removed(self) -> list[int]:
+        """Return the mixed heads that were cut off, as numbered at first."""
+        return sorted({*range(self.outputs)} - {*self.kept["mixed"]})
 
     def projections(self) -> dict[str, nn.Module]:
         """Return the modules that give queries, keys and values, which may be one."""
@@ -222,6 +228,11 @@ class MixedHeads(HostedAttention):
         raise RuntimeError(
             f"{kind}: lost the mixing, its attention must go through the AttentionInterface"
         )
+
+
+def mixed_heads_of(module: nn.Module) -> MixedHeads | None:
+    """Return what `mix` has added to a module; None if it has not."""
+    return getattr(module, MIXHEAD, None)
 
 
 def remove_hook(module: nn.Module, hook: Callable[..., Any]) -> None:

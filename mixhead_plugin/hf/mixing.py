@@ -1,53 +1,41 @@
 """Mix the heads of a model, and take the mixing away again."""
 
-import copy
-import dataclasses
 import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.checks import check_row
+from mixhead_plugin.hf.configs import FORMER, PRUNED, forget, give_configs
 from mixhead_plugin.hf.layouts import (
     LAYOUTS,
-    MIXHEAD,
     USUAL,
     Site,
     calls_the_interface,
     left_out,
     sites_of,
 )
-from mixhead_plugin.hf.mixed import FEATURES, SPLIT, MixedHeads, note_wishes, remove_hook
+from mixhead_plugin.hf.mixed import (
+    FEATURES,
+    MixedHeads,
+    mixed_heads_of,
+    note_wishes,
+    remove_hook,
+)
+from mixhead_plugin.hf.refusals import (
+    refuse_adapters,
+    refuse_compiled,
+    refuse_offloaded,
+    refuse_quantised,
+    refuse_split,
+)
 from mixhead_plugin.parts import OPTIONS, Variant, check_any_given, place_parts
 
-# of the entry of a config that has the heads that `prune` removed, by layer
-PRUNED = "mixhead_pruned"
-# of the entry that names the classes of the attentions that are mixed
-ATTENTIONS = "mixhead_attentions"
-# Files without that entry are older: these classes, and those with a row, were mixed then.
-OLDER_ATTENTIONS = {
-    f"{name}Attention"
-    for name in (
-        "BertSelf BertCross RobertaSelf RobertaCross XLMRobertaSelf XLMRobertaCross ElectraSelf "
-        "ElectraCross DistilBertSelf GPT2 Llama Mistral Qwen2 Qwen3 Gemma ViT Phi Marian Bart "
-        "MBart Whisper OPT T5 MT5"
-    ).split()
-}
 # What a model of transformers has already.
 OF_THE_MODEL = ("head_dim", "value_head_dim", "relative_position", "relative_gain")
-# The fields of a variant that its config does not keep: `impl` belongs to the machine.
-NOT_SAVED = ("impl", "head_dim", "value_head_dim", "relative_gain")
-# The attribute of a mixed module that names the attention of transformers that it had before.
-FORMER = "mixhead_former_attention"
-# These entries of config.json make `from_pretrained` refuse a mixed model, and its message shows
-# the value. The second one does where `from_pretrained` is told to use another attention.
-REFUSED = dict.fromkeys(
-    ("attn_implementation", "experts_implementation"),
-    "mixed heads, load this model by mixhead_plugin.hf.load",
-)
 
 
 def mix(
@@ -83,10 +71,9 @@ def mix(
         raise ValueError(f"{type(model).__name__}: is mixed already, or pruned")
     refuse_adapters(model, "mixed before they are added")
     refuse_offloaded(model, "mixed")
-    refuse_quantised(model, "mixed")
-    _refuse_compiled(sites, model)
-    if getattr(model, "_tp_size", None) is not None:
-        raise ValueError(f"{type(model).__name__}: is split by tp_plan; {SPLIT}")
+    refuse_quantised(model, sites, "mixed")
+    refuse_compiled(model, sites)
+    refuse_split(model)
     check_any_given(asked)
     problems = unfit(model, sites, chosen)
     fitting = [site for site in sites if site.kind not in problems]
@@ -136,107 +123,24 @@ def unfit(model: nn.Module, sites: Sequence[Site], variant: Variant) -> dict[str
     return problems
 
 
-def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
-    """Remove all that `attach` and `prune` have written into a config, and into those inside it."""
-    if MIXHEAD in vars(config):
-        config._attn_implementation_internal = attn_implementation
-        if saving.auto_map_of(config):  # which is empty if it is not ours
-            vars(config).pop("auto_map", None)
-    for name in (MIXHEAD, ATTENTIONS, PRUNED, *REFUSED):
-        vars(config).pop(name, None)
-    for inner in vars(config).values():
-        if isinstance(inner, PreTrainedConfig):
-            forget(inner, attn_implementation)
-
-
 def is_mixed(model: nn.Module) -> bool:
-    return any(
-        MIXHEAD in vars(module)
-        for module in model.modules()
-        if not isinstance(module, PreTrainedModel)
-    )
-
-
-def refuse_adapters(model: nn.Module, what: str) -> None:
-    """Raise ValueError if PEFT has changed modules, or is around the model."""
-    if hasattr(model, "peft_type") or any(
-        hasattr(module, "base_layer") for module in model.modules()
-    ):
-        raise ValueError(f"{type(model).__name__}: has adapters; must be {what}")
-
-
-def refuse_offloaded(model: nn.Module, what: str) -> None:
-    """Raise ValueError if weights are elsewhere between the calls.
-
-    A change of them would be lost.
-
-    They are on the device meta then, as they are while `from_pretrained` makes a model, but a hook
-    brings them back.
-    """
-    for name, module in model.named_modules():
-        if hasattr(module, "_hf_hook") and any(weight.is_meta for weight in module.parameters()):
-            where = name or type(module).__name__
-            raise ValueError(
-                f"{type(model).__name__}: {where} is offloaded; must be {what} before it is "
-                "offloaded"
-            )
-
-
-def refuse_quantised(model: nn.Module, what: str) -> None:
-    """Raise ValueError if projections keep no weights of floats.
-
-    `mix` follows their dtype, and `fold` and `prune` change them.
-    """
-    for site in sites_of(model):
-        for path in (*site.packed(), site.paths["output"]):
-            weight: Any = getattr(model.get_submodule(path), "weight", None)
-            if not isinstance(weight, Tensor) or not weight.is_floating_point():
-                raise ValueError(
-                    f"{type(model).__name__}: {path} is quantised; must be {what} before it is "
-                    "quantised"
-                )
-
-
-def _refuse_compiled(sites: Sequence[Site], model: nn.Module) -> None:
-    """Raise ValueError if a projection is compiled alone.
-
-    Its graph would not see the hook of the mixing, because torch does not look for new hooks.
-    """
-    for site in sites:
-        for path in site.packed():
-            projection: Any = model.get_submodule(path)
-            if hasattr(projection, "_orig_mod") or projection._compiled_call_impl is not None:
-                raise ValueError(
-                    f"{type(model).__name__}: {path} is compiled; must be mixed before it is "
-                    "compiled"
-                )
-
-
-def saved_fields(variant: Variant) -> dict[str, Any]:
-    """Return what config.json keeps of a variant; `Variant.of` reads it."""
-    fields = dataclasses.asdict(variant)
-    return {name: value for name, value in fields.items() if name not in NOT_SAVED}
+    return any(mixed_heads_of(module) is not None for module in model.modules())
 
 
 def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> PreTrainedModel:
     """Make the attentions of some classes compute a variant, which may be the plain one."""
     sites = _sites_of_kinds(model, kinds)
 
-    mixed = []  # before any change: one may be refused
+    mixed: list[MixedHeads] = []  # before any change: one may be refused
     for site in sites:
         site.check_sizes(model)
         mixed.append(MixedHeads(site, model, variant))
 
-    _give_configs(model, sites, variant)
+    give_configs(model, sites, variant)
     likes: list[Any] = [model.get_submodule(site.paths["queries"]).weight for site in sites]
     place_parts(zip([site.module for site in sites], mixed, likes))
-    for site, heads in zip(sites, mixed):
-        heads.config = site.module.config
+    for heads in mixed:
         heads.attach()
-        # Its own config: whatever `transformers` chooses for the model, the attention calls
-        # `mixed_attention`.
-        site.module.config = copy.copy(heads.config)
-        site.module.config._attn_implementation_internal = MIXHEAD
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.register_forward_pre_hook(note_wishes, with_kwargs=True)
@@ -257,54 +161,28 @@ def _sites_of_kinds(model: nn.Module, kinds: Collection[str]) -> list[Site]:
     return sites
 
 
-def _give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> None:
-    """Give a model and its modules configs of their own, which tell of the variant."""
-    kinds = {site.kind for site in sites}
-    entries = {MIXHEAD: saved_fields(variant), ATTENTIONS: sorted(kinds), **REFUSED}
-    # Attentions of models that know eager alone may be causal without saying so: with the masks of
-    # eager they need not say it.
-    of_eager = {
-        id(module.config)
-        for module in model.modules()
-        if isinstance(module, PreTrainedModel) and not module._supports_sdpa
-    }
-
-    # modules that share a config share its copy; `set_attn_implementation` would miss some
-    memo: dict[int, Any] = {}
-    for name, module in model.named_modules():
-        if not hasattr(module, "config"):
-            continue
-        knows_eager_alone = id(module.config) in of_eager
-        # read before the copy, which names the mixing already if an earlier module shares it
-        former = module.config._attn_implementation
-        config: Any = copy.deepcopy(module.config, memo)
-        module.config = config
-        if not any(name in ("", site.name) or site.name.startswith(f"{name}.") for site in sites):
-            continue  # another tower, which stays as it is
-        vars(module)[FORMER] = former
-        # transformers gives weights (`output_attentions`) under the name "eager" alone
-        wants_weights = config.output_attentions and config._attn_implementation == "eager"
-        if not (wants_weights or knows_eager_alone):
-            config._attn_implementation_internal = MIXHEAD
-        vars(config).update(entries)
-
-
 def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
     """Return what the attentions are mixed by; raise ValueError if outputs would change without it.
 
-    `folded` is a part that may have an effect.
+    Args:
+        model: a mixed model
+        folded: a part that may have an effect
     """
-    found = [site.module for site in sites_of(model) if MIXHEAD in vars(site.module)]
+    found = []
+    for site in sites_of(model):
+        mixed = mixed_heads_of(site.module)
+        if mixed is not None:
+            found.append(mixed)
     if not found:
         raise ValueError(f"{type(model).__name__}: has no mixing")
     if hasattr(model.config, PRUNED):
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
     refuse_offloaded(model, "unmixed")
-    for module in found:
-        lost = getattr(module, MIXHEAD).lost_without(module, but=folded)
+    for mixed in found:
+        lost = mixed.lost_without(mixed.attention, but=folded)
         if lost:
             raise ValueError(f"{type(model).__name__}: without {lost} its outputs would change")
-    return [getattr(module, MIXHEAD) for module in found]
+    return found
 
 
 def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
@@ -352,25 +230,27 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
     """
     refuse_adapters(model, "folded after they are merged")
     _removable(model, folded="feature_mixing")
-    refuse_quantised(model, "folded")
-    for site in sites_of(model):
-        mixed: MixedHeads | None = vars(site.module).get(MIXHEAD)
+    sites = sites_of(model)
+    refuse_quantised(model, sites, "folded")
+    for site in sites:
+        mixed = mixed_heads_of(site.module)
         feature_mixing: Any = getattr(site.module, "feature_mixing", None)
-        if mixed is None or feature_mixing is None:
-            continue
-        output: Any = model.get_submodule(site.paths["output"])
-        tensors = {"output": [_rows(output)]}
-        for path, kinds in site.packed().items():
-            projection: Any = model.get_submodule(path)
-            given = (
-                [_rows(projection)]
-                if projection.bias is None
-                else [_rows(projection), projection.bias]
-            )
-            for kind, where in mixed.slices(kinds).items():
-                tensors[FEATURES[kind]] = [tensor[where] for tensor in given]
-        feature_mixing.fold(tensors)
+        if mixed is not None and feature_mixing is not None:
+            feature_mixing.fold(_tensors_of(site, model, mixed))
     return unmix(model, attn_implementation)
+
+
+def _tensors_of(site: Site, model: nn.Module, mixed: MixedHeads) -> dict[str, list[Tensor]]:
+    """Return the weights and biases of an attention as views, a row for each feature, by kind."""
+    tensors = {"output": [_rows(model.get_submodule(site.paths["output"]))]}
+    for path, kinds in site.packed().items():
+        projection: Any = model.get_submodule(path)
+        given = [_rows(projection)]
+        if projection.bias is not None:
+            given.append(projection.bias)
+        for kind, where in mixed.slices(kinds).items():
+            tensors[FEATURES[kind]] = [tensor[where] for tensor in given]
+    return tensors
 
 
 def _rows(projection: Any) -> Tensor:

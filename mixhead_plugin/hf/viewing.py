@@ -11,7 +11,7 @@ from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
 from mixhead_plugin.heads.sites import where
 from mixhead_plugin.heads.text import sentence, with_targets, words
-from mixhead_plugin.hf.adapter import attentions
+from mixhead_plugin.hf.heads import attentions
 
 
 def view(

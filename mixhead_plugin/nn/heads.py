@@ -127,11 +127,7 @@ def importance(
             single layers
     """
     found = attentions_of(model)
-    with evaluating(model):
-        numbers, _ = weighing.importance(
-            found, batches, lambda batch: loss(model, batch), _sentences, stages=["mixed"]
-        )
-    return weighing.by_layer(numbers)
+    return weighing.importance_by_layer(model, found, batches, lambda batch: loss(model, batch))
 
 
 def attentions(model: nn.Module, inputs: Inputs) -> dict[int, LayerHeads]:
@@ -246,17 +242,6 @@ def _site(source: Tensor) -> str:
     Those of a decoder do not see later keys.
     """
     return "encoder-self" if source.triu(1).any() else "decoder-self"
-
-
-def _sentences(batch: Any) -> int:
-    """Return the first dimension of the first tensor of a batch."""
-    if isinstance(batch, Tensor):
-        return batch.size(0)
-    entries = batch.values() if isinstance(batch, Mapping) else batch
-    for entry in entries:
-        if isinstance(entry, Tensor):
-            return entry.size(0)
-    raise HeadsError("importance: a batch has no tensor that counts its sentences")
 
 
 def _call(model: nn.Module, inputs: Inputs) -> Any:

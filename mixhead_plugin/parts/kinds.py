@@ -69,6 +69,11 @@ class AttentionSizes(NamedTuple):
     # of keys and of values there are, all of size head_dim. 0 where they share none.
     key_heads: int = 0
 
+    @property
+    def heads_per_key(self) -> int:
+        """How many heads of queries share a head of keys and of values."""
+        return self.num_heads // self.key_heads if self.key_heads else 1
+
 
 class Part(nn.Module):
     """A part of an attention whose parameters may do nothing, as at the start of the training.

@@ -508,8 +508,7 @@ def _first_called(model: PreTrainedModel, inputs: Inputs) -> Site:
 def _some(site: Site, model: PreTrainedModel) -> list[int]:
     """Return heads to remove: a group that shares keys."""
     heads: Any = next(each for each in attentions_of(model) if each.name == site.name)
-    group = heads.mixed.heads_per_key if heads.mixed is not None else site.heads_per_key(model)
-    return list(range(group))
+    return list(range(heads.sizes.heads_per_key))
 
 
 @torch.no_grad()

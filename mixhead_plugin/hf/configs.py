@@ -1,0 +1,97 @@
+"""What the configs of a mixed model tell of it, and what makes `from_pretrained` refuse them.
+
+`save_pretrained` writes the config of the outermost model into config.json.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from mixhead_plugin.hf import saving
+from mixhead_plugin.hf.layouts import MIXHEAD, Site
+from mixhead_plugin.parts import Variant
+
+# of the entry of a config that has the heads that `prune` removed, by layer
+PRUNED = "mixhead_pruned"
+# of the entry that names the classes of the attentions that are mixed
+ATTENTIONS = "mixhead_attentions"
+# Files without that entry are older: these classes, and those with a row, were mixed then.
+OLDER_ATTENTIONS = {
+    f"{name}Attention"
+    for name in (
+        "BertSelf BertCross RobertaSelf RobertaCross XLMRobertaSelf XLMRobertaCross ElectraSelf "
+        "ElectraCross DistilBertSelf GPT2 Llama Mistral Qwen2 Qwen3 Gemma ViT Phi Marian Bart "
+        "MBart Whisper OPT T5 MT5"
+    ).split()
+}
+# The fields of a variant that its config does not keep: `impl` belongs to the machine.
+NOT_SAVED = ("impl", "head_dim", "value_head_dim", "relative_gain")
+# The attribute of a mixed module that names the attention of transformers that it had before.
+FORMER = "mixhead_former_attention"
+# These entries of config.json make `from_pretrained` refuse a mixed model, and its message shows
+# the value. The second one does where `from_pretrained` is told to use another attention.
+REFUSED = dict.fromkeys(
+    ("attn_implementation", "experts_implementation"),
+    "mixed heads, load this model by mixhead_plugin.hf.load",
+)
+
+
+def saved_fields(variant: Variant) -> dict[str, Any]:
+    """Return what config.json keeps of a variant; `Variant.of` reads it."""
+    fields = dataclasses.asdict(variant)
+    return {name: value for name, value in fields.items() if name not in NOT_SAVED}
+
+
+def give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> None:
+    """Give a model and its modules configs of their own, which tell of the variant.
+
+    Args:
+        model: gets them
+        sites: its attentions that are mixed
+        variant: what they compute
+    """
+    kinds = {site.kind for site in sites}
+    entries = {MIXHEAD: saved_fields(variant), ATTENTIONS: sorted(kinds), **REFUSED}
+    # Attentions of models that know eager alone may be causal without saying so: with the masks of
+    # eager they need not say it.
+    of_eager = {
+        id(module.config)
+        for module in model.modules()
+        if isinstance(module, PreTrainedModel) and not module._supports_sdpa
+    }
+
+    # modules that share a config share its copy; `set_attn_implementation` would miss some
+    memo: dict[int, Any] = {}
+    for name, module in model.named_modules():
+        if not isinstance(getattr(module, "config", None), PreTrainedConfig):
+            continue  # it has none, or one of another library
+        knows_eager_alone = id(module.config) in of_eager
+        # read before the copy, which names the mixing already if an earlier module shares it
+        former = module.config._attn_implementation
+        config: Any = copy.deepcopy(module.config, memo)
+        module.config = config
+        if not any(name in ("", site.name) or site.name.startswith(f"{name}.") for site in sites):
+            continue  # another tower, which stays as it is
+        vars(module)[FORMER] = former
+        # transformers gives weights (`output_attentions`) under the name "eager" alone
+        wants_weights = config.output_attentions and config._attn_implementation == "eager"
+        if not (wants_weights or knows_eager_alone):
+            config._attn_implementation_internal = MIXHEAD
+        vars(config).update(entries)
+
+
+def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
+    """Remove all that `attach` and `prune` have written into a config, and into those inside it."""
+    if MIXHEAD in vars(config):
+        config._attn_implementation_internal = attn_implementation
+        if saving.auto_map_of(config):  # which is empty if it is not ours
+            vars(config).pop("auto_map", None)
+    for name in (MIXHEAD, ATTENTIONS, PRUNED, *REFUSED):
+        vars(config).pop(name, None)
+    for inner in vars(config).values():
+        if isinstance(inner, PreTrainedConfig):
+            forget(inner, attn_implementation)

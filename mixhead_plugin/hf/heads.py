@@ -1,0 +1,159 @@
+"""Look at the heads of a model of `transformers`, silence, weigh and cut them.
+
+The model may be mixed or not.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mixhead_plugin.heads import ablation, cutting, views
+from mixhead_plugin.heads import importance as weighing
+from mixhead_plugin.heads.attention import LayerHeads
+from mixhead_plugin.heads.choosing import choose
+from mixhead_plugin.heads.gates import evaluating
+from mixhead_plugin.hf import pruning
+from mixhead_plugin.hf.adapter import attentions_of
+from mixhead_plugin.hf.configs import PRUNED
+from mixhead_plugin.hf.mixing import attach, unfit
+from mixhead_plugin.hf.refusals import refuse_adapters, refuse_offloaded, refuse_quantised
+from mixhead_plugin.parts import Variant
+
+
+def ablate(
+    model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the outputs of some heads are 0; where heads mix, of mixed heads.
+
+    It acts on calls in the thread that opened it. Compiled models run uncompiled inside.
+
+    Args:
+        model: any model that `mix` takes, mixed or not
+        heads: numbers of heads by layer; a layer is the number of an attention in the order of the
+            model, from 0, or its name in the model. An encoder comes before its decoder.
+
+    Raises:
+        ValueError: a layer or a head that does not exist; in a call, a model that trains with
+            gradient checkpointing
+        RuntimeError: at the end, if no call passed any of the layers; a warning names single layers
+    """
+    return ablation.ablate(attentions_of(model), heads)
+
+
+def importance(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping[str, Any]],
+    loss: Callable[[PreTrainedModel, Mapping[str, Any]], Tensor],
+) -> dict[int, Tensor]:
+    """Return the importance of every head by layer, as in `ablate`, each [H'] in float64.
+
+    The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1
+    on its output (Michel et al. 2019, section 4.1; sixteen-heads essay), as in `python -m
+    mixhead_plugin.analysis importance`. Compiled models run uncompiled.
+
+    Args:
+        model: any model that `mix` takes, mixed or not
+        batches: arguments of the model; the first dimension of their first tensor counts sentences
+        loss: takes the model and a batch, and returns the sum of the losses of its sentences
+
+    Raises:
+        ValueError: no batch, a loss without a gradient, or an importance that is not finite
+        RuntimeError: the loss calls the model in no way that passes its attentions; a warning names
+            single layers
+    """
+    found = attentions_of(model)
+    return weighing.importance_by_layer(model, found, batches, lambda batch: loss(model, batch))
+
+
+def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, LayerHeads]:
+    """Return source weights, M and mixed weights of every attention, by layer.
+
+    An attention that a call does not use is left out. Layers are those of `ablate`.
+
+    Args:
+        model: any model that `mix` takes, mixed or not
+        inputs: the arguments of one call of the model, which is made without dropout and cache
+    """
+    found = attentions_of(model)
+    arguments = dict(inputs)
+    if model.can_generate():
+        arguments["use_cache"] = False
+    with contextlib.ExitStack() as stack:
+        if all(each.mixed is None for each in found):
+            stack.enter_context(_eager(model))  # the others return no weights
+        stack.enter_context(evaluating(model))
+        return views.seen(found, lambda: model(**arguments))
+
+
+@contextlib.contextmanager
+def _eager(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model compute its attentions by eager; each tower returns to its own way."""
+    former = []
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            former.append((module.config, module.config._attn_implementation))
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        for config, implementation in former:
+            config._attn_implementation_internal = implementation
+
+
+def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
+    """Remove some heads of `model`, in place, and return it.
+
+    It computes what it does while they are ablated.
+
+    Where heads mix, mixed heads lose their values, their columns of M and their share of the output
+    projection. Else queries and keys shrink, too. `save_pretrained` writes the smaller model, and
+    `load` reads it.
+
+    Args:
+        model: any model that `mix` takes, mixed or not
+        heads: as in `ablate`, in the present numbering. Where queries share keys (grouped-query
+            attention), whole groups must go.
+
+    Raises:
+        ValueError: a layer or a head that does not exist, a part of a group, all heads of a layer,
+            heads that need each other, or a model with adapters, or with weights that are offloaded
+            or quantised
+    """
+    found = attentions_of(model)
+    sites = [each.site for each in found]
+    refuse_adapters(model, "pruned before they are added")
+    refuse_offloaded(model, "pruned")
+    refuse_quantised(model, sites, "pruned")
+
+    kinds = {each.site.kind for each in found if each.mixed is not None}
+    problems = {}
+    is_plain = not kinds
+    if is_plain:  # what is mixed was checked then
+        problems = unfit(model, sites, Variant())
+        kinds = {site.kind for site in sites} - problems.keys()
+
+    for layer, some in choose(found, heads).items():
+        site = found[layer].site
+        if site.kind not in kinds:
+            problem = f"{site.kind}: is not mixed, other attentions of the model are"
+            raise ValueError(problems.get(site.kind, problem))
+        pruning.try_out(site, model, some)
+    if is_plain:
+        attach(model, Variant(), kinds)
+    return cut(model, heads)
+
+
+def cut(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
+    """Cut heads of a model that `attach` has seen; its weights may be empty and loaded later."""
+    found = attentions_of(model)
+    cutting.prune(found, heads)
+    gone = {}
+    for layer, each in enumerate(found):
+        if each.mixed is not None and each.mixed.removed():
+            gone[layer] = each.mixed.removed()
+    config: Any = model.config
+    setattr(config, PRUNED, gone)
+    return model

@@ -1,0 +1,82 @@
+"""What a model must not be when its weights or its attentions are changed, each in one line."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from mixhead_plugin.hf.layouts import Site
+
+SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
+
+
+def refuse_adapters(model: nn.Module, what: str) -> None:
+    """Raise ValueError if PEFT has changed modules, or is around the model.
+
+    Args:
+        model: any model
+        what: what has to be done when, as "mixed before they are added"
+    """
+    inside = any(hasattr(module, "base_layer") for module in model.modules())
+    if inside or hasattr(model, "peft_type"):
+        raise ValueError(f"{type(model).__name__}: has adapters; must be {what}")
+
+
+def refuse_offloaded(model: nn.Module, what: str) -> None:
+    """Raise ValueError if weights are elsewhere between the calls; a change of them would be lost.
+
+    They are on the device meta then, as they are while `from_pretrained` makes a model, but a hook
+    brings them back.
+
+    Args:
+        model: any model
+        what: what has to be done before, as "mixed"
+    """
+    for name, module in model.named_modules():
+        if hasattr(module, "_hf_hook") and any(weight.is_meta for weight in module.parameters()):
+            where = name or type(module).__name__
+            raise ValueError(
+                f"{type(model).__name__}: {where} is offloaded; must be {what} before it is "
+                "offloaded"
+            )
+
+
+def refuse_quantised(model: nn.Module, sites: Sequence[Site], what: str) -> None:
+    """Raise ValueError if projections keep no weights of floats.
+
+    `mix` follows their dtype, and `fold` and `prune` change them.
+
+    Args:
+        model: has the attentions
+        sites: the attentions
+        what: what has to be done before, as "mixed"
+    """
+    for site in sites:
+        for path in (*site.packed(), site.paths["output"]):
+            weight: Any = getattr(model.get_submodule(path), "weight", None)
+            if not isinstance(weight, Tensor) or not weight.is_floating_point():
+                raise ValueError(
+                    f"{type(model).__name__}: {path} is quantised; must be {what} before it is "
+                    "quantised"
+                )
+
+
+def refuse_compiled(model: nn.Module, sites: Sequence[Site]) -> None:
+    """Raise ValueError if a projection is compiled alone.
+
+    Its graph would not see the hook of the mixing, because torch does not look for new hooks.
+    """
+    for site in sites:
+        for path in site.packed():
+            projection: Any = model.get_submodule(path)
+            if hasattr(projection, "_orig_mod") or projection._compiled_call_impl is not None:
+                raise ValueError(
+                    f"{type(model).__name__}: {path} is compiled; must be mixed before it is "
+                    "compiled"
+                )
+
+
+def refuse_split(model: nn.Module) -> None:
+    """Raise ValueError if heads are split between processes."""
+    if getattr(model, "_tp_size", None) is not None:
+        raise ValueError(f"{type(model).__name__}: is split by tp_plan; {SPLIT}")
