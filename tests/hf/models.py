@@ -103,6 +103,9 @@ def build(name, config=None, **variant):
         config: sizes beside those of CONFIG
         variant: what `hf.mix` is asked for; the mixing is then moved away from the identity
     """
+    t5 = transformers.models.t5.modeling_t5
+    if name.startswith(("T5", "MT5")) and not hasattr(t5, "ALL_ATTENTION_FUNCTIONS"):
+        pytest.skip("T5 computes its attention itself in this transformers, as in 5.4")
     inputs = {"input_ids": torch.randint(3, VOCABULARY, (3, 7))}
     cls = getattr(transformers, name)
     model = cls(cls.config_class(**config_of(name) | (config or {}))).double().eval()
