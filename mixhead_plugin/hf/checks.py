@@ -17,6 +17,7 @@ from mixhead_plugin.hf.trial import (
     with_gradients,
 )
 from mixhead_plugin.ops.normalizers import sink_problem
+from mixhead_plugin.ops.precision import upcast
 from mixhead_plugin.parts import Variant
 
 # What an attention may give to its attention function: what `mixed_attention` takes, and what the
@@ -177,10 +178,17 @@ def _gradients(
         inputs: the tensors to derive by
         signs: of each head in the sum, [H, 1]; None for 1
     """
-    # Factors of either sign, because a norm over all heads must not see one number in all.
-    factors = random_like(heads, tuple(heads.shape), seed=0)
-    flipped = random_like(heads, tuple(heads.shape), seed=1) < 1
-    total = (heads * factors.where(flipped, -factors) * (1 if signs is None else signs)).sum()
+    heads = upcast(heads)  # a factor that half precision rounds to 0 would hide a feature
+    values = heads.detach()
+    factors = random_like(values, tuple(heads.shape), seed=0)
+    if heads.size(1) > 1:
+        # Orthogonal to each head. Then a root mean square over all heads, which depends on their
+        # lengths, does not change with such a sum, so the gradient is that of the heads alone.
+        lengths = values.square().sum(1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+        factors = factors - values * (factors * values).sum(1, keepdim=True) / lengths
+    if signs is not None:
+        factors = factors * signs
+    total = (heads * factors).sum()
     if not total.requires_grad:  # they come from no projection that the row names
         return [torch.zeros_like(tensor) for tensor in inputs]
     found = torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)

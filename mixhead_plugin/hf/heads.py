@@ -16,10 +16,16 @@ from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.heads.choosing import choose
 from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.hf import pruning
-from mixhead_plugin.hf.adapter import attentions_of
+from mixhead_plugin.hf.adapter import SiteAttention, attentions_of
 from mixhead_plugin.hf.configs import PRUNED
 from mixhead_plugin.hf.mixing import attach, unfit
-from mixhead_plugin.hf.refusals import refuse_adapters, refuse_offloaded, refuse_quantised
+from mixhead_plugin.hf.refusals import (
+    refuse_adapters,
+    refuse_offloaded,
+    refuse_quantised,
+    refuse_shared_outputs,
+    refuse_shared_weights,
+)
 from mixhead_plugin.parts import Variant
 
 
@@ -40,7 +46,7 @@ def ablate(
             gradient checkpointing
         RuntimeError: at the end, if no call passed any of the layers; a warning names single layers
     """
-    return ablation.ablate(attentions_of(model), heads)
+    return ablation.ablate(_silenced(model), heads)
 
 
 def importance(
@@ -64,8 +70,15 @@ def importance(
         RuntimeError: the loss calls the model in no way that passes its attentions; a warning names
             single layers
     """
-    found = attentions_of(model)
+    found = _silenced(model)
     return weighing.importance_by_layer(model, found, batches, lambda batch: loss(model, batch))
+
+
+def _silenced(model: PreTrainedModel) -> list[SiteAttention]:
+    """Return the attentions of a model; raise ValueError if gates on one would act on another."""
+    found = attentions_of(model)
+    refuse_shared_outputs(model, [each.site for each in found])
+    return found
 
 
 def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, LayerHeads]:
@@ -127,6 +140,7 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     refuse_adapters(model, "pruned before they are added")
     refuse_offloaded(model, "pruned")
     refuse_quantised(model, sites, "pruned")
+    refuse_shared_weights(model, sites, "pruned")
 
     kinds = {each.site.kind for each in found if each.mixed is not None}
     problems = {}

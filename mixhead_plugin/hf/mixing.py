@@ -30,6 +30,7 @@ from mixhead_plugin.hf.refusals import (
     refuse_compiled,
     refuse_offloaded,
     refuse_quantised,
+    refuse_shared_weights,
     refuse_split,
 )
 from mixhead_plugin.parts import OPTIONS, Variant, check_any_given, place_parts
@@ -226,12 +227,13 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
 
     Raises:
         ValueError: a model where another part has an effect, or that has adapters, is pruned,
-            quantised or offloaded
+            quantised or offloaded, or shares projections between attentions
     """
     refuse_adapters(model, "folded after they are merged")
     _removable(model, folded="feature_mixing")
     sites = sites_of(model)
     refuse_quantised(model, sites, "folded")
+    refuse_shared_weights(model, sites, "folded")
     for site in sites:
         mixed = mixed_heads_of(site.module)
         feature_mixing: Any = getattr(site.module, "feature_mixing", None)

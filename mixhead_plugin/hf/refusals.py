@@ -76,6 +76,42 @@ def refuse_compiled(model: nn.Module, sites: Sequence[Site]) -> None:
                 )
 
 
+def refuse_shared_weights(model: nn.Module, sites: Sequence[Site], what: str) -> None:
+    """Raise ValueError if a change of the weights of an attention would change another one, too.
+
+    Args:
+        model: has the attentions
+        sites: the attentions
+        what: what cannot be done then, as "folded"
+    """
+    _refuse_shared(model, sites, ("queries", "keys", "values", "output"), "weight", what)
+
+
+def refuse_shared_outputs(model: nn.Module, sites: Sequence[Site]) -> None:
+    """Raise ValueError if attentions share an output projection, which silences heads."""
+    _refuse_shared(model, sites, ("output",), "", "silenced or weighed")
+
+
+def _refuse_shared(
+    model: nn.Module, sites: Sequence[Site], kinds: Sequence[str], entry: str, what: str
+) -> None:
+    """Raise ValueError if two attentions share a projection, or a tensor in it with a name."""
+    owners: dict[int, tuple[str, str]] = {}  # the attention and the path of each
+    for site in sites:
+        for kind in kinds:
+            path = site.paths[kind]
+            projection: Any = model.get_submodule(path)
+            found = getattr(projection, entry, None) if entry else projection
+            if found is None:
+                continue
+            owner, other = owners.setdefault(id(found), (site.name, path))
+            if owner != site.name:
+                raise ValueError(
+                    f"{type(model).__name__}: {path} and {other} are one; each attention must have "
+                    f"its own to be {what}"
+                )
+
+
 def refuse_split(model: nn.Module) -> None:
     """Raise ValueError if heads are split between processes."""
     if getattr(model, "_tp_size", None) is not None:

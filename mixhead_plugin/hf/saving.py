@@ -107,9 +107,9 @@ def watch_adapters() -> None:
 
 def _checked(function: Any, check: Any) -> Any:
     @functools.wraps(function)
-    def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
-        check(model, *args, **kwargs)
-        return function(model, *args, **kwargs)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return function(*args, **kwargs)
 
     setattr(checked, MIXHEAD, True)
     return checked
@@ -133,12 +133,19 @@ def _refuse_to_forget(model: Any, config: Any, *args: Any, **kwargs: Any) -> Non
         )
 
 
-def _refuse_to_lose(cls: Any, folder: Any, *args: Any, config: Any = None, **settings: Any) -> None:
+def _refuse_to_lose(
+    cls: Any,
+    pretrained_model_name_or_path: Any,
+    *args: Any,
+    config: Any = None,
+    **settings: Any,
+) -> None:
     """Refuse another config than that of a folder with mixed heads.
 
     Tensors that it has no place for would be left out, and a variant without tensors, such as
-    another normalizer, would leave no trace.
+    another normalizer, would leave no trace. The arguments are those of `from_pretrained`.
     """
+    folder = pretrained_model_name_or_path
     if config is None or hasattr(config, MIXHEAD) or hasattr(cls, LOADER):
         return  # the config that tells of mixed heads is refused where a model is made from it
     file = file_of(folder, CONFIG_NAME, settings, local_files_only=True)

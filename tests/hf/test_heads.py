@@ -145,6 +145,26 @@ def test_what_is_no_head_or_cannot_be_cut_is_refused_in_one_line(message):
     assert str(error.value) == message
 
 
+def test_heads_of_attentions_that_share_a_projection_are_refused():
+    model, inputs = build("LlamaForCausalLM", feature_mixing="shared")
+    first, second = (layer.self_attn for layer in model.model.layers)
+    second.o_proj = first.o_proj
+    before = model(**inputs).logits
+    refused = {
+        "silenced or weighed": lambda: hf.ablate(model, {0: [1]}),
+        "pruned": lambda: hf.prune(model, {0: [0, 1]}),
+        "folded": lambda: hf.fold(model),
+    }
+    for what, call in refused.items():
+        with pytest.raises(ValueError) as error:
+            call()
+        assert str(error.value) == (
+            "LlamaForCausalLM: model.layers.1.self_attn.o_proj and model.layers.0.self_attn.o_proj "
+            f"are one; each attention must have its own to be {what}"
+        )
+    assert torch.equal(model(**inputs).logits, before)
+
+
 def test_a_cut_that_is_refused_for_one_layer_cuts_no_other():
     model, inputs = build("LlamaForCausalLM")
     before = model(**inputs).logits
@@ -202,6 +222,15 @@ def test_an_ablation_belongs_to_its_thread_and_is_refused_if_no_call_there_passe
 
 def encode(model, batch):
     return model.get_encoder()(**batch)[0].square().sum()
+
+
+def test_looking_at_heads_leaves_each_tower_its_own_attention():
+    model, inputs = build("BartModel")
+    model.encoder.config = copy.deepcopy(model.config)
+    model.encoder.config._attn_implementation = "eager"
+    before = [module.config._attn_implementation for module in (model, model.encoder)]
+    hf.attentions(model, inputs | {"decoder_input_ids": inputs["input_ids"]})
+    assert [module.config._attn_implementation for module in (model, model.encoder)] == before
 
 
 def test_layers_that_no_call_passed_are_named():

@@ -199,6 +199,22 @@ def test_heads_whose_order_cannot_be_checked_are_named(monkeypatch):
     torch.testing.assert_close(found, model(**inputs).logits)
 
 
+@pytest.mark.parametrize("heads", [4, 16])
+def test_a_norm_over_all_heads_does_not_hide_their_order(heads, monkeypatch):
+    sizes = dict.fromkeys(("num_attention_heads", "num_heads", "n_heads"), heads)
+    sizes["num_key_value_heads"] = heads
+    model, inputs = build("Olmo2ForCausalLM", sizes)
+    before = model(**inputs).logits
+    mixed = hf.mix(copy.deepcopy(model), "position-wise")
+    torch.testing.assert_close(mixed(**inputs).logits, before)
+
+    module = transformers.models.olmo2.modeling_olmo2
+    order = [1, 0, *range(2, heads)]
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda q, k, *_: (q[:, order], k))
+    with pytest.raises(ValueError, match="q_proj does not give the queries that its attention"):
+        hf.mix(model, "position-wise")
+
+
 @torch.no_grad()
 def test_keys_may_come_from_other_positions(monkeypatch):
     rotating(monkeypatch, lambda q, k: (q, k + k.roll(1, 2)))
