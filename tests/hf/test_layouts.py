@@ -199,6 +199,13 @@ def test_heads_whose_order_cannot_be_checked_are_named(monkeypatch):
     torch.testing.assert_close(found, model(**inputs).logits)
 
 
+@pytest.mark.parametrize("name", ["GemmaForCausalLM", "Olmo2ForCausalLM"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_order_is_seen_in_half_precision(name, dtype):
+    model = build(name)[0].to(dtype)
+    assert hf.mixing_parameters(hf.mix(model, "position-wise"))
+
+
 @pytest.mark.parametrize("heads", [4, 16])
 def test_a_norm_over_all_heads_does_not_hide_their_order(heads, monkeypatch):
     sizes = dict.fromkeys(("num_attention_heads", "num_heads", "n_heads"), heads)
