@@ -176,12 +176,12 @@ def test_a_fairseq_checkpoint_is_fine_tuned(how, translation_data, fairseq_trans
     assert logged[:1] == expected[:1]  # mixing starts as the identity: the first loss is fairseq's
 
 
-def test_a_checkpoint_of_another_family_is_refused(
+def test_a_checkpoint_that_does_not_fit_is_refused(
     translation_data, translation_checkpoint, tmp_path
 ):
     flags = [*SIZES, "--finetune-from-model", translation_checkpoint]
     result = train(translation_data, "sigsoftmax_transformer", tmp_path, *flags, check=False)
-    line = f"fairseq-train: error: {translation_checkpoint}: checkpoint of another family: its "
+    line = f"fairseq-train: error: {translation_checkpoint}: checkpoint does not fit: its "
     assert result.returncode == 1 and result.stderr.splitlines()[-1].startswith(line)
     assert "Traceback" not in result.stderr
 

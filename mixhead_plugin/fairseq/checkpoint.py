@@ -7,6 +7,7 @@ A model's `load_state_dict` calls `check_checkpoint` first. Then fairseq calls t
 """
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
 from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.options import side_of_attention
 from mixhead_plugin.parts import PARTS, PartError, Variant, build_part
 
 logger = logging.getLogger(__name__)
 
 # The record of an attention of fairseq's own; see `MixheadAttention.signature`.
-FAIRSEQ: dict[str, Any] = {
+RECORD_OF_FAIRSEQ: dict[str, Any] = {
     "synthesizer": "none",
     "attention_normalizer": "softmax",
     **dict.fromkeys(PARTS, "none"),
@@ -40,33 +42,36 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     Raises:
         CheckpointError: the first flag that differs
     """
-    attentions = {name: m for name, m in model.named_modules() if isinstance(m, MultiheadAttention)}
+    attentions = _attentions(model)
     records = _records(attentions, state_dict)
-    # One record is enough to know who wrote the checkpoint. Attentions without one were then
-    # outside --attention-scope.
+    # One record is enough to know who wrote the checkpoint.
     written_by_plugin = any(records.values())
     if not written_by_plugin:
-        _warn_of_other_scores(attentions)
+        _warn_of_what_leaves_no_trace(attentions)
 
     for name, attention in attentions.items():
         tensors = tensors_of(name, state_dict)
         if not tensors:  # fairseq reports missing layers
             continue
+        has_record = bool(records[name])
         wanted = _record_of(attention)
-        if records[name]:
-            found = {**FAIRSEQ, **_completed(records[name])}
+        if has_record:
+            found = {**RECORD_OF_FAIRSEQ, **_completed(records[name])}
         elif written_by_plugin:
-            found = {**FAIRSEQ, **_told_by_sizes(tensors, attention, "none")}
+            # It was outside --attention-scope, so it was fairseq's own.
+            found = {**RECORD_OF_FAIRSEQ, **_told_by_sizes(tensors, attention, "none")}
         else:
-            found = _told_by_tensors(tensors, attention, wanted)
+            found = _told_by_tensors(name, tensors, attention, wanted)
+
         weight = tensors.get("q_proj.weight")
         if weight is not None:
+            # In front, because the first difference is reported, and other sizes follow from it.
             found = {"embed_dim": weight.shape[1], **found}
 
-        in_scope = isinstance(attention, MixheadAttention)
-        if written_by_plugin and not records[name]:
-            in_scope = False
+        is_ours = isinstance(attention, MixheadAttention)
+        in_scope = is_ours and (has_record or not written_by_plugin)
         _compare(model, name, found, wanted, in_scope)
+        _check_rows(model, name, tensors, attention)
 
 
 def check_for_fairseqs(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
@@ -82,26 +87,33 @@ def check_for_fairseqs(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     Raises:
         CheckpointError: the first flag that the model does not have
     """
-    attentions = {name: m for name, m in model.named_modules() if isinstance(m, MultiheadAttention)}
+    attentions = _attentions(model)
     for name, record in _records(attentions, state_dict).items():
         own = _record_of(attentions[name])
-        for option in FAIRSEQ:
+        for option in RECORD_OF_FAIRSEQ:
             value = record.get(option, own[option])
             if value != own[option]:
                 raise CheckpointError(
-                    f"checkpoint of another family: its {name} was trained with "
+                    f"checkpoint does not fit: its {name} was trained with "
                     f"{option_name(option)} {value}, which this model does not have; use an --arch "
                     "of the plugin, such as mixhead_transformer"
                 )
 
 
-def _records(
-    attentions: dict[str, nn.Module], state_dict: dict[str, Tensor]
-) -> dict[str, dict[str, Any]]:
+def _attentions(model: nn.Module) -> dict[str, MultiheadAttention]:
+    """Return the attentions of a model by name, fairseq's own and the plugin's."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, MultiheadAttention)
+    }
+
+
+def _records(names: Iterable[str], state_dict: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
     """Return what the checkpoint says of each attention beside its tensors, by its name."""
     metadata = getattr(state_dict, "_metadata", {})
     records = {}
-    for name in attentions:
+    for name in names:
         record = dict(metadata.get(name, {}))
         record.pop("version", None)  # torch's, for every module
         records[name] = record
@@ -112,9 +124,10 @@ def _completed(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record with the entries that those of older versions lack."""
     completed = dict(record)
     if record.get("head_mixing") == "low-rank":
+        # Before --mixing-rank, R was always 2.
         completed.setdefault("mixing_rank", 2)
     if "head_dim" in record:  # not so in a gated attention unit
-        # Values had the size of queries.
+        # Before --value-head-dim, values had the size of queries.
         completed.setdefault("value_head_dim", record["head_dim"])
     return completed
 
@@ -132,7 +145,7 @@ def tensors_of(name: str, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
 def _record_of(attention: MultiheadAttention) -> dict[str, Any]:
     """Return the record that a checkpoint of this attention would have, with its sizes."""
     record = {
-        **FAIRSEQ,
+        **RECORD_OF_FAIRSEQ,
         "attention_heads": attention.num_heads,
         "mixed_heads": attention.num_heads,
         "relative_gain": 0,
@@ -146,63 +159,84 @@ def _record_of(attention: MultiheadAttention) -> dict[str, Any]:
 
 
 def _told_by_tensors(
-    tensors: dict[str, Tensor], attention: MultiheadAttention, wanted: dict[str, Any]
+    name: str, tensors: dict[str, Tensor], attention: MultiheadAttention, wanted: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a record from the tensors of an attention; what they do not tell is as wanted."""
-    # Also the tables of other classes, as that of the Synthesizer.
+    """Return a record from the tensors of an attention alone.
+
+    What they do not tell is as in the model, so that it is no difference.
+
+    Args:
+        name: of the attention
+        tensors: those of the checkpoint
+        attention: that of the model
+        wanted: its record
+
+    Raises:
+        CheckpointError: tensors of a part that this version does not have
+    """
+    # The Synthesizer alone adds a table. Its module is imported with all architectures.
     tables: dict[str, Any] = {}
     for each in (MixheadAttention, *MixheadAttention.__subclasses__()):
         tables |= each.tables
 
     found: dict[str, Any] = {}
     for option, table in tables.items():
-        part = tensors_of(option, tensors)
-        found[option] = _value_of(option, table, part, attention, wanted[option])
+        of_part = tensors_of(option, tensors)
+        values = _values_with(table, of_part)
+        if not values:
+            raise CheckpointError(
+                f"checkpoint does not fit: its {name}.{option} has the tensors "
+                f"{', '.join(sorted(of_part))}, as no {option_name(option)} of this version; must "
+                "be a checkpoint of this version"
+            )
+        found[option] = _most_likely(option, values, of_part, attention, wanted[option])
 
-    factor = tensors.get("head_mixing.left_weight")  # [2 R H, R H]
     heads = attention.num_heads
-    if factor is not None and factor.shape[1] % heads == 0 and "mixing_rank" in wanted:
+    factor = tensors.get("head_mixing.left_weight")  # [2 R H, R H]
+    if factor is not None and "mixing_rank" in wanted and factor.shape[1] % heads == 0:
         found["mixing_rank"] = factor.shape[1] // heads
-    mixed = [name[0] for name in ("query", "key", "value") if f"feature_mixing.{name}" in tensors]
-    if mixed and wanted.get("mixed_features") is not None:
-        found["mixed_features"] = "".join(mixed)
+    if "mixed_features" in wanted:
+        features = ("query", "key", "value")
+        mixed = [each for each in features if f"feature_mixing.{each}" in tensors]
+        if mixed:
+            found["mixed_features"] = "".join(each[0] for each in mixed)  # letters of "qkv"
     return {**found, **_told_by_sizes(tensors, attention, found["head_mixing"])}
 
 
-def _value_of(
+def _values_with(table: dict[str, Any], tensors: dict[str, Tensor]) -> list[str]:
+    """Return the values of an option whose parts have parameters of these names."""
+    if not tensors:
+        # Rotary positions, for example, leave nothing in a checkpoint.
+        unseen = [value for value, row in table.items() if not row.parameters]
+        return list(dict.fromkeys(["none", *unseen]))  # the Synthesizer's table has no `none`
+    # A part that contains modules has tensors such as `network.0.weight`.
+    names = {name.split(".")[0] for name in tensors}
+    return [value for value, row in table.items() if names <= set(row.parameters)]
+
+
+def _most_likely(
     option: str,
-    table: dict[str, Any],
-    part: dict[str, Tensor],
+    values: list[str],
+    tensors: dict[str, Tensor],
     attention: MultiheadAttention,
     wanted: str,
 ) -> str:
-    """Return the value of an option by the tensors of its part; the wanted one if it may be.
+    """Return that of several values of an option which the tensors of its part fit best.
 
     Args:
         option: the name of the part
-        table: its row for each value of the option
-        part: the tensors that the checkpoint has of it
-        attention: the attention of the model
-        wanted: its value of the option
+        values: those whose parts have tensors of these names
+        tensors: those of the part in the checkpoint
+        attention: that of the model
+        wanted: its value of the option, which is returned if it fits as well as others
     """
-    if not part:
-        # A part without tensors, as rotary positions, leaves nothing in a checkpoint.
-        own = getattr(attention, option, None)
-        return wanted if own is not None and not own.state_dict() else "none"
-
-    # A part that contains modules has tensors such as `network.0.weight`.
-    names = {name.split(".")[0] for name in part}
-    values = [value for value, kind in table.items() if names <= set(kind.parameters)]
-    if not values:
-        return f"of {', '.join(sorted(names))}"
-
-    shapes = {name: tensor.shape for name, tensor in part.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     fitting = []
-    if option in PARTS:
+    if option in PARTS and tensors:
         fitting = [value for value in values if _shapes_of(option, value, attention) == shapes]
     # None fits if the attention in the checkpoint has other sizes, which `_told_by_sizes` tells.
-    possible = fitting or values
-    return wanted if wanted in possible else possible[0]
+    likely = fitting or values
+    return wanted if wanted in likely else likely[0]
 
 
 def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[str, torch.Size]:
@@ -210,9 +244,9 @@ def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[s
 
     There are none if it could not be built.
     """
+    head_dim = attention.head_dim
+    value_head_dim = getattr(attention, "value_head_dim", head_dim)
     try:
-        head_dim = attention.head_dim
-        value_head_dim = getattr(attention, "value_head_dim", head_dim)
         variant = Variant.of(
             {option: value, "head_dim": head_dim, "value_head_dim": value_head_dim}
         )
@@ -228,50 +262,70 @@ def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[s
 def _told_by_sizes(
     tensors: dict[str, Tensor], attention: MultiheadAttention, head_mixing: str
 ) -> dict[str, Any]:
-    """Return the sizes that the tensors tell, if there are as many heads as in the model."""
+    """Return the sizes that the tensors tell, if there are as many heads as in the model.
+
+    Args:
+        tensors: those of the attention in the checkpoint
+        attention: that of the model
+        head_mixing: the value of --head-mixing in the checkpoint
+    """
     gain = tensors.get("relative_gain.weight")  # [H, 2 * clip + 1]
     found: dict[str, Any] = {"relative_gain": 0 if gain is None else gain.shape[1] // 2}
-    query = tensors.get("q_proj.weight")
-    value = tensors.get("v_proj.weight")
+    query = tensors.get("q_proj.weight")  # [H * D, C]
+    value = tensors.get("v_proj.weight")  # [H' * Dv, C]
     if query is None or value is None:
         return found
-
-    rows = query.shape[0]
     heads = attention.num_heads
-    if rows % heads != 0:
-        return {"head_dim": f"{rows}/{heads}", **found}
-    found["head_dim"] = rows // heads
+    if query.shape[0] % heads != 0:
+        return found  # `_check_rows` refuses it, if nothing else differs
 
-    # Only a matrix M [H, H'] can have another number of mixed heads than of source heads, but for
-    # a mixing in groups.
-    kind = PARTS["head_mixing"].get(head_mixing)
-    per_mixed = 1 if kind is None else kind.heads_per_mixed
-    mixed_heads = heads // per_mixed
-    for name in ("head_mixing.bias", "head_mixing.weight"):
-        if name in tensors and per_mixed == 1:
-            mixed_heads = tensors[name].shape[1]
-            break
+    # With differential mixing, H' is H / 2. Else it differs from H only where pruning has cut
+    # columns of M [H, H']: the `bias` of Mixhead B, else the `weight`.
+    heads_per_mixed = PARTS["head_mixing"][head_mixing].heads_per_mixed
+    mixed_heads = heads // heads_per_mixed
+    if heads_per_mixed == 1:
+        for name in ("head_mixing.bias", "head_mixing.weight"):
+            if name in tensors:
+                mixed_heads = tensors[name].shape[1]
+                break
 
+    found["head_dim"] = query.shape[0] // heads
     found["attention_heads"] = heads
     found["mixed_heads"] = mixed_heads
-    if value.shape[0] % (mixed_heads * per_mixed) == 0:
-        found["value_head_dim"] = value.shape[0] // (mixed_heads * per_mixed)
+    values = mixed_heads * heads_per_mixed  # heads of values of size value_head_dim
+    if value.shape[0] % values == 0:
+        found["value_head_dim"] = value.shape[0] // values
     return found
 
 
-def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
-    """Warn of flags that change the weights of fairseq's attention, but leave no tensor."""
-    silent = set()
+def _check_rows(
+    model: Any, name: str, tensors: dict[str, Tensor], attention: MultiheadAttention
+) -> None:
+    """Refuse rows of projections that the model's heads cannot share, whatever their size is."""
+    weight = tensors.get("q_proj.weight")
+    if weight is None or weight.shape[0] % attention.num_heads == 0:
+        return
+    flag = _flag_of(model, name, "attention_heads")
+    raise CheckpointError(
+        f"checkpoint does not fit: its {name}.q_proj has {weight.shape[0]} rows, no multiple of "
+        f"{flag} {attention.num_heads}; use {flag} or --heads-per-layer with numbers that divide "
+        "them"
+    )
+
+
+def _warn_of_what_leaves_no_trace(attentions: dict[str, MultiheadAttention]) -> None:
+    """Warn of flags that change what attentions compute, but leave no tensor in a checkpoint."""
+    unseen = set()
     for attention in attentions.values():
         if not isinstance(attention, MixheadAttention):
             continue
         variant = attention.variant
         if variant.normalizer != "softmax":
-            silent.add(("attention_normalizer", variant.normalizer))
-        for option, kind in variant.parts().items():
-            if not kind.loads_without and not kind.parameters:
-                silent.add((option, getattr(variant, option)))
-    for option, value in sorted(silent):
+            unseen.add(("attention_normalizer", variant.normalizer))
+        for option, row in variant.parts().items():
+            if row.leaves_no_trace:
+                unseen.add((option, getattr(variant, option)))
+    for option, value in sorted(unseen):
         logger.warning(
             f"the checkpoint does not say with which {option_name(option)} it was trained; "
             f"from now on it is {value}"
@@ -281,10 +335,10 @@ def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
 def _compare(
     model: nn.Module, name: str, found: dict[str, Any], wanted: dict[str, Any], in_scope: bool
 ) -> None:
-    """Refuse the first option of an attention whose value in the checkpoint is not the wanted one.
+    """Refuse the first entry of a record that is not the wanted one.
 
     Args:
-        model: which knows the flags of its sizes
+        model: has `embed_flag` and `heads_flag`, see `FamilyModel`
         name: of the attention
         found: its record in the checkpoint
         wanted: its record in the model
@@ -294,26 +348,24 @@ def _compare(
         own = wanted.get(option)
         if value == own:
             continue
-        # The checkpoint has nothing of it, and the model's part starts as if it had nothing.
-        if value in (None, "none", 0) and _starts_off(option, own):
+        absent = value in (None, "none", 0)
+        if absent and _starts_as_if_absent(option, own):
             continue
         flag = _flag_of(model, name, option)
-        remedy = _remedy(option, flag, found, wanted, in_scope)
-        raise CheckpointError(
-            f"checkpoint of another family: its {name} was trained with {flag} {value}, {remedy}"
-        )
+        difference = _difference(option, flag, found, wanted, in_scope)
+        raise CheckpointError(f"checkpoint does not fit: its {name} was trained with {difference}")
 
 
-def _starts_off(option: str, own: Any) -> bool:
-    """Return whether an option of the model starts like an attention without it."""
+def _starts_as_if_absent(option: str, own: Any) -> bool:
+    """Return whether an attention with this value starts as one without it."""
     if own is None or option == "relative_gain":
         return True
     return option in PARTS and PARTS[option][own].loads_without
 
 
 def _flag_of(model: Any, name: str, option: str) -> str:
-    """Return the flag that sets an entry of a record, for the attention `name`."""
-    side = "decoder" if name.startswith("decoder") else "encoder"
+    """Return the flag of the model that sets an entry of the record of the attention `name`."""
+    side = side_of_attention(name)
     if option == "embed_dim":
         return model.embed_flag.format(side=side)
     if option in ("attention_heads", "mixed_heads"):
@@ -321,23 +373,42 @@ def _flag_of(model: Any, name: str, option: str) -> str:
     return option_name(option)
 
 
-def _remedy(
+def _difference(
     option: str, flag: str, found: dict[str, Any], wanted: dict[str, Any], in_scope: bool
 ) -> str:
-    """Return what the model has instead, and how it would fit the checkpoint."""
-    value = found[option]
-    own = wanted.get(option)
-    if option not in wanted:  # of a later version of the plugin
-        return "which this version does not know"
-    if option == "synthesizer":
-        arch = "transformer_lm" if value == "none" else "synthesizer_lm with this flag"
-        return f"this model with {own}; use an architecture *_{arch}"
-    if option in ("attention_heads", "mixed_heads"):
-        theirs = f"{found['attention_heads']}:{found.get('mixed_heads', '')}"
-        ours = f"{wanted['attention_heads']}:{wanted.get('mixed_heads', '')}"
+    """Return with what an attention was trained, what the model has instead, and what would fit.
+
+    Args:
+        option: the entry of the records that differs
+        flag: the flag that sets it
+        found: the record in the checkpoint
+        wanted: the record in the model
+        in_scope: whether both are in --attention-scope
+    """
+    trained = found[option]
+    if option not in wanted:
         return (
-            f"and {theirs} source:mixed heads, this model with {ours}; use {flag} {value}, or "
-            "--heads-per-layer and --head-dim for a pruned model"
+            f"{flag} {trained}, which this version of the plugin does not know; use the version "
+            "that wrote it"
         )
-    scope = "" if in_scope else ", or another --attention-scope"
-    return f"this model with {own}; use {flag} {value}{scope}"
+    own = wanted[option]
+    if option == "synthesizer" and trained == "none":
+        return f"{flag} none, this model with {own}; use an architecture *_transformer_lm"
+    if option == "synthesizer" and own == "none":
+        return (
+            f"{flag} {trained}, this model with none; use an architecture *_synthesizer_lm with "
+            "this flag"
+        )
+    if option == "mixed_heads":
+        heads = found.get("attention_heads", wanted["attention_heads"])
+        return (
+            f"{trained} mixed heads, this model with {own}; use --heads-per-layer with "
+            f"{heads}:{trained} for this layer, and --head-dim"
+        )
+    if option == "attention_heads":
+        return (
+            f"{flag} {trained}, this model with {own}; use {flag} {trained}, or --heads-per-layer "
+            "and --head-dim for a pruned model"
+        )
+    other_scope = "" if in_scope else ", or another --attention-scope"
+    return f"{flag} {trained}, this model with {own}; use {flag} {trained}{other_scope}"

@@ -16,11 +16,12 @@ import torch
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.options import (
     CHOICES,
-    OPTION_NAMES,
+    FLAGS,
     SCOPES,
     AttentionOptions,
     SiteSizes,
     parse_heads_per_layer,
+    side_of,
 )
 from mixhead_plugin.ops import RelativeScores, implementation_problem, triton
 from mixhead_plugin.ops.inputs import AttentionInputs
@@ -34,7 +35,7 @@ def check_flags(args: Any, sites: Sites) -> None:
 
     Args:
         args: the complete flags of a model
-        sites: the attentions of the model, by one of SCOPES["all"]
+        sites: the attentions of the model, by one of SITES
 
     Raises:
         OptionError: the first flag that is wrong
@@ -132,9 +133,7 @@ def _check_scope(options: AttentionOptions, sites: Sites) -> None:
             f"--attention-scope {scope}: the model has no such attention; must be one of "
             f"{', '.join(useful)}"
         )
-    changed = [
-        name for name in OPTION_NAMES if getattr(options, name) != getattr(AttentionOptions, name)
-    ]
+    changed = [name for name in FLAGS if getattr(options, name) != getattr(AttentionOptions, name)]
     if changed == ["attention_scope"]:
         raise OptionError(
             f"--attention-scope {scope}: has no effect without another flag of the plugin; must be "
@@ -233,8 +232,7 @@ def _check_heads_per_layer(args: Any, options: AttentionOptions, covered: Sites)
     if per_layer and options.head_dim is None:
         raise OptionError(f"{flag}: needs --head-dim, the size of one head")
     for site, heads in per_layer.items():
-        # Encoder-decoder attention lies in the layers of the decoder.
-        side = "encoder" if site == "encoder-self" else "decoder"
+        side = side_of(site)
         if getattr(args, f"{side}_layers_to_keep", None):
             raise OptionError(f"{flag}: must be left out with --{side}-layers-to-keep")
         if site not in covered:

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections import OrderedDict
 from typing import Any, NoReturn
 
-from fairseq import models as known
+from fairseq import models as registries
 from fairseq.criterions import CRITERION_REGISTRY
 from torch import Tensor
 
@@ -12,10 +12,16 @@ from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq import rewriting
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.models.architectures import MODELS
-from mixhead_plugin.fairseq.options import FAMILIES, OPTION_NAMES, AttentionOptions, model_name
+from mixhead_plugin.fairseq.options import (
+    FAMILIES,
+    FLAGS,
+    AttentionOptions,
+    model_name,
+    side_of_attention,
+)
 from mixhead_plugin.parts import PARTS, Assembly, Variant, effective
 
-PLUGIN_FLAGS = {*OPTION_NAMES, *(f"{name}_weight" for name in PENALTIES)}
+PLUGIN_FLAGS = {*FLAGS, *(f"{name}_weight" for name in PENALTIES)}
 
 
 def fold(file: str, out: str) -> None:
@@ -34,54 +40,66 @@ def fold(file: str, out: str) -> None:
     """
     state = rewriting.read(file, out)
     cfg = rewriting.plain(state["cfg"])
-    flags = cfg["model"] if isinstance(cfg["model"], Namespace) else Namespace(**cfg["model"])
+    flags = cfg["model"]
+    if not isinstance(flags, Namespace):
+        flags = Namespace(**flags)
     arch = str(model_name(flags))
-    names = {f"orthogonal_{name}": name for name in CRITERION_REGISTRY}
-    names[arch] = _fairseqs_name(file, arch)
-    if arch in known.ARCH_CONFIG_REGISTRY and arch not in known.MODEL_DATACLASS_REGISTRY:
-        # the config from a YAML file has only the values that differ
-        known.ARCH_CONFIG_REGISTRY[arch](flags)
+    fairseqs_arch = _fairseqs_name(file, arch)
+
+    # The config from a YAML file has only the values that differ from those of the architecture,
+    # unless a dataclass has filled it in.
+    if arch in registries.ARCH_CONFIG_REGISTRY and arch not in registries.MODEL_DATACLASS_REGISTRY:
+        registries.ARCH_CONFIG_REGISTRY[arch](flags)
         cfg["model"] = flags
+    # A checkpoint from before a flag has its default.
     flags = Namespace(**{**vars(AttentionOptions()), **vars(flags)})
+
     try:
         tensors = _folded(file, flags, dict(state["model"]))
     except OptionError:
         raise
-    except Exception as error:  # a file that was made by hand fails in many ways
+    except Exception as error:  # tensors that were made by hand fail in many ways
         text = " ".join(str(error).split())[:200]
         raise OptionError(
             f"{file}: its tensors are not those of --arch {arch} with its flags: {text}"
         ) from error
+
+    names = {f"orthogonal_{name}": name for name in CRITERION_REGISTRY}
+    names[arch] = fairseqs_arch
     cfg = _without_plugin(cfg, names)
     criterion = CRITERION_REGISTRY.get((cfg.get("criterion") or {}).get("_name"))
-    for update in state["optimizer_history"]:
-        if criterion is not None:  # one of another plugin keeps its name
+    if criterion is not None:  # one of another plugin keeps its name
+        for update in state["optimizer_history"]:
             update["criterion_name"] = criterion.__name__
+
     rewriting.write(state, cfg, tensors, out)
 
 
 def _fairseqs_name(file: str, arch: str) -> str:
     """Return fairseq's name of an architecture of the plugin.
 
-    Or that of its model, for which the config has all values.
+    For an architecture that fairseq lacks, it is the name of the model, because the config has all
+    values.
     """
-    model = known.ARCH_MODEL_REGISTRY.get(arch, known.MODEL_REGISTRY.get(arch))
-    name = ""
-    for each, own in MODELS.items():
-        if own is model:
-            name = each
-    fairseqs = known.MODEL_REGISTRY.get(name, ())
-    # A model that fairseq lacks may be registered by this name, too.
-    if fairseqs is model or not issubclass(model or object, fairseqs):
-        raise OptionError(
-            f"{file}: --arch {arch} cannot be folded, must be the plugin's of a model that fairseq "
-            "has"
-        )
+    refusal = OptionError(
+        f"{file}: --arch {arch} cannot be folded, must be the plugin's of a model that fairseq has"
+    )
+    model = registries.ARCH_MODEL_REGISTRY.get(arch, registries.MODEL_REGISTRY.get(arch))
+    if model is None:
+        raise refusal
+    names = [name for name, own in MODELS.items() if own is model]
+    if not names:
+        raise refusal
+    fairseqs = registries.MODEL_REGISTRY.get(names[0])
+    # A model that fairseq lacks has no entry, or one of the plugin's, such as gau_lm.
+    if fairseqs is None or fairseqs is model or not issubclass(model, fairseqs):
+        raise refusal
+
     for family in FAMILIES:
-        plain = arch.removeprefix(f"{family}_")
-        if plain != arch and plain in known.ARCH_MODEL_REGISTRY:
-            return plain
-    return name
+        without_family = arch.removeprefix(f"{family}_")
+        if without_family != arch and without_family in registries.ARCH_MODEL_REGISTRY:
+            return without_family
+    return names[0]
 
 
 def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -94,13 +112,14 @@ def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, 
         flags: of the model, those of the plugin included
         state: the tensors of the model, which are changed
     """
-    options = ["attention_normalizer", "relative_gain", "heads_per_layer"]
+    unseen = ["attention_normalizer", "relative_gain", "heads_per_layer"]
     for option, table in PARTS.items():
-        if not table[getattr(flags, option)].parameters:  # nothing in `state` would show it
-            options.append(option)
-    for option in options:
+        if table[getattr(flags, option)].leaves_no_trace:  # nothing in `state` would show it
+            unseen.append(option)
+    for option in unseen:
         if getattr(flags, option) != getattr(AttentionOptions, option):
             _refuse(file, flags, option)
+
     for key, weight in state.items():
         if not key.endswith(".q_proj.weight"):
             continue
@@ -111,45 +130,58 @@ def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, 
         if len(output) != output.size(1):
             _refuse(file, flags, "value_head_dim")
 
-    for name, parts in _parts_of(flags, state).items():
-        _fold_attention(file, flags, state, name, parts)
+    for name, options in _options_in(state).items():
+        _fold_attention(file, flags, state, name, options)
     return state
 
 
-def _parts_of(flags: Namespace, state: dict[str, Tensor]) -> dict[str, dict[str, str]]:
-    """Return for each attention with parts in `state` their values, by option."""
-    found: dict[str, dict[str, str]] = {}
+def _options_in(state: dict[str, Tensor]) -> dict[str, list[str]]:
+    """Return for each attention that has parts in `state` their options."""
+    options: dict[str, list[str]] = {}
     for option in PARTS:
         for key in state:
             name, dot, _ = key.partition(f".{option}.")
-            if dot:
-                found.setdefault(name, {})[option] = getattr(flags, option)
-    return found
+            if not dot:
+                continue
+            of_attention = options.setdefault(name, [])
+            if option not in of_attention:  # a part may have several tensors
+                of_attention.append(option)
+    return options
 
 
 def _fold_attention(
-    file: str, flags: Namespace, state: dict[str, Tensor], name: str, parts: dict[str, str]
+    file: str, flags: Namespace, state: dict[str, Tensor], name: str, options: list[str]
 ) -> None:
-    """Take the parts of one attention out of `state`, and multiply them into its projections."""
-    side = "decoder" if "decoder" in name.split(".") else "encoder"
-    heads = getattr(flags, f"{side}_attention_heads")
-    embed_dim = state[f"{name}.q_proj.weight"].size(1)
-    for option, value in list(parts.items()):
+    """Take the parts of one attention out of `state`, and multiply them into its projections.
+
+    Args:
+        file: the checkpoint, for messages
+        flags: of the model, those of the plugin included
+        state: the tensors of the model, which are changed
+        name: of the attention
+        options: of its parts
+    """
+    fields = {}
+    for option in options:
+        value = getattr(flags, option)
+        fields[option] = value
         for field in PARTS[option][value].options:
-            parts[field] = getattr(flags, field)
-    variant = Variant.of(parts)
+            fields[field] = getattr(flags, field)
+    variant = Variant.of(fields)
+    num_heads = getattr(flags, f"{side_of_attention(name)}_attention_heads")
+    embed_dim = state[f"{name}.q_proj.weight"].size(1)
+
     assembly = Assembly()
-    assembly.add_parts(variant, variant.sizes(heads, embed_dim))
+    assembly.add_parts(variant, variant.sizes(num_heads, embed_dim))
     own = {key: state.pop(f"{name}.{key}") for key in assembly.state_dict()}
     assembly.load_state_dict(own)
 
     if assembly.feature_mixing is not None:
         tensors = {"output": [state[f"{name}.out_proj.weight"]]}
-        for part in ("query", "key", "value"):
-            projection = f"{name}.{part[0]}_proj"
-            tensors[part] = [state[f"{projection}.weight"]]
-            if f"{projection}.bias" in state:
-                tensors[part].append(state[f"{projection}.bias"])
+        for features, projection in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
+            tensors[features] = [state[f"{name}.{projection}.weight"]]
+            if f"{name}.{projection}.bias" in state:
+                tensors[features].append(state[f"{name}.{projection}.bias"])
         assembly.feature_mixing.fold(tensors)
 
     # What is left has to be without effect.
@@ -158,10 +190,11 @@ def _fold_attention(
         _refuse(file, flags, option, f" of {name}")
 
 
-def _refuse(file: str, flags: Namespace, option: str, where: str = "") -> NoReturn:
+def _refuse(file: str, flags: Namespace, option: str, of_attention: str = "") -> NoReturn:
     flag = f"{option_name(option)} {getattr(flags, option)}"
     raise OptionError(
-        f"{file}: {flag}{where} cannot be folded, fairseq's attention has nothing that equals it"
+        f"{file}: {flag}{of_attention} cannot be folded, fairseq's attention has nothing that "
+        "equals it"
     )
 
 

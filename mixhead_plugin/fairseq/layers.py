@@ -17,6 +17,7 @@ from fairseq.modules.transformer_layer import (
 from torch import nn
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.options import side_of
 
 
 def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
@@ -58,11 +59,10 @@ class _Layer(nn.Module):
         Args:
             embed_dim: size of the attention's query input
             cfg: the config of the model
-            site: where the attention is, one of SCOPES["all"]
+            site: where the attention is, one of SITES
             arguments: further ones of `MixheadAttention`
         """
-        side = cfg.encoder if site == "encoder-self" else cfg.decoder
-        num_heads = side.attention_heads
+        num_heads = getattr(cfg, side_of(site)).attention_heads
         num_mixed_heads = None
         pruned = cfg.heads_at(site, self.layer)
         if pruned is not None:

@@ -12,11 +12,12 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 from omegaconf import II, OmegaConf
 
 from mixhead_plugin.errors import OptionError
+from mixhead_plugin.heads.sites import SITES, where
 from mixhead_plugin.parts import OPTIONS, Variant
 
 # The attentions that each --attention-scope changes, by site.
 SCOPES = {
-    "all": ("encoder-self", "decoder-self", "cross"),
+    "all": SITES,
     "self": ("encoder-self", "decoder-self"),
     "cross": ("cross",),
     "encoder": ("encoder-self",),
@@ -43,14 +44,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gated": {"attention_gate": "head"},
 }
 
-# The values of each flag that is a text, by the name of the flag without dashes.
-CHOICES = {
-    "attention_scope": tuple(SCOPES),
-    **{option.flag: tuple(option.choices) for option in OPTIONS.values() if option.choices},
-}
+# What each flag that is a text may be.
+CHOICES: dict[str, tuple[str, ...]] = {"attention_scope": tuple(SCOPES)}
+for _option in OPTIONS.values():
+    if _option.choices:
+        CHOICES[_option.flag] = tuple(_option.choices)
 
-# What the help of a flag says instead of None.
-_DEFAULTS = {
+# What help says of a default that is None.
+_WORDS_FOR_NONE = {
     "head_dim": "embedding / heads",
     "value_head_dim": "head-dim",
     "heads_per_layer": "none",
@@ -58,11 +59,15 @@ _DEFAULTS = {
 
 
 def _flag(name: str, default: Any, text: str) -> Any:
-    """Return a dataclass field whose help also lists the choices and the defaults."""
+    """Return a dataclass field whose help also lists the choices and the defaults.
+
+    For example 'what scales the outputs of heads before out_proj; one of none, head, element
+    (default: none; head in family gated)'.
+    """
     choices = ""
     if name in CHOICES:
         choices = f"; one of {', '.join(CHOICES[name])}"
-    defaults = [_DEFAULTS.get(name, str(default))]
+    defaults = [_WORDS_FOR_NONE.get(name, str(default))]
     for family, preset in FAMILIES.items():
         if name in preset:
             defaults.append(f"{preset[name]} in family {family}")
@@ -71,14 +76,19 @@ def _flag(name: str, default: Any, text: str) -> Any:
 
 
 def _flags_of_variant() -> Any:
-    """Return a dataclass with one flag for each field of `Variant`."""
+    """Return a dataclass with one flag for each field of `Variant`.
+
+    It is made, not written, so that `Variant` stays the only table of them. fairseq reads flags
+    from dataclasses: `head_mixing` becomes --head-mixing.
+    """
     flags = []
     for each in fields(Variant):
         option = OPTIONS[each.name]
-        kind: Any = each.type
+        type_: Any = each.type
         if option.default is None:
-            kind = Optional[kind]  # fairseq's parser does not read `int | None`
-        flags.append((option.flag, kind, _flag(option.flag, option.default, option.help)))
+            # `int | None`, spelt as typing.Optional[int]: fairseq's parser looks for this text.
+            type_ = Optional[type_]
+        flags.append((option.flag, type_, _flag(option.flag, option.default, option.help)))
     return make_dataclass("VariantFlags", flags, bases=(FairseqDataclass,))
 
 
@@ -108,19 +118,18 @@ class AttentionOptions(_VariantFlags):
         "heads_per_layer",
         None,
         "numbers of heads of each layer after pruning: source:mixed heads, or one number for both, "
-        "as in "
-        "'encoder-self=8,6;decoder-self=8:6,7:8;cross=4,4'; needs --head-dim",
+        "as in 'encoder-self=8,6;decoder-self=8:6,7:8;cross=4,4'; needs --head-dim",
     )
 
     def covers(self, site: str) -> bool:
-        """Return True if --attention-scope includes `site`, one of SCOPES['all']."""
+        """Return whether --attention-scope includes a site, one of SITES."""
         return site in SCOPES[self.attention_scope]
 
     def heads_at(self, site: str, layer: int) -> tuple[int, int] | None:
         """Return the numbers of source and mixed heads that --heads-per-layer gives to a layer.
 
         Args:
-            site: one of SCOPES["all"]
+            site: one of SITES
             layer: its number, from 0
 
         Returns:
@@ -148,8 +157,8 @@ class AttentionOptions(_VariantFlags):
         }
 
 
-# fairseq's own field of every dataclass, `_name`, is no flag.
-OPTION_NAMES = tuple(f.name for f in fields(AttentionOptions) if not f.name.startswith("_"))
+# All flags of the plugin, without dashes. fairseq's own field of every dataclass, `_name`, is none.
+FLAGS = tuple(f.name for f in fields(AttentionOptions) if not f.name.startswith("_"))
 
 
 def parse_heads_per_layer(text: Any) -> dict[str, list[tuple[int, int]]]:
@@ -170,7 +179,7 @@ def parse_heads_per_layer(text: Any) -> dict[str, list[tuple[int, int]]]:
             continue  # such as what follows a last semicolon
         site, _, layers = piece.partition("=")
         site = site.strip()
-        if site not in SCOPES["all"]:
+        if site not in SITES:
             raise OptionError(f"{flag}: {site!r} must be one of {', '.join(SCOPES['all'])}")
         if site in heads:
             raise OptionError(f"{flag}: {site} must be there once, not twice")
@@ -206,54 +215,74 @@ class SiteSizes(NamedTuple):
     relative: bool = False  # whether the attention itself adds scores of distances
 
 
+def side_of(site: str) -> str:
+    """Return whose layers have the attentions of a site: "encoder" or "decoder"."""
+    # Attention to the encoder, `cross`, lies in the layers of the decoder.
+    return "encoder" if site == "encoder-self" else "decoder"
+
+
+def side_of_attention(name: str) -> str:
+    """Return "encoder" or "decoder" for the name of an attention, as `decoder.layers.0.self_attn`.
+
+    A wrapper of the model, such as torch's DistributedDataParallel, may have put its name before.
+    """
+    return side_of(where(name).site)
+
+
 def as_namespace(args: Any) -> Any:
     """Return the flags that fairseq gives to `build_model` as one flat namespace.
 
     fairseq's own converters drop the plugin's flags from a DictConfig. A YAML file keeps the flags
-    of `common` beside the model's: the result has both. A reference to a value of the task becomes
-    None if there is no task.
+    of `common` beside the model's: the result has both.
+
+    Args:
+        args: a DictConfig, which stays as it is; or a Namespace or a dataclass, which is changed
+            in place, and returned
     """
     if OmegaConf.is_config(args):
-        common = (args._get_parent() or {}).get("common", {})
+        # The parent is the whole config. omegaconf has no public way to it.
+        whole = args._get_parent() or {}
         own: Any = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
-        args = Namespace(**{**common, **own})
-    if getattr(args, "head_dim", None) == TOKENS_PER_SAMPLE:
-        args.head_dim = _input_length(args)
+        args = Namespace(**{**whole.get("common", {}), **own})
+
+    # The dataclass that a program gives may have references such as ${task.tokens_per_sample} as
+    # defaults, and no task to resolve them. `fill_in` knows what --head-dim is then.
     for name, value in vars(args).items():
-        if isinstance(value, str) and value.startswith("${"):
+        is_reference = isinstance(value, str) and value.startswith("${")
+        if is_reference and name != "head_dim":
             setattr(args, name, None)
     return args
 
 
-def complete(args: Any, family: str | None = None) -> None:
+def fill_in(args: Any, family: str | None = None) -> None:
     """Set the missing flags of the plugin to the values of a family.
 
     Args:
         args: the flags of a model, changed in place
-        family: a key of FAMILIES; None for that in the name of the model
+        family: a key of FAMILIES, or "" for none of them; None for that in the name of the model
     """
     if family is None:
         family = _family_of(model_name(args))
     preset = FAMILIES.get(family, {})
-    for name in OPTION_NAMES:
+    for name in FLAGS:
         default = getattr(AttentionOptions, name)
         # None, as `null` in a YAML file, leaves out a flag whose default is None. The checks refuse
         # it for any other flag: who writes `head_mixing: null` may mean `none`.
         is_set = hasattr(args, name)
         if default is None:
             is_set = getattr(args, name, None) is not None
-        if is_set:
-            continue
-        value = preset.get(name, default)
-        if value == TOKENS_PER_SAMPLE:
-            value = _input_length(args)
-        setattr(args, name, value)
+        if not is_set:
+            setattr(args, name, preset.get(name, default))
+    if args.head_dim == TOKENS_PER_SAMPLE:
+        args.head_dim = _input_length(args)
 
 
 def _family_of(name: str | None) -> str:
     """Return the family of an architecture or a model, an empty string for one of fairseq's own."""
+    if name is None:
+        return ""
     # An architecture of one's own may have any name, but its model has that of a family.
-    registered = str(ARCH_MODEL_NAME_REGISTRY.get(name, name))
+    registered = ARCH_MODEL_NAME_REGISTRY.get(name, name)
     for family in FAMILIES:
         if registered.startswith(f"{family}_"):
             return family
@@ -270,12 +299,12 @@ def _input_length(args: Any) -> int:
     return length
 
 
-def model_name(model: Any) -> str | None:
-    """Return the name of the architecture or of the model in its flags."""
-    return getattr(model, "arch", None) or getattr(model, "_name", None)
+def model_name(flags: Any) -> str | None:
+    """Return the name of the architecture or of the model in the flags of a model."""
+    return getattr(flags, "arch", None) or getattr(flags, "_name", None)
 
 
-def model_class(model: Any) -> type | None:
+def model_class(flags: Any) -> type | None:
     """Return the class that fairseq builds from the flags of a model, None for an unknown name."""
-    name = model_name(model)
+    name = model_name(flags)
     return ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)

@@ -19,6 +19,7 @@ from torch import Tensor
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq import rewriting
 from mixhead_plugin.fairseq.options import SCOPES, model_name
+from mixhead_plugin.heads.sites import where
 
 # The authors' code numbers its kinds of mixing. These compute the paper's A (7; 9 and 10 with a
 # frozen M) and B (17; 14 with another start). The others normalise M, or have no static part.
@@ -148,19 +149,12 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
     return Converted(renamed, mixings.pop(), _scope(file, tensors, mixed), head_dims.pop())
 
 
-def _site(attention: str) -> str:
-    """Return the site of an attention, such as decoder.layers.0.self_attn."""
-    if attention.endswith(".encoder_attn"):
-        return "cross"
-    return "decoder-self" if "decoder" in attention.split(".") else "encoder-self"
-
-
 def _scope(file: str, tensors: Mapping[str, Tensor], mixed: list[str]) -> str:
     """Return the --attention-scope that covers the mixed attentions, and no other."""
     ending = ".q_proj.weight"
     every = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
     for scope, sites in SCOPES.items():
-        covered = {name for name in every if _site(name) in sites}
+        covered = {name for name in every if where(name).site in sites}
         if covered == set(mixed):
             return scope
     raise OptionError(

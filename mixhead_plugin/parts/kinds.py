@@ -133,4 +133,10 @@ class PartKind(NamedTuple):
 
     @property
     def trained(self) -> bool:
+        """Whether an optimizer changes it."""
         return bool(self.parameters) and not self.frozen
+
+    @property
+    def leaves_no_trace(self) -> bool:
+        """Whether it changes what an attention computes, but has no tensor in a checkpoint."""
+        return not self.loads_without and not self.parameters

@@ -27,7 +27,7 @@ from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.models.gated_attention.model import GatedOptions
 from mixhead_plugin.fairseq.options import (
     FAMILIES,
-    OPTION_NAMES,
+    FLAGS,
     SCOPES,
     TOKENS_PER_SAMPLE,
     AttentionOptions,
@@ -48,7 +48,7 @@ def flags() -> str:
     """Return what each flag sets, its values and its default, as its help says them."""
     helps = {option.name: option.metadata.get("help", "") for option in fields(AttentionOptions)}
     rows = []
-    for name in OPTION_NAMES:
+    for name in FLAGS:
         text, _, default = helps[name].removesuffix(")").rpartition(" (default: ")
         text, _, values = text.partition("; one of ")
         rows.append([f"`{option_name(name)}`", text, values, default])

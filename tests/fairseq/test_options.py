@@ -6,7 +6,7 @@ import pytest
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.options import CHOICES, OPTION_NAMES, AttentionOptions
+from mixhead_plugin.fairseq.options import CHOICES, FLAGS, AttentionOptions
 from mixhead_plugin.ops import IMPLEMENTATIONS, implementation_problem, triton
 from tests.helpers import OWN, TINY, task
 from tests.xl import TINY_XL
@@ -618,7 +618,7 @@ def test_what_has_a_kernel_is_let_through(with_a_gpu, flags):
     read(TRANSLATION, {"attention_impl": "triton", **flags})
 
 
-@pytest.mark.parametrize("name", OPTION_NAMES)
+@pytest.mark.parametrize("name", FLAGS)
 def test_the_help_lists_every_value_of_the_tables(name):
     text = AttentionOptions()._get_help(name)
     assert text

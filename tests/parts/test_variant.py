@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mixhead_plugin.fairseq.options import FAMILIES, OPTION_NAMES, AttentionOptions
+from mixhead_plugin.fairseq.options import FAMILIES, FLAGS, AttentionOptions
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.parts import OPTIONS, PartError, Variant
 
@@ -93,7 +93,7 @@ def test_sizes_are_derived_from_what_is_asked_for():
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_field_is_a_flag_with_the_same_default(name):
     option = OPTIONS[name]
-    assert option.flag in OPTION_NAMES
+    assert option.flag in FLAGS
     assert getattr(AttentionOptions(), option.flag) == option.default
     assert option.help in AttentionOptions()._get_help(option.flag)
 

@@ -11,7 +11,7 @@ from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.options import (
     CHOICES,
     FAMILIES,
-    OPTION_NAMES,
+    FLAGS,
     SCOPES,
     AttentionOptions,
 )
@@ -49,12 +49,12 @@ VALUES = {
 
 
 def test_every_flag_of_the_plugin_is_tried():
-    assert set(OPTION_NAMES) == set(VALUES)
+    assert set(FLAGS) == set(VALUES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("first, second", list(itertools.combinations(OPTION_NAMES, 2)))
+@pytest.mark.parametrize("first, second", list(itertools.combinations(FLAGS, 2)))
 def test_two_flags_work_together_or_are_refused(first, second, model, monkeypatch):
     for one, other in itertools.product(VALUES[first][:3], VALUES[second][:3]):
         try:
@@ -149,7 +149,7 @@ def is_the_default(model, family, name, value):
     return value == FAMILIES[family].get(name, getattr(AttentionOptions(), name))
 
 
-@covering(name=OPTION_NAMES, model=MODELS, family=FAMILIES)
+@covering(name=FLAGS, model=MODELS, family=FAMILIES)
 def test_every_value_of_a_flag_changes_something_or_is_refused(name, model, family, monkeypatch):
     plain = effect(model, family, monkeypatch)
     for value in VALUES[name]:

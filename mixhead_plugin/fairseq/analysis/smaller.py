@@ -19,7 +19,7 @@ from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq import rewriting
 from mixhead_plugin.fairseq.analysis.adapter import prunable
 from mixhead_plugin.fairseq.analysis.loading import Loaded
-from mixhead_plugin.fairseq.options import OPTION_NAMES, AttentionOptions, model_name
+from mixhead_plugin.fairseq.options import FLAGS, AttentionOptions, model_name
 from mixhead_plugin.heads.assembly import AssemblyAttention
 from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.choosing import KeptHeads
@@ -161,7 +161,7 @@ def _plugin_config(config: Any, flags: dict[str, Any]) -> Any:
                 "smaller"
             )
         defaults = AttentionOptions()
-        for name in OPTION_NAMES:
+        for name in FLAGS:
             changes[name] = getattr(defaults, name)
         for name in ("arch", "_name"):
             if hasattr(config, name):

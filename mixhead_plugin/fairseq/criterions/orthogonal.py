@@ -13,9 +13,10 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.checks import in_words_of_flags
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES, RegularizedPass
 from mixhead_plugin.fairseq.options import model_class
-from mixhead_plugin.parts import PARTS
+from mixhead_plugin.parts import PARTS, Variant
 
 # Each becomes `orthogonal_<name>`.
 CRITERIA = (
@@ -45,10 +46,14 @@ class PenaltyOptions(FairseqDataclass):
 
 
 class RegularizedCriterion(upstream.FairseqCriterion):
-    """A mixin before a criterion of fairseq, whose loss is a sum over the batch; adds penalties.
+    """A mixin before a criterion of fairseq: adds penalties to its loss.
 
-    Penalties are computed in float32, and only in training. fairseq's criterion alone gives the
-    validation loss, and the `loss` and perplexity in all logs.
+    The loss of fairseq's criterion is a sum over the sentences or tokens of a batch. Penalties are
+    computed in float32, and only in training. fairseq's criterion alone gives the validation loss,
+    and the `loss` and perplexity in all logs: a logged loss has no penalty in it.
+
+    fairseq's task calls `build_criterion`, which gives `__init__` the flags of fairseq's criterion
+    alone. Therefore the weights are set from outside afterwards.
     """
 
     penalty_weights: Mapping[str, float] = MappingProxyType({})  # without penalties of weight 0
@@ -58,16 +63,18 @@ class RegularizedCriterion(upstream.FairseqCriterion):
         weights = {}
         for name in PENALTIES:
             weight = getattr(cfg, f"{name}_weight")
-            if not 0 <= weight <= torch.finfo(torch.float32).max:
+            if not 0 <= weight <= torch.finfo(torch.float32).max:  # true of NaN, too
                 raise OptionError(
                     f"--{name}-weight {weight}: must be a finite number, 0 (off) or more"
                 )
             if weight > 0:
                 weights[name] = weight
-        # The config of a training has the model's flags beside the criterion's. A program may
-        # build a criterion from its own flags alone.
-        if OmegaConf.is_config(cfg) and cfg._get_parent() is not None:
-            _check_model(cfg._get_parent().get("model"), weights)
+        # In a training, the parent of the criterion's flags is the whole config, with those of the
+        # model. omegaconf has no public way to it. A program may build a criterion from its own
+        # flags alone; then `forward` refuses what cannot work.
+        whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None
+        if whole is not None:
+            _check_model(whole.get("model"), weights)
         criterion = super().build_criterion(cfg, task)
         criterion.penalty_weights = weights
         return criterion
@@ -89,24 +96,26 @@ class RegularizedCriterion(upstream.FairseqCriterion):
         regularized = RegularizedPass(
             model, self.penalty_weights, self._query_masks(sample["net_input"])
         )
-        for name, number in regularized.attentions.items():
-            if number == 0:
+        for name, count in regularized.counts.items():
+            if count == 0:
                 _refuse(name, self.penalty_weights[name])
         with regularized:
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
         for name, value in regularized.values.items():
+            # fairseq sums what batches and workers log, so a mean is logged times its size.
             logging_output[f"{name}_loss"] = value * sample_size
         return regularized.add_to(loss, sample_size), sample_size, logging_output
 
     def _query_masks(self, net_input: dict[str, Any]) -> dict[str, Tensor]:
         """Return for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]."""
         source = net_input["src_tokens"]
-        target = net_input.get("prev_output_tokens", source)  # a language model decodes its source
-        pad = self.task.source_dictionary.pad()
+        of_source = source.ne(self.task.source_dictionary.pad())
+        if "prev_output_tokens" not in net_input:  # a language model decodes its source
+            return {"encoder": of_source, "decoder": of_source}
+        # `padding_idx` is that of the target's dictionary.
         return {
-            "encoder": source.ne(pad),
-            # `padding_idx` is that of the target's dictionary
-            "decoder": target.ne(pad if target is source else self.padding_idx),
+            "encoder": of_source,
+            "decoder": net_input["prev_output_tokens"].ne(self.padding_idx),
         }
 
     @classmethod
@@ -132,17 +141,15 @@ def _check_model(model: Any, weights: Mapping[str, float]) -> None:
     registered: Any = model_class(model)
     if registered is None:  # a model that neither fairseq nor the plugin knows
         return
-    # Only the plugin's models know their complete flags; fairseq's own have nothing to act on.
-    complete_flags = getattr(registered, "complete_flags", None)
-    flags = None if complete_flags is None else complete_flags(model)
+    if not hasattr(registered, "complete_flags"):  # a model of fairseq's own
+        for name, weight in weights.items():
+            _refuse(name, weight)
+        return
+    flags = registered.complete_flags(model)
+    with in_words_of_flags():
+        variant = Variant.of_flags(flags)
     for name, weight in weights.items():
-        if flags is None:
-            acts = False
-        elif PENALTIES[name].on_mixing:
-            acts = any(table[getattr(flags, part)].orthogonal for part, table in PARTS.items())
-        else:
-            acts = registered.most_heads(flags) > 1
-        if not acts:
+        if not PENALTIES[name].acts_on(variant, registered.most_heads(flags)):
             _refuse(name, weight)
 
 
@@ -150,25 +157,32 @@ def _refuse(name: str, weight: float) -> NoReturn:
     """Refuse the weight of a penalty that has nothing to act on."""
     penalty = PENALTIES[name]
     if penalty.on_mixing:
-        trained = [kind for kind, entry in PARTS["head_mixing"].items() if entry.orthogonal]
-        kinds = " or ".join(trained)
-        remedy = f"use an architecture mixhead_*, --head-mixing {kinds}, or --feature-mixing"
+        values = [value for value, row in PARTS["head_mixing"].items() if row.orthogonal]
+        remedy = f"an architecture of this plugin with --head-mixing {' or '.join(values)}"
     else:
-        remedy = "use an architecture of this plugin with two heads or more"
+        remedy = "an architecture of this plugin with two heads or more"
     default = f" (the default is {weight})" if weight == penalty.weight else ""
     raise OptionError(
-        f"--{name}-weight {weight}: nothing to act on in this model; {remedy}, or 0{default}"
+        f"--{name}-weight {weight}: nothing to act on in this model; use {remedy}, or 0{default}"
     )
 
 
 def _register(name: str) -> None:
-    """Register `orthogonal_<name>`: fairseq's criterion and its flags, with the penalties."""
-    flags = (PenaltyOptions, upstream.CRITERION_DATACLASS_REGISTRY[name])
-    options = make_dataclass(f"{name}_options", (), bases=flags)
-    parts = (RegularizedCriterion, upstream.CRITERION_REGISTRY[name])
-    criterion = type(f"orthogonal_{name}", parts, {})
+    """Register `orthogonal_<name>`: fairseq's criterion and its flags, with the penalties.
+
+    For cross_entropy this is
+
+        @register_criterion("orthogonal_cross_entropy", dataclass=cross_entropy_options)
+        class orthogonal_cross_entropy(RegularizedCriterion, CrossEntropyCriterion): ...
+    """
+    option_bases = (PenaltyOptions, upstream.CRITERION_DATACLASS_REGISTRY[name])
+    options = make_dataclass(f"{name}_options", (), bases=option_bases)
+    bases = (RegularizedCriterion, upstream.CRITERION_REGISTRY[name])
+    criterion = type(f"orthogonal_{name}", bases, {})
     upstream.register_criterion(f"orthogonal_{name}", dataclass=options)(criterion)
 
 
+# orthogonal_cross_entropy, orthogonal_label_smoothed_cross_entropy, orthogonal_adaptive_loss,
+# orthogonal_masked_lm and orthogonal_sentence_prediction
 for _name in CRITERIA:
     _register(_name)

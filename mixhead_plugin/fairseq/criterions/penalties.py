@@ -20,45 +20,55 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.options import side_of_attention
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.low_rank import LowRank
 from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
 from mixhead_plugin.ops.precision import upcast, without_autocast
 from mixhead_plugin.ops.reference import source_weights
+from mixhead_plugin.parts import Variant
 from mixhead_plugin.parts.hooks import Hook
 
 
 class Penalty(NamedTuple):
     """One flag --<name>-weight; logged as `<name>_loss`."""
 
-    # attention, inputs of its call, real queries [B, Nq] -> scalar, in float32 or better
-    of: Callable[[MixheadAttention, AttentionInputs, Tensor], Tensor]
-    # on matrices that are free to turn, `PartKind.orthogonal`, else on the attention matrices
+    # From an attention, the inputs of its call, and which queries are not padding, bool [B, Nq]:
+    # a scalar, in float32 or better.
+    compute: Callable[[MixheadAttention, AttentionInputs, Tensor], Tensor]
+    # True: on M and the matrices of feature mixing, see `PartKind.orthogonal`. False: on the
+    # attention weights P.
     on_mixing: bool
     weight: float  # the default
     formula: str
     source: str
 
-    def acts_on(self, attention: MixheadAttention) -> bool:
+    def acts_on(self, variant: Variant, num_heads: int) -> bool:
+        """Return whether attentions of this variant and number of source heads have it."""
         if self.on_mixing:
-            return any(kind.orthogonal for kind in attention.variant.parts().values())
-        return attention.num_heads > 1
+            return any(row.orthogonal for row in variant.parts().values())
+        return num_heads > 1
 
 
-def _mixing_penalty(attention: MixheadAttention, inputs: AttentionInputs, real: Tensor) -> Tensor:
+def _mixing_penalty(
+    attention: MixheadAttention, inputs: AttentionInputs, not_padding: Tensor
+) -> Tensor:
     """Return the sum of the penalties on M and on the matrices that mix features."""
-    mixings: list[Tensor | LowRank] = []
+    matrices: list[Tensor | LowRank] = []
     if attention.variant.parts()["head_mixing"].orthogonal:
+        # A low-rank mixing gives the factors of M, the others M itself.
         mixing = inputs.mixing if inputs.mixing is not None else inputs.factors()
-        assert mixing is not None  # every such part gives one of both
-        mixings.append(mixing)
+        assert mixing is not None
+        matrices.append(mixing)
     if attention.feature_mixing is not None:
-        mixings += attention.feature_mixing.matrices()
-    return torch.stack([orthogonal_penalty(mixing, real) for mixing in mixings]).sum()
+        matrices += attention.feature_mixing.matrices()
+    return torch.stack([orthogonal_penalty(matrix, not_padding) for matrix in matrices]).sum()
 
 
-def _rank_penalty(attention: MixheadAttention, inputs: AttentionInputs, real: Tensor) -> Tensor:
-    return rank_penalty(source_weights(inputs), real)
+def _rank_penalty(
+    attention: MixheadAttention, inputs: AttentionInputs, not_padding: Tensor
+) -> Tensor:
+    return rank_penalty(source_weights(inputs), not_padding)
 
 
 PENALTIES = {
@@ -85,42 +95,52 @@ PENALTIES = {
 class RegularizedPass:
     """A context in which attentions compute penalties; `add_to` then adds them to the loss.
 
-    Only attentions of the plugin have penalties, and not those that LayerDrop leaves out.
-    `attentions` has for each penalty how many it acts on; `values` its sum over the attentions of
-    this pass, detached and unweighted.
+    Only attentions of the plugin have penalties, and not those that LayerDrop leaves out. What
+    happens in one pass, and what is known from then on:
+
+        __enter__           with_gradients; each attention gets a hook
+        forward             values; without_graph, the attentions in checkpointed layers
+        __exit__            no hooks
+        add_to              sample_size
+        backward begins     d_loss; the attentions of `without_graph` get a hook again
+        backward            their layers are computed again, which removes it
 
     Args:
         model: any model
         weights: the factor of each penalty, by its name in PENALTIES
-        real: for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]
+        not_padding: for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]
+
+    Attributes:
+        counts: for each penalty, on how many attentions it acts
+        values: for each penalty, its sum over the attentions of this pass, detached and unweighted
     """
 
-    def __init__(self, model: nn.Module, weights: Mapping[str, float], real: dict[str, Tensor]):
+    def __init__(
+        self, model: nn.Module, weights: Mapping[str, float], not_padding: dict[str, Tensor]
+    ):
         self.weights = weights
+        # The queries of attention to an encoder are those of the decoder.
         self.query_masks: dict[MixheadAttention, Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, MixheadAttention):
-                side = "decoder" if "decoder" in name.split(".") else "encoder"
-                self.query_masks[module] = real[side]
-        self.attentions: dict[str, int] = {}
-        for name in weights:
-            acted_on = [each for each in self.query_masks if PENALTIES[name].acts_on(each)]
-            self.attentions[name] = len(acted_on)
+                self.query_masks[module] = not_padding[side_of_attention(name)]
+        self.counts: dict[str, int] = dict.fromkeys(weights, 0)
+        for attention in self.query_masks:
+            for name in self._penalties_of(attention):
+                self.counts[name] += 1
         self.values: dict[str, Tensor | float] = dict.fromkeys(weights, 0.0)
 
         self.hooks: dict[MixheadAttention, RemovableHandle] = {}
         self.with_gradients = False
-        # Attentions in checkpointed layers, which the backward pass computes again.
         self.without_graph: set[MixheadAttention] = set()
         self.sample_size: int | Tensor = 0
-        # The derivative of the loss that is differentiated in the end, such as the scale of fp16;
-        # known when the backward pass begins.
+        # The derivative of the loss that is differentiated in the end, such as the scale of fp16.
         self.d_loss: Tensor | None = None
 
     def __enter__(self) -> "RegularizedPass":
         self.with_gradients = torch.is_grad_enabled()
         for attention in self.query_masks:
-            self._hook(attention, self._in_forward_pass)
+            self._hook(attention, self._in_first_computation)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -136,10 +156,10 @@ class RegularizedPass:
         if handle is not None:
             handle.remove()
 
-    def _in_forward_pass(
+    def _in_first_computation(
         self, attention: MixheadAttention, inputs: AttentionInputs, out: Tensor
     ) -> Tensor:
-        """Return `out` [B, H, Nq, D] with the penalties attached, and add up their values."""
+        """Return `out` [B, H', Nq, Dv] with the penalties attached, and add up their values."""
         if self.with_gradients and not torch.is_grad_enabled():  # in a checkpointed layer
             self.without_graph.add(attention)
         penalties = self._penalties(attention, inputs)
@@ -147,20 +167,33 @@ class RegularizedPass:
             self.values[name] = self.values[name] + penalty.detach()
         return self._attach(penalties, out)
 
-    def _in_backward_pass(
+    def _in_recomputation(
         self, attention: MixheadAttention, inputs: AttentionInputs, out: Tensor
     ) -> Tensor:
-        """Return `out` of an attention that is computed again, with the penalties attached."""
+        """Return `out` of an attention that is computed again, with the penalties attached.
+
+        The backward pass computes checkpointed layers again. Their values were added before.
+        """
         self._unhook(attention)
         if not torch.is_grad_enabled():  # an earlier backward pass failed before it came here
             return out
         return self._attach(self._penalties(attention, inputs), out)
 
+    def _penalties_of(self, attention: MixheadAttention) -> list[str]:
+        """Return the names of the penalties that an attention has."""
+        variant = attention.variant
+        return [
+            name for name in self.weights if PENALTIES[name].acts_on(variant, attention.num_heads)
+        ]
+
     def _penalties(self, attention: MixheadAttention, inputs: AttentionInputs) -> dict[str, Tensor]:
-        names = [name for name in self.weights if PENALTIES[name].acts_on(attention)]
-        real = self.query_masks[attention]
-        with without_autocast(real.device):
-            return {name: PENALTIES[name].of(attention, inputs, real) for name in names}
+        """Return the penalties of one call, scalars in float32 or better."""
+        not_padding = self.query_masks[attention]
+        penalties = {}
+        with without_autocast(not_padding.device):
+            for name in self._penalties_of(attention):
+                penalties[name] = PENALTIES[name].compute(attention, inputs, not_padding)
+        return penalties
 
     def _attach(self, penalties: dict[str, Tensor], out: Tensor) -> Tensor:
         for name, penalty in penalties.items():
@@ -178,20 +211,25 @@ class RegularizedPass:
             sample_size: of the batch; the penalties are multiplied by it
         """
         self.sample_size = sample_size
+        # Detached: this sum changes the number alone. The gradients come from _AddAuxiliaryLoss.
         penalties = sum(weight * self.values[name] for name, weight in self.weights.items())
         loss = upcast(loss) + sample_size * penalties
         if loss.requires_grad:
-            loss.register_hook(self._begin_backward_pass)  # called before anything behind the loss
+            # The backward pass calls it first, before it comes to any attention.
+            loss.register_hook(self._begin_backward_pass)
         return loss
 
     def _begin_backward_pass(self, d_loss: Tensor) -> None:
-        self.d_loss = d_loss.sum()
+        self.d_loss = d_loss.sum()  # a scalar; the loss of fairseq's adaptive_loss is [1]
         for attention in self.without_graph:
-            self._hook(attention, self._in_backward_pass)
+            self._hook(attention, self._in_recomputation)
 
 
 class _AddAuxiliaryLoss(torch.autograd.Function):
-    """The identity on `out`; its derivative treats the penalty as a part of the loss."""
+    """The identity on `out`; its derivative treats the penalty as a part of the loss.
+
+    It keeps the whole pass, whose `sample_size` and `d_loss` become known only after `forward`.
+    """
 
     @staticmethod
     def forward(

@@ -1,4 +1,25 @@
-"""What all models of the plugin share: flags, checks, loading and names in every family."""
+"""What all models of the plugin share: flags, checks, loading and names in every family.
+
+Flags come to a model in several ways. Who calls which function, and when:
+
+| when | what is called |
+|---|---|
+| a command reads its command line | `add_args`, then `_prepare_command` |
+| a YAML file has a model with a dataclass | its defaults come from `_config` |
+| a YAML file has a model without one | `_prepare_command`, when the model is built |
+| a command or a program builds a model | `build_model` of its class, which calls `prepared` |
+| a checkpoint is loaded | `load_state_dict`, which calls `check_checkpoint` |
+| a criterion with penalties is built | `complete_flags` |
+
+| function | flat | filled in | checked | changes its argument |
+|---|---|---|---|---|
+| `_prepare_command` | is flat already | yes | yes | yes |
+| `prepared` | yes | yes | yes | a Namespace, not a DictConfig |
+| `complete_flags` | yes | yes | no | no |
+
+The flags of a command are checked twice. Only `_prepare_command` sees those of the task and of the
+optimizer beside the model's; only `prepared` sees what a file or a program gives.
+"""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -23,7 +44,7 @@ from mixhead_plugin.fairseq.options import (
     AttentionOptions,
     SiteSizes,
     as_namespace,
-    complete,
+    fill_in,
 )
 
 # Sets the missing values of its argument, a Namespace or DictConfig, to those of an architecture.
@@ -38,9 +59,10 @@ class FamilyModel(BaseFairseqModel):
     """
 
     config: ClassVar[type[AttentionOptions]]  # all flags of the model
-    # Keys of FAMILIES. "" is softmax, in a model that fairseq lacks: its names have no family.
+    # Keys of FAMILIES. The family "" puts no prefix before a name and presets nothing; only models
+    # that fairseq lacks have it, because fairseq's own names are taken.
     families: ClassVar[tuple[str, ...]] = tuple(FAMILIES)
-    # Of all architectures of all models, by their names with the family.
+    # Those of all models, in one dict for all subclasses, by names with the family.
     presets: ClassVar[dict[str, Preset]] = {}
     # True if fairseq configures the model by `config`, not by a Namespace.
     by_dataclass: ClassVar[bool] = False
@@ -50,6 +72,7 @@ class FamilyModel(BaseFairseqModel):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
+        # A flag that is not given must be missing, or its default would hide that of the family.
         gen_parser_from_dataclass(parser, cls.config(), delete_default=True, with_prefix="")
 
     @classmethod
@@ -83,10 +106,16 @@ class FamilyModel(BaseFairseqModel):
         check_flags(args, cls.attention_sites(args))
 
     @classmethod
-    def complete_flags(cls, model: Any) -> Namespace:
-        """Return the flags of a model, flat and complete; the config stays as it is."""
-        args = as_namespace(model if OmegaConf.is_config(model) else Namespace(**vars(model)))
-        complete(args)
+    def complete_flags(cls, flags: Any) -> Namespace:
+        """Return the flags of a model, flat and filled in; `flags` stay as they are.
+
+        Args:
+            flags: a DictConfig or a Namespace
+        """
+        if not OmegaConf.is_config(flags):
+            flags = Namespace(**vars(flags))
+        args = as_namespace(flags)
+        fill_in(args)
         return args
 
     @classmethod
@@ -100,13 +129,13 @@ class FamilyModel(BaseFairseqModel):
         numbers = []
         for site, sizes in covered_sites(options, cls.attention_sites(args)).items():
             numbers += [source for source, _ in numbers_of_heads(options, site, sizes)]
-        return max(numbers)
+        return max(numbers, default=0)
 
     @classmethod
     def prepared(cls, args: Any) -> Any:
-        """Return the flags that fairseq gives to `build_model`, flat, complete and checked."""
+        """Return the flags that fairseq gives to `build_model`, flat, filled in and checked."""
         args = as_namespace(args)
-        complete(args)
+        fill_in(args)
         cls.check_args(args)
         return args
 
@@ -138,32 +167,42 @@ def register_families(
     """
     for family in model.families:
         prefix = f"{family}_" if family else ""
+        full_name = f"{prefix}{name}"
         config = None
         if model.by_dataclass:
-            config = _config(model, f"{prefix}{name}", family, architectures[name])
-        register_model(f"{prefix}{name}", dataclass=config)(model)
+            config = _config(model, full_name, family, architectures[name])
+        register_model(full_name, dataclass=config)(model)
+
         for arch, architecture in architectures.items():
-            model.presets[f"{prefix}{arch}"] = architecture
-            function = partial(_prepare, model, family, architecture)
+            full_arch = f"{prefix}{arch}"
+            model.presets[full_arch] = architecture
+            prepare = partial(_prepare_command, model, family, architecture)
             if model.by_dataclass and arch == name:
-                # fairseq has registered one that does nothing
-                ARCH_CONFIG_REGISTRY[f"{prefix}{arch}"] = function
+                # With a dataclass, `register_model` has registered one that does nothing.
+                ARCH_CONFIG_REGISTRY[full_arch] = prepare
             else:
-                register_model_architecture(f"{prefix}{name}", f"{prefix}{arch}")(function)
+                register_model_architecture(full_name, full_arch)(prepare)
+
     # fairseq takes a command's defaults from this attribute, where register_model left the config
     # of the last family.
     setattr(model, "__dataclass", model.config if model.by_dataclass else None)
 
 
-def _prepare(model: type[FamilyModel], family: str, architecture: Preset, args: Any) -> None:
-    """Complete and check the flags of an architecture, which are changed in place.
+def _prepare_command(
+    model: type[FamilyModel], family: str, architecture: Preset, args: Any
+) -> None:
+    """Fill in and check the flags of an architecture, which are changed in place.
 
-    fairseq calls this for the flags of a command, and for YAML without a dataclass. `prepared`
-    checks again what a file or a program gives. Only here the flags of the task stand beside the
-    model's.
+    fairseq calls this for the flags of a command, and for YAML without a dataclass.
+
+    Args:
+        model: the class that the architecture is of
+        family: a key of FAMILIES, or ""
+        architecture: sets the missing sizes
+        args: the flags of the command
     """
     architecture(args)
-    complete(args, family)
+    fill_in(args, family)
     model.check_args(args)
     if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
         # fairseq treats --bf16 as a request for a TPU; this undoes it for the plugin's models alone

@@ -269,15 +269,64 @@ def test_a_record_from_before_a_flag_has_what_was_usual_then():
             build(LM, head_mixing="low-rank", decoder_layers=1, **flags).load_state_dict(trained)
 
 
-def test_a_checkpoint_of_another_scope_names_the_head_size_and_the_scope():
-    trained = build(TRANSLATION, **SOFT, head_dim=2, attention_scope="decoder")
+# The whole message, the trained model, and the model that loads its tensors.
+WHOLE_MESSAGES = {
+    "its encoder.layers.0.self_attn was trained with --head-dim 4, this model with 2; use "
+    "--head-dim 4, or another --attention-scope": (
+        (TRANSLATION, {**SOFT, "head_dim": 2, "attention_scope": "decoder"}),
+        (TRANSLATION, {**SOFT, "head_dim": 2}),
+    ),
+    "its decoder.layers.0.self_attn was trained with --decoder-embed-dim 32, this model with 16; "
+    "use --decoder-embed-dim 32": ((LM, {"decoder_embed_dim": 32}), (LM, {})),
+    "its decoder.layers.0.self_attn was trained with --decoder-attention-heads 2, this model with "
+    "4; use --decoder-attention-heads 2, or --heads-per-layer and --head-dim for a pruned model": (
+        (LM, {"decoder_attention_heads": 2}),
+        (LM, {}),
+    ),
+    "its decoder.layers.0.self_attn was trained with 2 mixed heads, this model with 4; use "
+    "--heads-per-layer with 4:2 for this layer, and --head-dim": (
+        (LM, {"head_dim": 4, "heads_per_layer": "decoder-self=4:2,4"}),
+        (LM, {"head_dim": 4}),
+    ),
+    "its decoder.layers.0.self_attn was trained with --synthesizer none, this model with dense; "
+    "use an architecture *_transformer_lm": ((LM, {}), (SYNTHESIZER, {})),
+    "its decoder.layers.0.self_attn was trained with --synthesizer dense, this model with none; "
+    "use an architecture *_synthesizer_lm with this flag": ((SYNTHESIZER, {}), (LM, {})),
+}
+
+
+@pytest.mark.parametrize("message", WHOLE_MESSAGES)
+def test_a_message_says_what_differs_and_what_would_fit(message):
+    trained, into = WHOLE_MESSAGES[message]
+    state = build(trained[0], **trained[1]).state_dict()
     with pytest.raises(CheckpointError) as error:
-        build(TRANSLATION, **SOFT, head_dim=2).load_state_dict(trained.state_dict())
-    assert str(error.value) == (
-        "checkpoint of another family: its encoder.layers.0.self_attn was trained with --head-dim "
-        "4, this model with "
-        "2; use --head-dim 4, or another --attention-scope"
-    )
+        build(into[0], **into[1]).load_state_dict(state)
+    assert str(error.value) == f"checkpoint does not fit: {message}"
+
+
+# The whole message about tensors without a record, which no value of a flag explains.
+UNEXPLAINED = {
+    "its decoder.layers.0.self_attn.q_proj has 17 rows, no multiple of --decoder-attention-heads "
+    "4; use --decoder-attention-heads or --heads-per-layer with numbers that divide them": (
+        "q_proj.weight",
+        torch.zeros(17, 16),
+    ),
+    "its decoder.layers.0.self_attn.head_mixing has the tensors bar, bias, query_weight, as no "
+    "--head-mixing of this version; must be a checkpoint of this version": (
+        "head_mixing.bar",
+        torch.zeros(4, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", UNEXPLAINED)
+def test_tensors_that_no_flag_explains_are_named(message):
+    name, tensor = UNEXPLAINED[message]
+    state = dict(build(LM).state_dict())
+    state[f"decoder.layers.0.self_attn.{name}"] = tensor
+    with pytest.raises(CheckpointError) as error:
+        build(LM, seed=2).load_state_dict(state)
+    assert str(error.value) == f"checkpoint does not fit: {message}"
 
 
 def test_a_checkpoint_of_other_sizes_of_transformer_xl_is_refused_by_its_own_flags():

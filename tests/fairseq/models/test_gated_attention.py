@@ -431,7 +431,7 @@ def test_a_checkpoint_of_other_units_is_refused_in_one_line(flags, flag, found, 
     with pytest.raises(CheckpointError) as error:
         build("gau_lm").load_state_dict(state)
     assert str(error.value) == (
-        f"checkpoint of another family: its decoder.layers.0 was trained with {flag} {found}, this "
+        f"checkpoint does not fit: its decoder.layers.0 was trained with {flag} {found}, this "
         f"model with {wanted}; use {flag} {found}"
     )
 

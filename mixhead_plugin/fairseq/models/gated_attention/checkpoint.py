@@ -28,14 +28,14 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
             continue
         if "shared_proj.weight" not in tensors:
             raise CheckpointError(
-                f"checkpoint of another family: its {name} is no gated attention unit; use another "
+                f"checkpoint does not fit: its {name} is no gated attention unit; use another "
                 "--arch"
             )
         found = {**_told_by(tensors), **metadata.get(name, {})}
         for option, value in unit.signature().items():
             if found.get(option, value) != value:
                 raise CheckpointError(
-                    f"checkpoint of another family: its {name} was trained with "
+                    f"checkpoint does not fit: its {name} was trained with "
                     f"{option_name(option)} {found[option]}, this model with {value}; use "
                     f"{option_name(option)} {found[option]}"
                 )
