@@ -52,6 +52,8 @@ class Scores(NamedTuple):
 def run(args: Namespace) -> None:
     subsets = loading.subsets_of(args)
     loaded = loading.load_from(args, args.checkpoint)
+    for subset in subsets:  # a wrong name is refused before the first set takes hours
+        loading.load_subset(loaded, subset)
     metrics = list(dict.fromkeys(["loss", args.metric]))
     pictures: dict[str, Any] = {}
     found: dict[str, Scores] = {}

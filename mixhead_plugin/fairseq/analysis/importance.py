@@ -56,6 +56,8 @@ def run(args: Namespace) -> None:
     shown: dict[str, HeadNumbers] = {}
     pictures: dict[str, Any] = {}
     loaded = loading.load_from(args, args.checkpoint)
+    for subset in subsets:  # a wrong name is refused before the first set takes minutes
+        loading.load_subset(loaded, subset)
     data = str(loaded.cfg.task.data)
     for subset in subsets:
         weights, sentences = weigh(args, loaded, subset)

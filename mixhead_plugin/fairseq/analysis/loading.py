@@ -122,7 +122,7 @@ def overrides(text: str) -> dict[str, Any]:
 def subsets_of(args: Namespace) -> list[str]:
     """Return the one or two sets of --subset; refuse others."""
     subsets = args.subset.split(",")
-    if len(subsets) > 2 or len(set(subsets)) < len(subsets):
+    if not all(subsets) or len(subsets) > 2 or len(set(subsets)) < len(subsets):
         raise OptionError(f"--subset {args.subset}: must be one set, or two different ones")
     return subsets
 
