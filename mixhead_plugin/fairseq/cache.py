@@ -36,7 +36,12 @@ class CachedAttention(MultiheadAttention):
         """Return keys, values and padding mask, those of earlier steps included.
 
         Args:
-            query, key, value, key_padding_mask, incremental_state, static_kv: as in `forward`
+            query: [Nq, B, embed_dim]; in self-attention keys and values are made of it
+            key: [Nk, B, kdim]; None if all keys are in the cache
+            value: [Nk, B, vdim]; None if all values are in the cache
+            key_padding_mask: [B, Nk], non-zero hides a key; None for no padding
+            incremental_state: the cache of step-by-step decoding; None for a full pass
+            static_kv: whether all steps use the keys and values of the first step
 
         Returns:
             keys [B, H, Nk, D], values [B, H', Nk, Dv], and the padding mask [B, Nk] or None
@@ -46,15 +51,16 @@ class CachedAttention(MultiheadAttention):
         saved: dict[str, Tensor | None] = {}
         if incremental_state is not None:
             saved = self._get_input_buffer(incremental_state)
-
         if self.self_attention:
             key = query
             value = query
-        if not (static_kv and "prev_key" in saved):
+
+        all_are_cached = static_kv and "prev_key" in saved
+        if not all_are_cached:
             assert key is not None and value is not None, (
                 "keys and values are neither given nor cached"
             )
-            if incremental_state is not None and self._comes_in_beams(
+            if incremental_state is not None and self._inputs_repeat(
                 query, key, value, key_padding_mask
             ):
                 # One row of each sentence is enough.
@@ -67,22 +73,22 @@ class CachedAttention(MultiheadAttention):
             v = self._split_heads(self.values(value), self.num_mixed_heads)
 
         if incremental_state is not None:
-            k = self._after_cached(saved, "prev_key", k)
-            v = self._after_cached(saved, "prev_value", v)
-            key_padding_mask = self._padding_after_cached(saved, key_padding_mask, v, static_kv)
+            k = self._append_to_cache(saved, "prev_key", k)
+            v = self._append_to_cache(saved, "prev_value", v)
+            key_padding_mask = self._append_padding(saved, key_padding_mask, v, static_kv)
             self._set_input_buffer(incremental_state, saved)
         assert k is not None and v is not None
         return k, v, key_padding_mask
 
-    def _after_cached(
+    def _append_to_cache(
         self, saved: dict[str, Tensor | None], name: str, new: Tensor | None
     ) -> Tensor:
-        """Return rows behind those of earlier steps, and save them all.
+        """Return keys or values behind those of earlier steps, and save them all.
 
         Args:
             saved: the cache of this attention, changed in place
             name: of its entry
-            new: the rows of this step, [B, H, N, D]; None if all are in the cache already
+            new: those of this step, [B, H, N, D]; None if all are in the cache already
         """
         if name in saved:
             prev = saved[name]
@@ -92,7 +98,7 @@ class CachedAttention(MultiheadAttention):
         saved[name] = new
         return new
 
-    def _padding_after_cached(
+    def _append_padding(
         self,
         saved: dict[str, Tensor | None],
         key_padding_mask: Tensor | None,
@@ -114,29 +120,35 @@ class CachedAttention(MultiheadAttention):
         saved["prev_key_padding_mask"] = mask
         return mask
 
-    def _comes_in_beams(
+    def _inputs_repeat(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
     ) -> bool:
         """Return whether the inputs hold every sentence `beam_size` times in a row.
 
         This compares tensors, because `beam_size` may be left from an earlier search: a model that
-        decoded with a beam of 5 is later called with single sentences.
+        decoded with a beam of 5 is later called with single sentences. Only the first step of a
+        search comes here; the later ones find their keys in the cache.
 
         Args:
             query: [Nq, B * beams, C]
-            key, value: [Nk, B * beams, C]
+            key: [Nk, B * beams, kdim]
+            value: [Nk, B * beams, vdim]
             key_padding_mask: [B * beams, Nk], or None
         """
         beams = self.beam_size
         if not self.encoder_decoder_attention or beams == 1:
             return False
-        if query.size(1) != key.size(1):
+        if query.size(1) != key.size(1):  # keys that already are one a sentence
             return False
-        if key_padding_mask is not None and not self._in_beams(key_padding_mask, beams):
+        if key_padding_mask is not None and not self._repeats(key_padding_mask, beams):
             return False
-        return self._in_beams(key.transpose(0, 1), beams) and self._in_beams(
+        return self._repeats(key.transpose(0, 1), beams) and self._repeats(
             value.transpose(0, 1), beams
         )
+
+    def _repeats(self, rows: Tensor, beams: int) -> bool:
+        """Return whether rows [B * beams, ...] come in groups of `beams` equal ones."""
+        return torch.equal(rows, rows[::beams].repeat_interleave(beams, 0))
 
     @torch.jit.export
     def reorder_incremental_state(
@@ -147,38 +159,37 @@ class CachedAttention(MultiheadAttention):
         Where hypotheses of a sentence share a row, beam search changes nothing: it exchanges them
         within their sentences. When a sentence has ended, its row goes.
 
-            new_order  0 0 2 | 4 3 3     two sentences, a beam of three
-            rows       0     | 1
+            new_order    0 0 2 | 4 3 3     two sentences, a beam of three
+            sentences    0 0 0 | 1 1 1     so the rows are 0 and 1, as before
 
-        Orders that no beam search gives are followed, too. fairseq's encoder-decoder attention
-        would ignore a permutation.
+        Orders that no beam search gives are followed, too: fairseq's encoder-decoder attention
+        would ignore a permutation. Then hypotheses of different sentences mix, so these were equal
+        sentences in a batch, no beams. From now on each has a copy of its row:
+
+            new_order    0 3 2 | 4 1 3
+            sentences    0 1 0 | 1 0 1     so there are six rows, copies of 0 1 0 1 0 1
         """
         if incremental_state is None:
             return incremental_state
         saved = self._get_input_buffer(incremental_state)
-        order = new_order
+        rows = new_order
         prev_beams = saved.get("prev_beams")
         if prev_beams is not None:
             beams = prev_beams.size(1)
-            order = new_order // beams  # the sentence of each hypothesis
-            if self._in_beams(order, beams):
-                order = order[::beams]
-                same = torch.arange(prev_beams.size(0), device=order.device)
-                if torch.equal(order, same):
+            rows = new_order // beams  # the sentence of each hypothesis
+            if self._repeats(rows, beams):
+                rows = rows[::beams]  # of each sentence
+                as_before = torch.arange(prev_beams.size(0), device=rows.device)
+                if torch.equal(rows, as_before):
                     return incremental_state
             else:
-                # Hypotheses of different sentences mix, so these were equal sentences in a batch,
-                # no beams. From now on each has a row of its own.
                 saved["prev_beams"] = None
-        for name in list(saved.keys()):
-            rows = saved[name]
-            if rows is not None:
-                saved[name] = rows.index_select(0, order)
-        return self._set_input_buffer(incremental_state, saved)
 
-    def _in_beams(self, rows: Tensor, beams: int) -> bool:
-        """Return whether rows [B * beams, ...] come in groups of `beams` equal ones."""
-        return torch.equal(rows, rows[::beams].repeat_interleave(beams, 0))
+        for name in list(saved.keys()):
+            entry = saved[name]
+            if entry is not None:
+                saved[name] = entry.index_select(0, rows)
+        return self._set_input_buffer(incremental_state, saved)
 
     def _fold_beams(self, x: Tensor, beams: int) -> Tensor:
         """Return [B, beams * Nq, ...] from [B * beams, Nq, ...].

@@ -22,7 +22,11 @@ class Hooked:
     """
 
     def init_hooks(self) -> None:
-        # ordered dicts, because a RemovableHandle wants something with weak references
+        """Make room for hooks; whoever builds the parts of an attention calls it.
+
+        It is no __init__, because fairseq's `MixheadAttention` calls none of its mixins'.
+        """
+        # Ordered dicts, because a RemovableHandle wants something with weak references.
         self._attention_pre_hooks: OrderedDict[int, PreHook] = OrderedDict()
         self._attention_hooks: OrderedDict[int, Hook] = OrderedDict()
 

@@ -268,8 +268,8 @@ class SynthesizerAttention(MixheadAttention):
         v = self._split_heads(self.values(query), self.num_mixed_heads)
         if incremental_state is not None:
             saved = self._get_input_buffer(incremental_state)
-            v = self._after_cached(saved, "prev_value", v)  # [B, H, Nk, D]
-            key_padding_mask = self._padding_after_cached(saved, key_padding_mask, v, False)
+            v = self._append_to_cache(saved, "prev_value", v)  # [B, H, Nk, D]
+            key_padding_mask = self._append_padding(saved, key_padding_mask, v, False)
             self._set_input_buffer(incremental_state, saved)
         n_keys = v.size(2)
         if n_keys > self.max_length:

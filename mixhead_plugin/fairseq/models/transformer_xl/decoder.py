@@ -120,8 +120,8 @@ class SegmentAttention(MixheadAttention):
         v = self._split_heads(self.values(source), self.num_mixed_heads)
         if incremental_state is not None:
             saved = self._get_input_buffer(incremental_state)
-            k = self._after_cached(saved, "prev_key", k)[:, :, -positions.size(0) :]
-            v = self._after_cached(saved, "prev_value", v)[:, :, -positions.size(0) :]
+            k = self._append_to_cache(saved, "prev_key", k)[:, :, -positions.size(0) :]
+            v = self._append_to_cache(saved, "prev_value", v)[:, :, -positions.size(0) :]
             self._set_input_buffer(incremental_state, {"prev_key": k, "prev_value": v})
         r = self.position_proj(positions).view(-1, self.num_heads, self.head_dim)  # [Nk, H, D]
         # Autocast lowers the projections, but not the parameters u and v.
