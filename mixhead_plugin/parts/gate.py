@@ -43,18 +43,18 @@ class AttentionGate(Part):
 
 
 ATTENTION_GATES = {
-    "none": PartKind(None, "", "", {}),
+    "none": PartKind(build=None, formula="", source="", parameters={}),
     "head": PartKind(
-        partial(AttentionGate, by_number=False),
-        "O_h times 2 sigmoid(x W + c), one gate a head",
-        "Qiu et al. 2025; theirs has no factor 2",
-        {"weight": (Axis(1, "mixed"),), "bias": (Axis(0, "mixed"),)},
+        build=partial(AttentionGate, by_number=False),
+        formula="O_h times 2 sigmoid(x W + c), one gate a head",
+        source="Qiu et al. 2025; theirs has no factor 2",
+        parameters={"weight": (Axis(1, "mixed"),), "bias": (Axis(0, "mixed"),)},
     ),
     "element": PartKind(
-        partial(AttentionGate, by_number=True),
-        "the same, one gate a number",
-        "Qiu et al. 2025; theirs has no factor 2",
-        {
+        build=partial(AttentionGate, by_number=True),
+        formula="the same, one gate a number",
+        source="Qiu et al. 2025; theirs has no factor 2",
+        parameters={
             "weight": (Axis(1, "mixed", size="value_dim"),),
             "bias": (Axis(0, "mixed", size="value_dim"),),
         },

@@ -26,6 +26,8 @@ from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 class HeadMixing(Part):
     """Compute M, whose entry M[..., j, i] is the weight of source head j in mixed head i.
 
+    The same classes compute the matrix of --score-mixing, by which scores mix as weights do by M.
+
     `forward(query, x)` takes the projected, unscaled query [B, H, Nq, D] and the attention's query
     input [B, Nq, C]. It returns [H, H'] for all positions, or [B, Nq, H, H'], or a `LowRank` with
     the factors of such a matrix.
@@ -74,6 +76,13 @@ MIXING_STARTS: dict[str, Callable[[int, int], Tensor]] = {
 }
 
 
+def _started(mixing_start: str, matrix: Tensor) -> Tensor:
+    """Return what M starts as, of the shape [H, H'] of `matrix`."""
+    start = MIXING_STARTS[mixing_start]
+    heads, mixed_heads = matrix.shape
+    return start(heads, mixed_heads)
+
+
 class PositionIndependentMixing(HeadMixing):
     """Train one M for all positions (mixhead eq. 12).
 
@@ -84,13 +93,13 @@ class PositionIndependentMixing(HeadMixing):
 
     def __init__(self, sizes: AttentionSizes, mixing_start: str = "identity"):
         super().__init__()
-        self.start = mixing_start
+        self.mixing_start = mixing_start
         self.weight = nn.Parameter(torch.empty(sizes.num_heads, sizes.mixed_heads))  # [H, H']
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.weight.copy_(MIXING_STARTS[self.start](*self.weight.shape))
+            self.weight.copy_(_started(self.mixing_start, self.weight))
 
     def identity(self) -> dict[str, Tensor]:
         return {"weight": torch.eye(*self.weight.shape)}
@@ -102,6 +111,8 @@ class PositionIndependentMixing(HeadMixing):
 class PositionWiseMixing(HeadMixing):
     """Compute M_t[j, i] = q_{t,j} . W[:, i] + b[j, i] (mixhead section 3.1); W starts as 0.
 
+    W [D, H'] is `query_weight`, and b [H, H'] is `bias`.
+
     Args:
         sizes: of the attention
         mixing_start: what b starts as, a key of MIXING_STARTS (section 3.2)
@@ -109,7 +120,7 @@ class PositionWiseMixing(HeadMixing):
 
     def __init__(self, sizes: AttentionSizes, mixing_start: str = "identity"):
         super().__init__()
-        self.start = mixing_start
+        self.mixing_start = mixing_start
         self.query_weight = nn.Parameter(torch.empty(sizes.head_dim, sizes.mixed_heads))  # [D, H']
         self.bias = nn.Parameter(torch.empty(sizes.num_heads, sizes.mixed_heads))  # [H, H']
         self.reset_parameters()
@@ -117,7 +128,7 @@ class PositionWiseMixing(HeadMixing):
     def reset_parameters(self) -> None:
         with torch.no_grad():
             self.query_weight.zero_()
-            self.bias.copy_(MIXING_STARTS[self.start](*self.bias.shape))
+            self.bias.copy_(_started(self.mixing_start, self.bias))
 
     def identity(self) -> dict[str, Tensor]:
         return {
@@ -132,11 +143,17 @@ class PositionWiseMixing(HeadMixing):
 class LowRankMixing(HeadMixing):
     """Compute the factors of M_t = I + U_t V_t^T + diag(tanh(x_t W_g)).
 
-    This is the query-wise branch of DCMHA after the softmax.
+    This is one branch of Dynamically Composable Multi-Head Attention (DCMHA, 2024): the query-wise
+    one after the softmax.
 
     U_t and V_t, [H, R], are parts of gelu(x_t W_1) W_2; U_t is divided by sqrt(1e-6 + its mean
     square over the heads). W_1 has 2 R H columns, as in DCMHA's code for one branch. V_t and W_g
     start as 0, so M starts as I.
+
+        hidden_weight      W_1                        [C, 2 R H]
+        left_weight        the columns of W_2 for U   [2 R H, H R]
+        right_weight       the columns of W_2 for V   [2 R H, H R]
+        diagonal_weight    W_g                        [C, H]
 
     Args:
         sizes: of the attention
@@ -148,10 +165,10 @@ class LowRankMixing(HeadMixing):
         self.rank = mixing_rank
         heads = sizes.num_heads
         hidden = 2 * mixing_rank * heads
-        self.hidden_weight = nn.Parameter(torch.empty(sizes.embed_dim, hidden))  # W_1
-        self.left_weight = nn.Parameter(torch.empty(hidden, heads * mixing_rank))  # W_2 of U
-        self.right_weight = nn.Parameter(torch.empty(hidden, heads * mixing_rank))  # W_2 of V
-        self.diagonal_weight = nn.Parameter(torch.empty(sizes.embed_dim, heads))  # W_g
+        self.hidden_weight = nn.Parameter(torch.empty(sizes.embed_dim, hidden))
+        self.left_weight = nn.Parameter(torch.empty(hidden, heads * mixing_rank))
+        self.right_weight = nn.Parameter(torch.empty(hidden, heads * mixing_rank))
+        self.diagonal_weight = nn.Parameter(torch.empty(sizes.embed_dim, heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -186,6 +203,8 @@ class DifferentialMixing(HeadMixing):
 
     It starts with w = 0, so the factor starts at 0.5. M is [H, H / 2], and a mixed head's values
     have twice the head size.
+
+    It has no `identity`, because no w gives the outputs of an attention without it.
     """
 
     def __init__(self, sizes: AttentionSizes):
@@ -229,8 +248,8 @@ class FrozenMixing(HeadMixing):
         return self.weight  # [H, H']
 
 
-def _normal_columns(heads: int, mixed_heads: int) -> Tensor:
-    """Return normal entries, each column scaled to sum to 1 (after mixhead section 4.4.2).
+def _draw_columns(heads: int, mixed_heads: int) -> Tensor:
+    """Draw normal entries, each column scaled to sum to 1 (after mixhead section 4.4.2).
 
     The paper's entries are normal and fixed, and it says no more. Two changes: columns are scaled,
     as in the authors' code, so that a mixed row of weights sums to 1 as a row of softmax does; and
@@ -250,82 +269,89 @@ def _normal_columns(heads: int, mixed_heads: int) -> Tensor:
 
 
 _MATRIX = (Axis(0, "source"), Axis(1, "mixed"))  # M [H, H']
-_UNMIXED = PartKind(None, "identity, not computed", "", {})
+_NOT_MIXED = PartKind(build=None, formula="identity, not computed", source="", parameters={})
 
 HEAD_MIXINGS = {
-    "none": _UNMIXED,
+    "none": _NOT_MIXED,
     "position-independent": PartKind(
-        PositionIndependentMixing,
-        "one [H, H] matrix per attention",
-        "Mixhead A, mixhead eq. 12; talking heads, 2020",
-        {"weight": _MATRIX},
+        build=PositionIndependentMixing,
+        formula="one [H, H] matrix per attention",
+        source="Mixhead A, mixhead eq. 12; talking heads, 2020",
+        parameters={"weight": _MATRIX},
         orthogonal=True,
         options=("mixing_start",),
     ),
     "position-wise": PartKind(
-        PositionWiseMixing,
-        "M_t[j, i] = q_{t,j} . W[:, i] + b[j, i]",
-        "Mixhead B, mixhead section 3.1",
-        {"query_weight": (Axis(1, "mixed"),), "bias": _MATRIX},
+        build=PositionWiseMixing,
+        formula="M_t[j, i] = q_{t,j} . W[:, i] + b[j, i]",
+        source="Mixhead B, mixhead section 3.1",
+        parameters={"query_weight": (Axis(1, "mixed"),), "bias": _MATRIX},
         orthogonal=True,
         options=("mixing_start",),
         reads="query",
     ),
     "low-rank": PartKind(
-        LowRankMixing,
-        "M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), U_t and V_t [H, R]",
-        "DCMHA 2024, the query-wise branch after the softmax",
-        dict.fromkeys(("hidden_weight", "left_weight", "right_weight", "diagonal_weight"), ()),
+        build=LowRankMixing,
+        formula="M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), U_t and V_t [H, R]",
+        source="DCMHA 2024, the query-wise branch after the softmax",
+        # No dimensions go by heads, because none can be cut off.
+        parameters={
+            "hidden_weight": (),
+            "left_weight": (),
+            "right_weight": (),
+            "diagonal_weight": (),
+        },
         options=("mixing_rank",),
         orthogonal=True,
         reads="input",
         uncut="U is divided by its root mean square over all heads",
     ),
     "differential": PartKind(
-        DifferentialMixing,
-        "Pbar_i = P_i - sigmoid(x_t w_i) P_{i + H/2}, values of size 2D",
-        "Differential Transformer V2",
-        {"weight": ()},
+        build=DifferentialMixing,
+        formula="Pbar_i = P_i - sigmoid(x_t w_i) P_{i + H/2}, values of size 2D",
+        source="Differential Transformer V2",
+        parameters={"weight": ()},
         loads_without=False,
         reads="input",
         heads_per_mixed=2,
         uncut="its source heads come in pairs",
     ),
     "random": PartKind(
-        partial(FrozenMixing, start=_normal_columns),
-        "normal, columns scaled to sum to 1, frozen",
-        "ablation, mixhead section 4.4.2; it scales columns in its code alone, and redraws none",
-        {"weight": _MATRIX},
+        build=partial(FrozenMixing, start=_draw_columns),
+        formula="normal, columns scaled to sum to 1, frozen",
+        source="ablation, mixhead section 4.4.2; the scale is that of the authors' code",
+        parameters={"weight": _MATRIX},
         frozen=True,
     ),
     "average": PartKind(
-        # each mixed head is the mean head, mixhead section 4.4.2
-        partial(FrozenMixing, start=_uniform_start),
-        "1 / H, frozen",
-        "ablation, mixhead section 4.4",
-        {"weight": _MATRIX},
+        # Each mixed head is the mean head, mixhead section 4.4.2.
+        build=partial(FrozenMixing, start=_uniform_start),
+        formula="1 / H, frozen",
+        source="ablation, mixhead section 4.4",
+        parameters={"weight": _MATRIX},
         frozen=True,
     ),
 }
 
-# L mixes scores as M mixes weights. Head j of queries and keys then feeds every head of weights.
-_UNCUT = "each of its query and key heads feeds the scores of all"
+# L mixes scores as M mixes weights. Head j of queries and keys then feeds every head of weights, so
+# no head of queries can be removed alone.
+_FEEDS_ALL = "each of its query and key heads feeds the scores of all"
 
 SCORE_MIXINGS = {
-    "none": _UNMIXED,
+    "none": _NOT_MIXED,
     "position-independent": PartKind(
-        PositionIndependentMixing,
-        "Sbar_i = sum_j L[j, i] S_j, before masks and biases",
-        "talking heads, 2020",
-        {"weight": ()},
-        uncut=_UNCUT,
+        build=PositionIndependentMixing,
+        formula="Sbar_i = sum_j L[j, i] S_j, before masks and biases",
+        source="talking heads, 2020",
+        parameters={"weight": ()},
+        uncut=_FEEDS_ALL,
     ),
     "position-wise": PartKind(
-        PositionWiseMixing,
-        "the same, L_t[j, i] = q_{t,j} . W[:, i] + b[j, i]",
-        "mesh-tensorflow's dynamic projections, 2020",
-        {"query_weight": (), "bias": ()},
+        build=PositionWiseMixing,
+        formula="the same, L_t[j, i] = q_{t,j} . W[:, i] + b[j, i]",
+        source="mesh-tensorflow's dynamic projections, 2020",
+        parameters={"query_weight": (), "bias": ()},
         reads="query",
-        uncut=_UNCUT,
+        uncut=_FEEDS_ALL,
     ),
 }

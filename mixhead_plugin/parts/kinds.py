@@ -127,7 +127,7 @@ class PartKind(NamedTuple):
     # What it computes M from: "query" for the projected query, "input" for the attention's query
     # input, "" for one matrix for all positions.
     reads: str = ""
-    # Source heads for each mixed head. Its values have their sizes together.
+    # How many source heads one mixed head combines; its values are so many times as large.
     heads_per_mixed: int = 1
     uncut: str = ""  # why none of its heads can be cut off; empty if they can
 

@@ -123,19 +123,19 @@ class BucketedBias(Part):
 
 
 RELATIVE_POSITIONS = {
-    "none": PartKind(None, "", "", {}),
+    "none": PartKind(build=None, formula="", source="", parameters={}),
     "rotary": PartKind(
-        RotaryPosition,
-        "queries and keys turned by angles that grow with their position",
-        "Su et al. 2021, RoPE",
-        {},
+        build=RotaryPosition,
+        formula="queries and keys turned by angles that grow with their position",
+        source="Su et al. 2021, RoPE",
+        parameters={},
         loads_without=False,
     ),
     "t5": PartKind(
-        BucketedBias,
-        "s + a learned number for each head and bucket of distances",
-        "Raffel et al. 2020, section 2.1",
-        {"weight": (Axis(1, "source"),)},
+        build=BucketedBias,
+        formula="s + a learned number for each head and bucket of distances",
+        source="Raffel et al. 2020, section 2.1",
+        parameters={"weight": (Axis(1, "source"),)},
     ),
 }
 

@@ -37,19 +37,20 @@ class AttentionSink(nn.Module):
 
 
 ATTENTION_SINKS = {
-    "none": PartKind(None, "", "", {}),
+    "none": PartKind(build=None, formula="", source="", parameters={}),
     "zero": PartKind(
-        partial(AttentionSink, trained=False),
-        "one more key in each row, of score 0 and value 0; softmax: exp(s) / (1 + sum exp(s))",
-        "Miller 2023",
-        {},
+        build=partial(AttentionSink, trained=False),
+        formula="one more key in each row, of score 0 and value 0; softmax: exp(s) / "
+        "(1 + sum exp(s))",
+        source="Miller 2023",
+        parameters={},
         loads_without=False,
     ),
     "learned": PartKind(
-        partial(AttentionSink, trained=True),
-        "the same, of a score learned per head",
-        "gpt-oss 2025",
-        {"weight": (Axis(0, "source"),)},
+        build=partial(AttentionSink, trained=True),
+        formula="the same, of a score learned per head",
+        source="gpt-oss 2025",
+        parameters={"weight": (Axis(0, "source"),)},
         loads_without=False,
     ),
 }

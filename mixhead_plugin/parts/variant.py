@@ -1,8 +1,9 @@
 """The record `Variant`: all that can be asked of one attention.
 
-Its fields are the only table of what may be asked. fairseq's flags, their help and their choices,
-the keywords of `nn` and `hf`, and the checks of all three doors are read from it. docs/extending.md
-says how a field is added.
+Its fields are the only table of what may be asked of one attention. fairseq's flags, their help and
+their choices, the keywords of `nn` and `hf`, and the checks of all three doors are read from it.
+docs/extending.md says how a field is added. fairseq has flags of a whole model beside them, such as
+--attention-scope: `AttentionOptions` in `fairseq/options.py`.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +23,7 @@ class Option(NamedTuple):
 
     default: Any
     help: str
-    # The name of the flag, without dashes, as fairseq's configs have it. Empty for the field's.
+    # The name of its flag in fairseq, without dashes. Empty if it is the field's.
     flag: str = ""
     # The values of a field that is a text. The table itself, so that it may still grow.
     choices: Collection[str] = ()
@@ -30,16 +31,17 @@ class Option(NamedTuple):
     least: int = 0
 
 
-def _field(default: Any, help: str, **rest: Any) -> Any:
-    return field(default=default, metadata={"option": Option(default, help, **rest)})
+def _field(default: Any, text: str, **rest: Any) -> Any:
+    """Return a field of `Variant`; `text` is the help of its flag in fairseq."""
+    return field(default=default, metadata={"option": Option(default, text, **rest)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """All that can be asked of one attention; the defaults are fairseq's own softmax attention.
 
-    It is made once where a model is described: from flags, from keywords, or from a saved config.
-    What cannot work is refused there. Nothing changes it later.
+    It is made from flags, from keywords, or from a saved config. What cannot work is refused where
+    it is made, and nothing changes it later.
 
     Raises:
         PartError: a value that no table has, or fields that do not go together. It is a ValueError.
@@ -100,9 +102,9 @@ class Variant:
     )
     mixing_start: str = _field(
         "identity",
-        "what M starts as in a new model, with --head-mixing position-independent or position-wise "
-        "(its b): random is normal with deviation 1/sqrt(H), uniform is 1/H everywhere; "
-        "a checkpoint without M still becomes the identity",
+        "what M starts as in a new model, with --head-mixing position-independent, or its part b "
+        "with position-wise: identity; random, normal with deviation 1/sqrt(H); uniform, 1/H "
+        "everywhere. A checkpoint without M still becomes the identity",
         choices=MIXING_STARTS,
     )
     mixing_rank: int = _field(
@@ -150,19 +152,22 @@ class Variant:
 
     def _check_effects(self) -> None:
         """Refuse a field that only some parts read, where none of them is there."""
-        read = {name for kind in self.parts().values() for name in kind.options}
+        read: set[str] = set()
+        for row in self.parts().values():
+            read.update(row.options)
+
         for part, table in PARTS.items():
-            for name in dict.fromkeys(name for kind in table.values() for name in kind.options):
+            for name, readers in _readers(table).items():
+                value = getattr(self, name)
                 default = OPTIONS[name].default
-                if name in read or getattr(self, name) == default:
+                if name in read or value == default:
                     continue
-                readers = " or ".join(value for value in table if name in table[value].options)
                 words = part.replace("_", " ")
                 raise PartError.of(
                     name,
-                    getattr(self, name),
+                    value,
                     f"has no effect with {words} {getattr(self, part)}; must be {default}, or the "
-                    f"{words} {readers}",
+                    f"{words} {' or '.join(readers)}",
                 )
 
     def parts(self) -> dict[str, PartKind]:
@@ -203,6 +208,7 @@ class Variant:
             raise PartError.of("num_heads", num_heads, "must be at least 1")
         if embed_dim < 1:
             raise PartError.of("embed_dim", embed_dim, "must be at least 1")
+
         head_dim = self.head_dim
         if head_dim is None:
             if embed_dim % num_heads != 0:
@@ -215,6 +221,7 @@ class Variant:
             factor = mixing.heads_per_mixed
             problem = f"must be a multiple of {factor} with {self.head_mixing} mixing"
             raise PartError.of("num_heads", num_heads, problem)
+
         usual = num_heads // mixing.heads_per_mixed
         if mixed_heads is None:
             mixed_heads = usual
@@ -237,16 +244,29 @@ class Variant:
         )
 
 
-def _table() -> dict[str, Option]:
-    table = {}
+def _readers(table: Mapping[str, PartKind]) -> dict[str, list[str]]:
+    """Return for each field that parts of a table are built with the values that have such parts.
+
+    For the table of head mixings this is {"mixing_start": ["position-independent",
+    "position-wise"], "mixing_rank": ["low-rank"]}.
+    """
+    readers: dict[str, list[str]] = {}
+    for value, row in table.items():
+        for name in row.options:
+            readers.setdefault(name, []).append(value)
+    return readers
+
+
+def _options() -> dict[str, Option]:
+    options = {}
     for each in fields(Variant):
         option = each.metadata["option"]
-        table[each.name] = option._replace(flag=option.flag or each.name)
-    return table
+        options[each.name] = option._replace(flag=option.flag or each.name)
+    return options
 
 
-# The table, by the names of the fields.
-OPTIONS = _table()
+# What `_field` was told, by the names of the fields.
+OPTIONS = _options()
 
 
 def _checked(name: str, option: Option, value: Any) -> Any:

@@ -380,7 +380,7 @@ def test_an_adaptive_softmax_with_shared_embeddings_can_be_loaded_again(arch, cu
 @pytest.mark.parametrize("mixing", TRAINED)
 def test_a_checkpoint_without_a_mixing_becomes_the_identity_whatever_a_new_model_starts_as(mixing):
     model = build(TRANSLATION, head_mixing=mixing, mixing_start="uniform").eval()
-    assert model.encoder.layers[0].self_attn.head_mixing.start == "uniform"
+    assert model.encoder.layers[0].self_attn.head_mixing.mixing_start == "uniform"
     sentences = tokens()
     fairseqs = build("transformer", seed=2).eval()
     assert not torch.allclose(
