@@ -25,12 +25,20 @@ from mixhead_plugin.ops.low_rank import LowRank
 
 # With no more heads, all products of pairs of heads take less time than a few narrow ones.
 FEW_HEADS = 16
+
+
+def _shared_by_blocks() -> set[str]:
+    """Return the inputs that several blocks read the same part of: what has keys or distances."""
+    names = {"attn_mask"}
+    for name, (dims, *_) in DIMENSIONS.items():
+        if "Nk" in dims or "P" in dims:
+            names.add(name)
+    return names
+
+
 # Blocks add to these gradients, which start at 0. They write all others, completely if
 # `plan.complete`.
-ADDED = {
-    "attn_mask",
-    *(name for name, (dims, *_) in DIMENSIONS.items() if {"Nk", "P"} & {*dims}),
-}
+ADDED = _shared_by_blocks()
 
 
 def backward(
@@ -61,20 +69,20 @@ def backward(
         steps = Steps(plan, kept, written=True)
         for block, part, d_out, views in items:
             try:
-                _add_gradients(steps, turns, block, part, d_out, views)
+                _BlockBackward(steps, turns, block, part, views).add_gradients(d_out)
             except BaseException:  # the call fails, and no block may wait for this one
                 turns.give_up(block)
                 raise
 
     parallel_for(work, items, d_output.device)
-    for name in grads:
-        if _has_terms(name, grads[name]):
-            grads[name].copy_(totals[name].sum(0))
+    for name, grad in grads.items():
+        if _has_terms(name, grad):
+            grad.copy_(totals[name].sum(0))
     return grads
 
 
 def _memory_for(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the gradients, and what the blocks add to."""
+    """Return the gradients, and what the blocks write or add to, which is mostly the same."""
     grads = {}
     totals = {}
     for name in names:
@@ -83,23 +91,28 @@ def _memory_for(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Tensor], di
         if name in ADDED or not plan.complete:
             grad.zero_()
         grads[name] = grad
+
         totals[name] = grad
         if name == "attn_mask":
-            totals[name] = grad[(None,) * (4 - grad.dim())]
+            missing = 4 - grad.dim()
+            totals[name] = grad[(None,) * missing]  # four dimensions
         elif _has_terms(name, grad):
             totals[name] = grad.new_zeros(len(plan.blocks), *grad.shape)
     return grads, totals
 
 
 def _has_terms(name: str, grad: Tensor) -> bool:
-    """Return whether each block has a term of its own, which are summed at the end."""
+    """Return whether each block writes a term of its own, which are summed at the end.
+
+    So it is for small tensors that all queries share: a sink [H], or an M [H, H'].
+    """
     return name not in ADDED and "Nq" not in dimensions(name, grad.dim())
 
 
 class _Turns:
     """Let blocks add to the same memory in the order of their numbers.
 
-    Sums of floats depend on the order.
+    Sums of floats depend on the order, so without turns two equal calls could differ.
 
     A block waits only for blocks of a lower number. A thread has already taken those, so no two
     wait for one another.
@@ -111,7 +124,10 @@ class _Turns:
     @contextmanager
     def turn(self, name: str, block: Block) -> Iterator[None]:
         """Wait for the last block before this one that adds to the same memory."""
-        previous = block.previous if name in ("key", "value") else block.number - 1
+        previous = block.number - 1
+        if name in ("key", "value"):
+            # Blocks of other sentences or heads add to other memory.
+            previous = block.previous
         if previous >= 0:
             self.done[name][previous].wait()
         try:
@@ -120,165 +136,233 @@ class _Turns:
             self.done[name][block.number].set()
 
     def give_up(self, block: Block) -> None:
+        """Let later blocks pass, because this one will never have its turn."""
         for events in self.done.values():
             events[block.number].set()
 
 
-def _add_gradients(
-    steps: Steps,
-    turns: _Turns,
-    block: Block,
-    part: AttentionInputs,
-    d_output: Tensor,
-    grads: dict[str, Tensor],
-) -> None:
-    """Add the block's terms to the gradients by the equations of blockwise.md.
+class _BlockBackward:
+    """Go back through the steps of one block, from its output to its inputs.
+
+    Each method takes the gradient of what its step of the forward pass returned, adds to the
+    gradients of the tensors that the step read, and returns the gradient of the weights or scores
+    that went into the step.
 
     Args:
+        steps: of the forward pass
+        turns: in which blocks add to the same memory
+        block: the block
         part: the block's part of the inputs, as `inputs_of` shapes it
-        d_output: [b * h', n, Dv]
         grads: the block's part of the gradients
     """
-    # The weights, and the mixed ones that the forward pass has multiplied with the values
-    scores, with_sink = steps.weights(block, part)  # [b * h, n, k] or [b * h, n, k + 1]
-    weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
-    with_gain = steps.apply_gain(weights, block, part.gain)
-    mixed = with_gain
-    n = block.shape[2]
-    mixing = part.mixing
-    factors = part.factors()
-    if mixing is not None:
-        arranged = steps.arranged(with_gain, mixing, "by query")
-        mixed = steps.mix_arranged(arranged, mixing, n)  # [b * h', n, k]
-    elif factors is not None:
-        arranged = steps.arranged(with_gain, factors.left, "by query")
-        sums = steps.sums(arranged, factors.left, "sums")
-        mixed = steps.spread(arranged, sums, factors.right, factors.diagonal)
 
-    # Through the product with the values, and dropout
-    d_mixed = steps.buffer("d_mixed", mixed.shape)
-    product(d_output, part.value.transpose(1, 2), steps.dropout_scale, d_mixed)
-    if steps.dropout_p > 0:
-        mask = steps.dropout_mask(block, mixed.shape)
-        d_mixed.mul_(mask)
-        mixed = torch.mul(mixed, mask, out=mask)  # not in place: these may be kept for another pass
-    with turns.turn("value", block):
-        _add_products(grads["value"], mixed, d_output, steps.dropout_scale)
+    scores: Tensor  # S, [b * h, n, k], or [b * h, n, k + 1] with a sink
+    with_sink: Tensor  # the weights of these scores
+    weights: Tensor  # P, [b * h, n, k]
+    arranged: Tensor  # P with the gain, as M multiplies it: see `Steps.arranged`
+    sums: Tensor  # where M has factors: S_r = sum_j left[j, r] P_j, [b * n, R, k]
+    mixed: Tensor  # Pbar, [b * h', n, k]
 
-    # Through the mixing
-    d_weights = d_mixed
-    if mixing is not None:
-        d_arranged = steps.arranged(d_mixed, mixing.transpose(-2, -1), "d by query")
-        _write_product(arranged, d_arranged.transpose(1, 2), grads["mixing"])
-        d_weights = steps.mix_arranged(d_arranged, mixing.transpose(-2, -1), n)
-    elif factors is not None:
-        d_arranged = steps.arranged(d_mixed, factors.right, "d by query")
-        d_sums = steps.sums(d_arranged, factors.right, "d sums")
-        if arranged.shape[1] <= FEW_HEADS:
-            _factor_grads_by_pairs(arranged, d_arranged, factors, grads)
+    def __init__(
+        self,
+        steps: Steps,
+        turns: _Turns,
+        block: Block,
+        part: AttentionInputs,
+        grads: dict[str, Tensor],
+    ):
+        self.steps = steps
+        self.turns = turns
+        self.block = block
+        self.part = part
+        self.factors = part.factors()
+        self.grads = grads
+        self.n = block.shape[2]
+
+    def add_gradients(self, d_output: Tensor) -> None:
+        """Add the block's terms to all gradients; d_output is [b * h', n, Dv]."""
+        self._repeat_forward()
+        d_mixed = self._through_values(d_output)
+        d_with_gain = self._through_mixing(d_mixed)
+        d_weights = self._through_gain(d_with_gain)
+        d_scores = self._through_normalizer(d_weights)
+        self._through_biases(d_scores)
+        d_products = self._through_score_mixing(d_scores)
+        self._through_products(d_products)
+
+    def _repeat_forward(self) -> None:
+        """Take the weights that were kept, or compute them again, and mix them again."""
+        steps = self.steps
+        self.scores, self.with_sink = steps.weights(self.block, self.part)
+        self.weights = steps.without_sink(self.with_sink, self.part)
+        with_gain = steps.apply_gain(self.weights, self.block, self.part.gain)
+
+        if self.part.mixing is not None:
+            self.arranged = steps.arranged(with_gain, self.part.mixing, "by query")
+            self.mixed = steps.mix_arranged(self.arranged, self.part.mixing, self.n)
+        elif self.factors is not None:
+            left, right, diagonal = self.factors
+            self.arranged = steps.arranged(with_gain, left, "by query")
+            self.sums = steps.sums(self.arranged, left, "sums")
+            self.mixed = steps.spread(self.arranged, self.sums, right, diagonal)
         else:
-            _write_product(d_arranged, sums.transpose(1, 2), grads["mixing_right"])
-            _write_product(arranged, d_sums.transpose(1, 2), grads["mixing_left"])
-            terms = torch.mul(arranged, d_arranged, out=steps.buffer("terms", arranged.shape))
-            grads["mixing_diagonal"].copy_(terms.sum(2).view(grads["mixing_diagonal"].shape))
-        d_weights = steps.spread(d_arranged, d_sums, factors.left, factors.diagonal)
-    if part.gain is not None:
-        d_gain = _gain_grad(steps, block, weights, d_weights)
-        d_weights.view(block.shape).mul_(steps.gain_by_key(block, part.gain))
-        with turns.turn("gain", block):
-            grads["gain"].add_(d_gain)
+            self.mixed = with_gain
 
-    # Through the normalizer, whose rows have a column more with a sink
-    # Where heads mix, the gradient of P is in other memory than that of Pbar.
-    out = steps.buffer("d_mixed" if part.mixes() else "d_scores", with_sink.shape)
-    if part.sink is not None:
-        d_of_keys = d_weights
-        d_weights = steps.buffer("d_with sink", with_sink.shape)
-        d_weights[..., :-1] = d_of_keys
-        d_weights[..., -1] = 0.0
-    d_scores = steps.normalizer.grad(scores, with_sink, d_weights, out)
-    if part.sink is not None:
-        grads["sink"].copy_(d_scores[..., -1].view(block.shape[:3]).sum((0, 2)))
-        d_scores = steps.without_sink(d_scores, part)
+    def _through_values(self, d_output: Tensor) -> Tensor:
+        """Go back through O = dropout(Pbar) V; return dPbar [b * h', n, k]."""
+        steps = self.steps
+        d_mixed = steps.buffer("d_mixed", self.mixed.shape)
+        product(d_output, self.part.value.transpose(1, 2), steps.dropout_scale, d_mixed)
 
-    # Through what was added to the scores
-    if "attn_mask" in grads:
-        with turns.turn("attn_mask", block):
-            add_mask_grad(grads["attn_mask"], d_scores.view(block.shape), block)
-    if part.relative_query is not None:
-        d_relative_query, d_relative_key = _relative_grads(steps, block, part, d_scores)
-        grads["relative_query"].copy_(d_relative_query)
-        with turns.turn("relative_key", block):
-            grads["relative_key"].add_(d_relative_key)
+        dropped = self.mixed
+        if steps.dropout_p > 0:
+            mask = steps.dropout_mask(self.block, self.mixed.shape)
+            d_mixed.mul_(mask)
+            # Not in place: another backward pass may read these weights again.
+            dropped = torch.mul(self.mixed, mask, out=mask)
+        with self.turns.turn("value", self.block):
+            _add_products(self.grads["value"], dropped, d_output, steps.dropout_scale)
+        return d_mixed
 
-    # Through the product of queries and keys
-    if part.score_mixing is not None:
-        back = part.score_mixing.transpose(-2, -1)
-        arranged = steps.arranged(steps.products(block), part.score_mixing, "by query")
+    def _through_mixing(self, d_mixed: Tensor) -> Tensor:
+        """Go back through Pbar_i = sum_j M[j, i] P_j; return dP [b * h, n, k], with the gain."""
+        steps = self.steps
+        if self.part.mixing is not None:
+            back = self.part.mixing.transpose(-2, -1)
+            d_arranged = steps.arranged(d_mixed, back, "d by query")
+            _write_product(self.arranged, d_arranged.transpose(1, 2), self.grads["mixing"])
+            return steps.mix_arranged(d_arranged, back, self.n)
+        if self.factors is not None:
+            left, right, diagonal = self.factors
+            d_arranged = steps.arranged(d_mixed, right, "d by query")
+            d_sums = steps.sums(d_arranged, right, "d sums")
+            self._add_factor_grads(self.factors, d_arranged, d_sums)
+            return steps.spread(d_arranged, d_sums, left, diagonal)
+        return d_mixed
+
+    def _add_factor_grads(self, factors: LowRank, d_arranged: Tensor, d_sums: Tensor) -> None:
+        """Write the gradients of the factors of M.
+
+        Args:
+            factors: [b, n, h, R] twice and [b, n, h]
+            d_arranged: the gradient of Pbar, [b * n, h, k]
+            d_sums: the gradient of the sums S_r, [b * n, R, k]
+        """
+        d_left = self.grads["mixing_left"]
+        d_right = self.grads["mixing_right"]
+        d_diagonal = self.grads["mixing_diagonal"]
+        if self.arranged.shape[1] > FEW_HEADS:
+            _write_product(d_arranged, self.sums.transpose(1, 2), d_right)
+            _write_product(self.arranged, d_sums.transpose(1, 2), d_left)
+            terms = self.steps.buffer("terms", self.arranged.shape)
+            torch.mul(self.arranged, d_arranged, out=terms)
+            d_diagonal.copy_(terms.sum(2).view(d_diagonal.shape))
+            return
+
+        # By the gradient of M itself. It multiplies more than the products with the sums, but reads
+        # the weights once.
+        d_matrix = torch.bmm(self.arranged, d_arranged.transpose(1, 2))  # [b * n, h, h]
+        _write_product(d_matrix, factors.right.flatten(0, 1), d_left)
+        _write_product(d_matrix.transpose(1, 2), factors.left.flatten(0, 1), d_right)
+        d_diagonal.copy_(d_matrix.diagonal(dim1=1, dim2=2).view(d_diagonal.shape))
+
+    def _through_gain(self, d_with_gain: Tensor) -> Tensor:
+        """Go back through the gain of distances; return dP [b * h, n, k], in the same memory."""
+        if self.part.gain is None:
+            return d_with_gain
+        # The gain's gradient is read from d_with_gain before the next line overwrites it.
+        d_gain = self._gain_grad(d_with_gain)
+        by_key = self.steps.gain_by_key(self.block, self.part.gain)
+        d_with_gain.view(self.block.shape).mul_(by_key)
+        with self.turns.turn("gain", self.block):
+            self.grads["gain"].add_(d_gain)
+        return d_with_gain
+
+    def _gain_grad(self, d_with_gain: Tensor) -> Tensor:
+        """Return the gain's gradient, [h, n + k - 1]: for each distance a sum over its pairs."""
+        distances, shifted = self.steps.distances(self.block, 1)
+        distances.zero_()
+        terms = self.weights.view(self.block.shape) * d_with_gain.view(self.block.shape)
+        torch.sum(terms, 0, keepdim=True, out=shifted)
+        return distances.sum(1)
+
+    def _through_normalizer(self, d_weights: Tensor) -> Tensor:
+        """Go back through the normalizer; return dS [b * h, n, k]."""
+        # The result must share no memory with d_weights. Where heads mix, these are not in the
+        # buffer "d_mixed" any more, so it can be used again.
+        name = "d_mixed" if self.part.mixes() else "d_scores"
+        out = self.steps.buffer(name, self.with_sink.shape)
+
+        if self.part.sink is None:
+            return self.steps.normalizer.grad(self.scores, self.with_sink, d_weights, out)
+
+        # A row has one column more. The sink has no value, so its weight has no gradient.
+        d_with_sink = self.steps.buffer("d_with sink", self.with_sink.shape)
+        d_with_sink[..., :-1] = d_weights
+        d_with_sink[..., -1] = 0.0
+        d_scores = self.steps.normalizer.grad(self.scores, self.with_sink, d_with_sink, out)
+        of_sink = d_scores[..., -1].view(self.block.shape[:3])  # [b, h, n]
+        self.grads["sink"].copy_(of_sink.sum((0, 2)))
+        return self.steps.without_sink(d_scores, self.part)
+
+    def _through_biases(self, d_scores: Tensor) -> None:
+        """Add to the gradients of what was added to the scores: a mask, and relative scores."""
+        if "attn_mask" in self.grads:
+            with self.turns.turn("attn_mask", self.block):
+                by_head = d_scores.view(self.block.shape)
+                add_mask_grad(self.grads["attn_mask"], by_head, self.block)
+        if self.part.relative_query is not None:
+            d_query, d_key = self._relative_grads(d_scores)
+            self.grads["relative_query"].copy_(d_query)
+            with self.turns.turn("relative_key", self.block):
+                self.grads["relative_key"].add_(d_key)
+
+    def _relative_grads(self, d_scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of relative_query and _key: [b, h, n, R] and [h, n + k - 1, R]."""
+        b, _, n, _ = self.block.shape
+        d_distances, shifted = self.steps.distances(self.block, b)  # [h, b * n, n + k - 1]
+        d_distances.zero_()
+        shifted.copy_(d_scores.view(self.block.shape))
+        assert self.part.relative_query is not None and self.part.relative_key is not None
+        d_query = torch.bmm(d_distances, self.part.relative_key)  # [h, b * n, R]
+        d_key = torch.bmm(d_distances.transpose(1, 2), self.part.relative_query)
+        return d_query.unflatten(1, (b, n)).transpose(0, 1), d_key
+
+    def _through_score_mixing(self, d_scores: Tensor) -> Tensor:
+        """Go back through the mixing of scores; return the gradient of Q K^T, [b * h, n, k]."""
+        if self.part.score_mixing is None:
+            return d_scores
+        steps = self.steps
+        back = self.part.score_mixing.transpose(-2, -1)
+        products = steps.products(self.block)
+        arranged = steps.arranged(products, self.part.score_mixing, "by query")
         d_arranged = steps.arranged(d_scores, back, "d by query")
-        _write_product(arranged, d_arranged.transpose(1, 2), grads["score_mixing"])
-        d_scores = steps.mix_arranged(d_arranged, back, n, "mixed products")
-    d_query = product(d_scores, part.key, steps.scale)  # [b * h, n, D]
-    grads["query"].copy_(d_query.view(grads["query"].shape))
-    with turns.turn("key", block):
-        _add_products(grads["key"], d_scores, part.query, steps.scale)
+        _write_product(arranged, d_arranged.transpose(1, 2), self.grads["score_mixing"])
+        return steps.mix_arranged(d_arranged, back, self.n, "mixed products")
+
+    def _through_products(self, d_products: Tensor) -> None:
+        """Go back through scale * Q K^T, to the queries and keys."""
+        scale = self.steps.scale
+        d_query = product(d_products, self.part.key, scale)  # [b * h, n, D]
+        self.grads["query"].copy_(d_query.view(self.grads["query"].shape))
+        with self.turns.turn("key", self.block):
+            _add_products(self.grads["key"], d_products, self.part.query, scale)
 
 
 def _write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
     """Write products of arranged matrices to `out`; so dM[j, i] = sum_k P_j dPbar_i.
 
-    `out` is [b, n, J, I], or [J, I], where the products of all queries are summed.
-    """
-    in_place = out.flatten(0, 1) if out.dim() == 4 and out.is_contiguous() else None
-    # [b, J, I] or [b * n, J, I]
-    found = torch.bmm(left, right, out=in_place)
-    if in_place is not None:
-        return
-    if out.dim() == 2:
-        out.copy_(found.sum(0))
-    else:
-        out.copy_(found.view(out.shape))
-
-
-def _factor_grads_by_pairs(
-    arranged: Tensor, d_arranged: Tensor, factors: LowRank, grads: dict[str, Tensor]
-) -> None:
-    """Write the gradients of the factors of M, by that of M itself.
-
-    It multiplies more than the products with the sums S, but reads the weights once.
-
     Args:
-        arranged: P, [b * n, h, k]
-        d_arranged: the gradient of Pbar, [b * n, h, k]
-        factors: [b, n, h, R] twice and [b, n, h]
-        grads: the block's part of their gradients
+        left: [b, J, n * k] or [b * n, J, k]
+        right: [b, n * k, I] or [b * n, k, I]
+        out: [b, n, J, I]; or [J, I] for the sum of the products of all queries
     """
-    d_matrix = torch.bmm(arranged, d_arranged.transpose(1, 2))  # [b * n, h, h]
-    _write_product(d_matrix, factors.right.flatten(0, 1), grads["mixing_left"])
-    _write_product(d_matrix.transpose(1, 2), factors.left.flatten(0, 1), grads["mixing_right"])
-    grads["mixing_diagonal"].copy_(d_matrix.diagonal(dim1=1, dim2=2).view(factors.diagonal.shape))
-
-
-def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor) -> Tensor:
-    """Return the gain's gradient [h, n + k - 1]."""
-    distances, shifted = steps.distances(block, 1)
-    distances.zero_()
-    terms = weights.view(block.shape) * d_with_gain.view(block.shape)
-    torch.sum(terms, 0, keepdim=True, out=shifted)
-    return distances.sum(1)
-
-
-def _relative_grads(
-    steps: Steps, block: Block, part: AttentionInputs, d_scores: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the relative query and key: [b, h, n, R] and [h, n + k - 1, R]."""
-    b, _, n, _ = block.shape
-    d_distances, shifted = steps.distances(block, b)
-    d_distances.zero_()
-    shifted.copy_(d_scores.view(block.shape))
-    assert part.relative_query is not None and part.relative_key is not None
-    d_query = torch.bmm(d_distances, part.relative_key).unflatten(1, (b, n)).transpose(0, 1)
-    return d_query, torch.bmm(d_distances.transpose(1, 2), part.relative_query)
+    if out.dim() == 2:
+        out.copy_(torch.bmm(left, right).sum(0))
+    elif out.is_contiguous():
+        torch.bmm(left, right, out=out.flatten(0, 1))
+    else:
+        out.copy_(torch.bmm(left, right).view(out.shape))
 
 
 def _add_products(total: Tensor, weights: Tensor, rows: Tensor, factor: float) -> None:
@@ -288,6 +372,7 @@ def _add_products(total: Tensor, weights: Tensor, rows: Tensor, factor: float) -
         total: [b, h, k, D]
         weights: W, [b * h, n, k]
         rows: R, [b * h, n, D]
+        factor: a number
     """
     if total.shape[0] == 1 and rows.shape[2] >= NARROW:
         total[0].baddbmm_(weights.transpose(1, 2), rows, alpha=factor)
