@@ -39,7 +39,7 @@ def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
             with_gain = steps.apply_gain(weights, block, part.gain)
             mixed = steps.mixed(with_gain, part)  # [b * h', n, k]
             if steps.dropout_p > 0:
-                # not in place: these may be the weights that are kept
+                # Not in place: these may be the weights that are kept for the backward pass.
                 mask = steps.dropout_mask(block, mixed.shape)
                 mixed = torch.mul(mixed, mask, out=mask)
             rows = product(mixed, part.value, steps.dropout_scale)  # [b * h', n, Dv]
@@ -50,23 +50,29 @@ def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
 
 
 def product(a: Tensor, b: Tensor, alpha: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """Return alpha A B, [batch, m, n], for A [batch, m, k] and B [batch, k, n].
+    """Return alpha A B, [batch, m, n].
 
-    Narrow ones are computed as (B^T A^T)^T.
+    Args:
+        a: A, [batch, m, k]
+        b: B, [batch, k, n]
+        alpha: a number
+        out: memory for the result, of any strides; None for new memory
     """
     if a.is_cpu and b.shape[2] < NARROW <= a.shape[1]:
+        # MKL is slow where the result has few columns. (B^T A^T)^T has few rows instead.
         found = product(b.transpose(1, 2), a.transpose(1, 2), alpha).transpose(1, 2)
         return found if out is None else out.copy_(found)
     if out is None:
         out = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+    # beta = 0: what `out` holds, even NaN, does not count
     return torch.baddbmm(out, a, b, beta=0, alpha=alpha, out=out)
 
 
 def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
     """Return the block's part of the inputs, shaped for products of matrices; masks stay whole.
 
-    Views are cheap, but not while another thread runs Python. The caller makes all of them before
-    threads start. Their shapes:
+    The caller makes all of these views before threads start, because a thread that makes one may
+    have to wait until another one lets Python go. Their shapes:
 
         query           [b * h, n, D]
         key             [b * h, k, D]
@@ -87,7 +93,8 @@ def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
         else:
             parts[name] = block.part(name, tensor)
     if "relative_query" in parts:
-        parts["relative_query"] = parts["relative_query"].transpose(0, 1).flatten(1, 2)
+        by_head = parts["relative_query"].transpose(0, 1)  # [h, b, n, R]
+        parts["relative_query"] = by_head.flatten(1, 2)
     return plan.inputs.with_tensors(parts)
 
 
@@ -109,8 +116,8 @@ class Steps:
         self.normalizer = NORMALIZERS[plan.inputs.normalizer]
         self.kept = kept
         self.written = written
-        self.memory: dict[str, Tensor] = {}
-        self.shaped: dict[tuple[Any, ...], Tensor] = {}
+        self.memory: dict[str, Tensor] = {}  # of each buffer, by its name
+        self.shaped: dict[tuple[Any, ...], Tensor] = {}  # views of it, by name and shape
 
         p = plan.inputs.dropout_p
         self.dropout_p = p
@@ -131,15 +138,20 @@ class Steps:
     def buffer(self, name: str, shape: tuple[int, ...], most: int | None = None) -> Tensor:
         """Return memory that every block reuses.
 
-        Fresh pages of the system cost as much as the sums in them.
+        Fresh pages of the system cost as much time as the sums that are written to them.
 
-        `most` is its size in the largest block; None for that of the scores.
+        Args:
+            name: of the buffer
+            shape: that it has in this block
+            most: numbers in the largest block; None for the scores of the largest block
         """
         view = self.shaped.get((name, shape))
-        if view is None:
-            if name not in self.memory:
-                self.memory[name] = self.plan.inputs.query.new_empty(most or self.plan.largest)
-            view = self.shaped[name, shape] = self.memory[name][: math.prod(shape)].view(shape)
+        if view is not None:
+            return view
+        if name not in self.memory:
+            self.memory[name] = self.plan.inputs.query.new_empty(most or self.plan.largest)
+        view = self.memory[name][: math.prod(shape)].view(shape)
+        self.shaped[name, shape] = view
         return view
 
     def lasting(self, name: str, block: Block, shape: tuple[int, ...]) -> Tensor:
@@ -157,7 +169,11 @@ class Steps:
     def weights(self, block: Block, part: AttentionInputs) -> tuple[Tensor, Tensor]:
         """Return the scores and P, [b * h, n, k]; with a sink one more column, [b * h, n, k + 1].
 
-        Where the normalizer's gradient reads no scores, P overwrites them.
+        Where the normalizer's gradient reads no scores, P overwrites them: both are one tensor.
+
+        Args:
+            block: the block
+            part: the block's part of the inputs, as `inputs_of` shapes it
         """
         b, h, n, k = block.shape
         width = k if part.sink is None else k + 1
@@ -168,6 +184,7 @@ class Steps:
         if self.kept is not None and self.written:
             return scores, weights
 
+        # scale * Q K^T, mixed
         of_keys = scores[..., :k]
         if part.score_mixing is None:
             product(part.query, part.key.transpose(1, 2), self.scale, of_keys)
@@ -175,14 +192,19 @@ class Steps:
             products = self.products(block)
             product(part.query, part.key.transpose(1, 2), self.scale, products)
             of_keys.copy_(self.mix(products, part.score_mixing, "mixed products"))
+
+        # One more column, which no mask and no bias reaches
         if part.sink is not None:
             scores.view(b, h, n, k + 1)[..., k] = part.sink[:, None]
+
+        # Relative scores, biases and masks
         by_head = of_keys.view(b, h, n, k)
         if part.relative_query is not None and part.relative_key is not None:
             distances, shifted = self.distances(block, b)
             torch.bmm(part.relative_query, part.relative_key.transpose(1, 2), out=distances)
             by_head.add_(shifted)
         self.plan.masks.add_to(by_head, block)
+
         return scores, self.normalizer.weights(scores, self.plan.masks.seen, weights)
 
     def products(self, block: Block) -> Tensor:
@@ -274,13 +296,21 @@ class Steps:
         return self.mix_arranged(arranged, mixing, weights.shape[1], name)
 
     def mix_arranged(self, weights: Tensor, mixing: Tensor, n: int, name: str = "mixed") -> Tensor:
-        """Return the same for weights that are `arranged`."""
+        """Return sum_j M[j, i] P_j, [b * h', n, k], for weights that are `arranged`.
+
+        Args:
+            weights: P, [b, h, n * k] or [b * n, h, k]
+            mixing: M, [H, H'] or [b, n, H, H']
+            n: queries of the block
+            name: of the buffer for the result
+        """
         heads = mixing.shape[-1]
         if mixing.dim() == 2:
             mixed = self.buffer(name, (weights.shape[0], heads, weights.shape[2]))
             torch.bmm(mixing.t().expand(weights.shape[0], -1, -1), weights, out=mixed)
             return mixed.view(weights.shape[0] * heads, n, -1)
 
+        # The products are arranged by query. Of several sentences they are copied to `name`.
         several = mixing.shape[0] > 1
         found_in = "mixed by query" if several else name
         mixed = self.buffer(found_in, (weights.shape[0], heads, weights.shape[2]))
@@ -295,6 +325,7 @@ class Steps:
             factor: left, [b, n, h, R]; in the backward pass right
             name: of the buffer for the result
         """
+        # The largest block has largest / h pairs of a query and a key.
         rank = factor.shape[3]
         most = self.plan.largest // weights.shape[1] * rank
         sums = self.buffer(name, (weights.shape[0], rank, weights.shape[2]), most)
@@ -318,7 +349,10 @@ class Steps:
     def _by_head(self, mixed: Tensor, n: int, name: str) -> Tensor:
         """Return matrices by query, [b * n, h', k], as [b * h', n, k].
 
-        `name` is that of the buffer for a copy, which several sentences need; empty for one.
+        Args:
+            mixed: the matrices
+            n: queries of the block
+            name: of the buffer for a copy, which several sentences need; empty for one sentence
         """
         mixed = mixed.unflatten(0, (-1, n)).transpose(1, 2)  # [b, h', n, k]
         if name:
@@ -328,11 +362,15 @@ class Steps:
     # ---- dropout -------------------------------------------------------------------------------
 
     def dropout_mask(self, block: Block, shape: tuple[int, ...]) -> Tensor:
-        """Return dropout's ones and zeros for the block, the same in both passes."""
+        """Return dropout's ones and zeros for the block, the same in both passes.
+
+        A weight stays if its draw, an integer of 16 or 32 bits, is at least as large as the share p
+        of all of them.
+        """
         mask = self.buffer("dropout mask", shape)
         values = torch.iinfo(self.draw)
         drop = round(self.dropout_p * (values.max - values.min + 1))
-        if drop > values.max - values.min:
+        if drop > values.max - values.min:  # p is 1, and no integer is as large as this bound
             return mask.zero_()
         self.generator.manual_seed((self.seed + block.number) % 2**63)
         # Several draws in one number take a fifth of the time of bernoulli_.

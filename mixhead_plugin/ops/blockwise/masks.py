@@ -12,9 +12,14 @@ from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 INF = float("inf")
 WHOLE = slice(None)
 OUTPUT = ("B", "H'", "Nq", "Dv")
-# tensors that are [B, heads, positions, size]
-MATRICES = {"query": ("H", "Nq"), "key": ("H", "Nk"), "value": ("H'", "Nk"), "output": ("H'", "Nq")}
-# columns; with fewer, MKL's products take up to four times as long, and torch's softmax six times
+# Which heads and positions the tensors have that are [B, heads, positions, size].
+MATRICES = {
+    "query": ("H", "Nq"),
+    "key": ("H", "Nk"),
+    "value": ("H'", "Nk"),
+    "output": ("H'", "Nq"),
+}
+# Columns. With fewer, MKL's products take up to four times as long, and torch's softmax six times.
 NARROW = 16
 
 
@@ -50,10 +55,12 @@ class Block:
     @cached_property
     def shape(self) -> tuple[int, int, int, int]:
         """The block's b, h, n and k."""
-        b, h, n, k = (
-            part.stop - part.start for part in (self.batch, self.heads, self.queries, self.keys)
+        return (
+            self.batch.stop - self.batch.start,
+            self.heads.stop - self.heads.start,
+            self.queries.stop - self.queries.start,
+            self.keys.stop - self.keys.start,
         )
-        return b, h, n, k
 
     @cached_property
     def cuts(self) -> dict[str, slice]:
@@ -80,8 +87,8 @@ class Block:
         dims = dimensions(name, tensor.dim())
         if len(dims) < tensor.dim():
             tensor = tensor[self.number]
-        cuts = self.cuts
-        return tensor[tuple([cuts.get(dim, WHOLE) for dim in dims])]
+        cuts = [self.cuts.get(dim, WHOLE) for dim in dims]
+        return tensor[tuple(cuts)]
 
     def matrices(self, name: str, tensor: Tensor) -> Tensor:
         """Return the block's part of queries, keys, values or outputs as [b * h, n or k, D].
@@ -89,8 +96,9 @@ class Block:
         With one sentence it is a view. This is the fast way: `part` and `flatten` take three times
         as long, and there are several of them in each block.
         """
-        heads = self.cuts[MATRICES[name][0]]
-        positions = self.cuts[MATRICES[name][1]]
+        which_heads, which_positions = MATRICES[name]
+        heads = self.cuts[which_heads]
+        positions = self.cuts[which_positions]
         if self.batch.stop - self.batch.start == 1:
             return tensor[self.batch.start, heads, positions]
         return tensor[self.batch, heads, positions].flatten(0, 1)
@@ -98,7 +106,13 @@ class Block:
 
 @cache
 def dimensions(name: str, number: int) -> tuple[str, ...]:
-    """Return the dimensions of an input or of the output that has `number` of them, or one less."""
+    """Return the dimensions of an input or of the output.
+
+    Args:
+        name: of an input, or "output"
+        number: of the dimensions; or one more than the input has, for a gradient with a term of
+            each block
+    """
     if name == "output":
         return OUTPUT
     for dims in DIMENSIONS[name]:
@@ -137,9 +151,10 @@ class BlockMasks:
         self.seen = self._every_query_sees_the_first_key()
 
     def _every_query_sees_the_first_key(self) -> bool:
-        """Return whether every query is known to see a key.
+        """Return whether every query is known to see the first key.
 
-        Looking for others would cost more than what the normalizers save if they know.
+        A query that sees another key instead is not looked for. It would cost more than what the
+        normalizers save if they know that every query sees one.
         """
         if self.n_keys == 0:
             return False
@@ -154,16 +169,19 @@ class BlockMasks:
         return True
 
     def unpadded(self, batches: Sequence[slice]) -> tuple[list[slice], list[bool]]:
-        """Return for each slice of the batch the span of keys that any of them has.
+        """Return the span of keys that any sentence has, and whether any lacks a key in the span.
 
-        Also whether any lacks a key there.
+        Both have an entry for each slice of the batch.
         """
         if self.padding is None:
             return [slice(0, self.n_keys)] * len(batches), [False] * len(batches)
-        spans = _spans(torch.stack([self.padding[some].amax(0) for some in batches]) != -INF)
-        spans = [self._wide(span) for span in spans]
-        padded = [self.padding[some, span].sum() for some, span in zip(batches, spans)]
-        return spans, (torch.stack(padded) != 0).tolist()
+        # 0 where a sentence of the slice has the key, -inf where none has it; [slices, Nk]
+        largest = torch.stack([self.padding[some].amax(0) for some in batches])
+        spans = [self._wide(span) for span in _spans(largest != -INF)]
+        # 0 where no key in the span is hidden, else -inf
+        sums = [self.padding[some, span].sum() for some, span in zip(batches, spans)]
+        padded = torch.stack(sums) != 0
+        return spans, padded.tolist()
 
     def _wide(self, span: slice) -> slice:
         """Return a span with at least NARROW keys, if it is not empty and there are so many."""
@@ -175,26 +193,40 @@ class BlockMasks:
     def visible_and_biased(self, queries: Sequence[slice]) -> tuple[list[slice], list[slice]]:
         """Return for each slice of queries the keys that attn_mask shows, and those it changes."""
         everything = [slice(0, self.n_keys)] * len(queries)
-        mask = self.attn_mask
+        nothing = [slice(0, 0)] * len(queries)
+        mask = self.attn_mask  # [1 or B, 1 or H, 1 or Nq, 1 or Nk]
         if mask is None:
-            return everything, [slice(0, 0)] * len(queries)
-        if mask.shape[2] == 1 or mask.shape[3] == 1 or mask[:, :, :1, :1].numel() > 1:
-            # the search is only for a plain mask [Nq, Nk], like a causal one
+            return everything, nothing
+        # Only a plain mask [Nq, Nk], like a causal one, is worth the search.
+        by_query_and_key = mask.shape[2] > 1 and mask.shape[3] > 1
+        by_sentence_or_head = mask.shape[0] * mask.shape[1] > 1
+        if by_sentence_or_head or not by_query_and_key:
             return everything, everything
+
         rows = [mask[0, 0, some] for some in queries]
-        largest = torch.stack([r.amax(0) for r in rows]).to(self.like.dtype)  # [blocks, Nk]
+        largest = torch.stack([r.amax(0) for r in rows]).to(self.like.dtype)  # [slices, Nk]
         visible = _spans(largest != -INF)
         if self.learned:
-            return visible, everything
+            return visible, everything  # a number that is 0 now has a gradient, too
         smallest = torch.stack([r.amin(0) for r in rows])
         return visible, _spans((largest != 0) | (smallest != 0))
 
+    def not_future(self, queries: slice) -> slice:
+        """Return the keys up to the position of the last of some queries, for a causal mask."""
+        return slice(0, max(0, queries.stop + self.past))
+
     def add_to(self, scores: Tensor, block: Block) -> None:
-        """Hide keys and add biases in place; scores [b, h, n, k]."""
+        """Hide keys and add biases in place.
+
+        Args:
+            scores: [b, h, n, k]
+            block: of these scores
+        """
         if self.attn_mask is not None:
             _biased(scores, block).add_(_part(self.attn_mask, block))
         if self.causal:
-            # the first key that the first query does not see
+            # The first key that the block's first query does not see. The other queries see it or
+            # not, but all see the keys before it, so these need no mask.
             first = block.queries.start + self.past + 1
             start = max(first, block.keys.start)
             if start < block.keys.stop:
@@ -221,7 +253,10 @@ def add_mask_grad(d_attn_mask: Tensor, d_scores: Tensor, block: Block) -> None:
 
 
 def _part(mask: Tensor, block: Block) -> Tensor:
-    """Return a view of attn_mask, or of its gradient, for the block's biased keys."""
+    """Return a view of attn_mask, or of its gradient, for the block's biased keys.
+
+    A dimension of 1, which is broadcast, stays.
+    """
     for dim, part in enumerate((block.batch, block.heads, block.queries, block.biased)):
         if mask.shape[dim] > 1:
             mask = mask.narrow(dim, part.start, part.stop - part.start)
@@ -230,7 +265,9 @@ def _part(mask: Tensor, block: Block) -> Tensor:
 
 def _biased(scores: Tensor, block: Block) -> Tensor:
     """Return a view of scores [b, h, n, k] for the block's biased keys."""
-    return scores[..., block.biased.start - block.keys.start : block.biased.stop - block.keys.start]
+    start = block.biased.start - block.keys.start
+    stop = block.biased.stop - block.keys.start
+    return scores[..., start:stop]
 
 
 def _spans(true: Tensor) -> list[slice]:
@@ -239,7 +276,7 @@ def _spans(true: Tensor) -> list[slice]:
     The slice of a row without True is empty.
     """
     n = true.shape[1]
-    number = true.to(torch.int8)
+    number = true.to(torch.int8)  # argmax takes no bool; it returns the first of equal numbers
     found = true.any(1)
     first = torch.where(found, number.argmax(1), 0)
     after = torch.where(found, n - number.flip(1).argmax(1), 0)

@@ -12,30 +12,40 @@ from mixhead_plugin.ops.precision import upcast
 BLOCK_SIZE = {"cpu": 2**18}
 BLOCK_SIZE_ELSEWHERE = 2**24
 MIN_QUERIES = 20  # fewer make slow matrix products
-# On a CPU fewer make slow products too: to avoid them a block is up to LARGER times as large, if 16
-# blocks remain for the cores. The number of threads must not decide, because dropout is drawn block
-# by block.
+# On a CPU fewer than these make slow products, too. To reach them a block is up to LARGER times as
+# large, if BLOCKS_FOR_CORES remain. The number of threads must not decide, because dropout is drawn
+# block by block: other blocks would drop other weights.
 MANY_QUERIES = 64
 LARGER = 4
+BLOCKS_FOR_CORES = 16
 # A causal mask hides half of a block on the diagonal. So a block has no more queries than this, if
 # other sentences can take the place of the rest.
 CAUSAL_QUERIES = 64
+# Where each query has an M of its own, several sentences in a block have to be copied for the
+# products. Fewer sentences than this cost more in copies than they save in blocks.
+SENTENCES_WORTH_COPIES = 4
 LINE = 16  # numbers; what a block keeps starts at a multiple of it
 
 
 def block_size(device: torch.device) -> int:
-    """Return how many scores a block holds, but for its least numbers of queries."""
+    """Return how many scores a block holds; it holds more to have its least number of queries."""
     return BLOCK_SIZE.get(device.type, BLOCK_SIZE_ELSEWHERE)
 
 
 class Plan:
     """The blocks of one call that see a key, the last queries first.
 
-    Causal blocks of later queries are larger.
+    Causal blocks of later queries are larger, and threads end together if they begin with these.
+
+    Args:
+        inputs: of the call
+        learned_mask: whether attn_mask needs a gradient
 
     Attributes:
         inputs: those of the call, in the dtype of the computation
         given: their tensors by name, without masks and seed
+        masks: which keys blocks see
+        blocks: in the order of their numbers
         largest: the size of the largest block of scores or of mixed weights
         most_distances: the most pairs of a query and a distance in any block
         complete: whether every query is in a block
@@ -44,10 +54,10 @@ class Plan:
     """
 
     def __init__(self, inputs: AttentionInputs, learned_mask: bool = False):
-        self.inputs = inputs = _in_dtype_of_computation(inputs)
-        self.given = inputs.given()
-        self.masks = BlockMasks(inputs, learned_mask)
-        self.blocks = _blocks(inputs, self.masks)
+        self.inputs = _in_dtype_of_computation(inputs)
+        self.given = self.inputs.given()
+        self.masks = BlockMasks(self.inputs, learned_mask)
+        self.blocks = _blocks(self.inputs, self.masks)
 
         self.keeps = ["weights"]
         if NORMALIZERS[inputs.normalizer].grad_reads_scores:
@@ -59,8 +69,8 @@ class Plan:
         self.most_distances = 0
         self.kept_numbers = 0
         self._rooms: list[slice] = []  # of the kept numbers of each block
+        sink = 0 if inputs.sink is None else 1  # columns of a row of scores that are no key
         queries = 0
-        sink = 0 if inputs.sink is None else 1
         for block in self.blocks:
             b, h, n, k = block.shape
             mixed_heads = block.mixed_heads.stop - block.mixed_heads.start
@@ -71,7 +81,8 @@ class Plan:
             room = len(self.keeps) * _whole_lines(b * h * n * (k + sink))
             self._rooms.append(slice(self.kept_numbers, self.kept_numbers + room))
             self.kept_numbers += room
-        self.complete = bool(self.blocks) and queries == inputs.query.shape[:3].numel()
+        every_query = self.inputs.query.shape[:3].numel()
+        self.complete = bool(self.blocks) and queries == every_query
 
     def kept_at(self, name: str, block: Block) -> int:
         """Return where one of `keeps` of a block starts among the kept numbers."""
@@ -88,16 +99,17 @@ def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
     dtype = upcast(inputs.query).dtype
     tensors = {name: tensor.to(dtype) for name, tensor in inputs.given().items()}
     if inputs.relative_key is not None:
+        # The rows of keys after their queries may be missing. Zeros in their place add nothing.
         distances = inputs.query.shape[2] + inputs.key.shape[2] - 1
-        missing = max(0, distances - inputs.relative_key.shape[1])  # of keys after their queries
+        missing = max(0, distances - inputs.relative_key.shape[1])
         tensors["relative_key"] = F.pad(tensors["relative_key"], [0, 0, 0, missing])
     return inputs.with_tensors(tensors)
 
 
 def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
-    n_keys = inputs.key.shape[2]
+    """Return the blocks of a call. Queries that see no key are in none; their output stays 0."""
     batches, heads, queries = _cut(inputs)
-    if not (batches and heads and queries and n_keys):
+    if not (batches and heads and queries and inputs.key.shape[2]):
         return []
 
     visible, biased = masks.visible_and_biased(queries)
@@ -106,27 +118,23 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
     # the number of the last block, by site: its batch elements and heads
     latest: dict[tuple[int, int], int] = {}
     for t in reversed(range(len(queries))):
-        rows = queries[t]
-        for s, some in enumerate(batches):
+        for s in range(len(batches)):
             keys = _common(visible[t], unpadded[s])
             if inputs.causal:
-                keys = _common(keys, slice(0, max(0, rows.stop + masks.past)))
+                keys = _common(keys, masks.not_future(queries[t]))
             if keys.start == keys.stop:
                 continue
             for some_heads in heads:
-                mixed_heads = some_heads
-                if inputs.mixing is not None:
-                    mixed_heads = slice(0, inputs.value.shape[1])
                 site = (s, some_heads.start)
                 block = Block(
                     number=len(blocks),
                     previous=latest.get(site, -1),
-                    batch=some,
+                    batch=batches[s],
                     heads=some_heads,
-                    mixed_heads=mixed_heads,
-                    queries=rows,
+                    mixed_heads=_mixed_heads(inputs, some_heads),
+                    queries=queries[t],
                     keys=keys,
-                    distances=_distances(rows, keys, inputs.query.shape[2]),
+                    distances=_distances(queries[t], keys, inputs.query.shape[2]),
                     biased=_common(keys, biased[t]),
                     padded=padded[s],
                 )
@@ -135,8 +143,16 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
     return blocks
 
 
+def _mixed_heads(inputs: AttentionInputs, heads: slice) -> slice:
+    """Return the heads of values and outputs in a block with some heads of queries and keys."""
+    if inputs.mixing is None:
+        return heads
+    # A block that mixes has all heads. M may turn them into more or fewer, H'.
+    return slice(0, inputs.value.shape[1])
+
+
 def _distances(queries: slice, keys: slice, n_queries: int) -> slice:
-    """Return the distances k - t + Nq - 1 from some queries t to some keys k."""
+    """Return the span of k - t + Nq - 1 for some queries t and some keys k, of Nq queries."""
     smallest = keys.start - (queries.stop - 1) + n_queries - 1
     largest = (keys.stop - 1) - queries.start + n_queries - 1
     return slice(smallest, largest + 1)
@@ -144,34 +160,43 @@ def _distances(queries: slice, keys: slice, n_queries: int) -> slice:
 
 def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]]:
     """Return slices of batches, heads and queries for blocks of the size that suits the device."""
-    batch, heads, n_queries, _ = inputs.query.shape
+    n_sentences, n_heads, n_queries, _ = inputs.query.shape
     pairs = block_size(inputs.query.device) // max(1, inputs.key.shape[2])  # of a head and a query
     most, wanted = _room_for_queries(inputs, pairs)
 
-    together = _heads_together(inputs, most, wanted)
-    rows = _queries_together(n_queries, together, pairs, most, wanted)
-    may_share = together == heads and not _mixes_by_query(inputs)
-    if inputs.causal and may_share and rows <= batch * CAUSAL_QUERIES:
-        rows = min(rows, CAUSAL_QUERIES)
-    some = 1
-    if together == heads:
-        some = _sentences_together(inputs, pairs // (max(1, together) * rows))
-    return _slices(batch, some), _slices(heads, together), _slices(n_queries, rows)
+    heads = _heads_together(inputs, most, wanted)
+    queries = _queries_together(n_queries, heads, pairs, most, wanted)
+    sentences = 1
+    if heads == n_heads:
+        may_share = not _mixes_by_query(inputs)
+        if inputs.causal and may_share and queries <= n_sentences * CAUSAL_QUERIES:
+            queries = min(queries, CAUSAL_QUERIES)
+        sentences = _sentences_together(inputs, pairs // (max(1, heads) * queries))
+    return _slices(n_sentences, sentences), _slices(n_heads, heads), _slices(n_queries, queries)
 
 
 def _room_for_queries(inputs: AttentionInputs, pairs: int) -> tuple[int, int]:
     """Return how many pairs of a head and a query a block may have, and the queries wanted.
 
-    A block may have that many pairs in order to reach the wanted number of queries.
+    Args:
+        inputs: of the call
+        pairs: of a head and a query that fill a block of the usual size. A block may have more in
+            order to reach the wanted number of queries.
     """
     positions = inputs.query.shape[0] * inputs.query.shape[2]
-    if inputs.query.is_cpu and positions >= 16 * MANY_QUERIES:
+    if inputs.query.is_cpu and positions >= BLOCKS_FOR_CORES * MANY_QUERIES:
         return LARGER * pairs, MANY_QUERIES
     return pairs, MIN_QUERIES
 
 
 def _heads_together(inputs: AttentionInputs, most: int, wanted: int) -> int:
-    """Return the heads of a block: all if heads mix, else as many as leave room for the queries."""
+    """Return the heads of a block: all if heads mix, else as many as leave room for the queries.
+
+    Args:
+        inputs: of the call
+        most: pairs of a head and a query
+        wanted: queries
+    """
     heads = inputs.query.shape[1]
     if inputs.mixes() or inputs.score_mixing is not None:
         return max(1, heads)
@@ -179,26 +204,37 @@ def _heads_together(inputs: AttentionInputs, most: int, wanted: int) -> int:
 
 
 def _queries_together(n_queries: int, heads: int, pairs: int, most: int, wanted: int) -> int:
-    """Return the queries of a block, at least MIN_QUERIES unless there are fewer."""
+    """Return the queries of a block, at least MIN_QUERIES unless there are fewer.
+
+    Args:
+        n_queries: of the call
+        heads: of the block
+        pairs: of a head and a query that fill a block of the usual size
+        most: pairs that a block may have to reach `wanted`
+        wanted: queries
+    """
     fitting = pairs // heads
     larger = min(wanted, most // heads)
-    rows = max(MIN_QUERIES, fitting, larger)
-    return max(1, min(n_queries, rows))
+    queries = max(MIN_QUERIES, fitting, larger)
+    return max(1, min(n_queries, queries))
 
 
 def _sentences_together(inputs: AttentionInputs, fitting: int) -> int:
     """Return the sentences of a block, if `fitting` have the size of one."""
-    some = max(1, min(inputs.query.shape[0], fitting))
-    if _mixes_by_query(inputs) and some < 4:
-        return 1  # mixing several sentences copies them, which costs more than further blocks
-    return some
+    sentences = max(1, min(inputs.query.shape[0], fitting))
+    if _mixes_by_query(inputs) and sentences < SENTENCES_WORTH_COPIES:
+        return 1
+    return sentences
 
 
 def _mixes_by_query(inputs: AttentionInputs) -> bool:
     """Return whether each query has an M or L of its own."""
     if inputs.factors() is not None:
         return True
-    return any(m is not None and m.dim() == 4 for m in (inputs.mixing, inputs.score_mixing))
+    for matrix in (inputs.mixing, inputs.score_mixing):
+        if matrix is not None and matrix.dim() == 4:
+            return True
+    return False
 
 
 def _slices(n: int, size: int) -> list[slice]:
