@@ -37,9 +37,12 @@ IMPLEMENTATIONS = {
     ),
 }
 
-
-# what every implementation computes with
+# What every implementation computes with.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# These have one dtype.
+AS_THE_QUERY = ("query", "key", "value", "relative_query", "relative_key")
+# Where rows are as short as this, all weights of a call are so few that blocks do not pay.
+SHORT_ROWS = 16
 
 
 def implementation_problem(impl: str) -> str:
@@ -139,7 +142,9 @@ def attention(
         scale=_usual_scale(query) if scale is None else scale,
     ).with_mixing(mixing)
     out, weights = attend_with_weights(inputs, impl, need_weights)
-    return out if weights is None else (out, weights)
+    if weights is None:
+        return out
+    return out, weights
 
 
 def _check_mixing(mixing: object) -> None:
@@ -157,10 +162,10 @@ def _check_mixing(mixing: object) -> None:
 
 
 def _usual_scale(query: Tensor) -> float:
-    """Return D ** -0.5; 1 where D is 0, and for a tensor that `check` refuses."""
+    """Return D ** -0.5; 1 where D is 0."""
     if query.is_nested:
-        return 1.0
-    # `numel` is a number while torch.jit.trace runs; an entry of the shape would be a tensor there
+        return 1.0  # it has no shape, and `check` will refuse it
+    # `numel` is a number while torch.jit.trace runs; an entry of the shape would be a tensor there.
     return max(1, query.shape[-1:].numel()) ** -0.5
 
 
@@ -169,7 +174,14 @@ def attend_with_weights(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output of `attention` and, where needed, the mixed weights.
 
-    Only "reference" computes the weights.
+    Args:
+        inputs: of the call
+        impl: "auto" or a key of `IMPLEMENTATIONS`
+        need_weights: whether to return the weights; then "reference" computes all, because no other
+            implementation ever holds them
+
+    Returns:
+        output [B, H', Nq, Dv], and the weights [B, H', Nq, Nk] before dropout or None
     """
     if not need_weights:
         return attend(inputs, impl), None
@@ -182,15 +194,43 @@ def attend(inputs: AttentionInputs, impl: str) -> Tensor:
     check(inputs, impl)
     if impl == "auto":
         impl = fastest(inputs)
-    elif impl == "triton" and (problem := triton_problem(inputs)):
-        raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
-    elif impl != "reference" and (kind := unserved(inputs)):
-        raise no_derivative(impl, kind)
-    return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
+        if impl == "fused":
+            return fused.fused_attention(inputs)
+        return IMPLEMENTATIONS[impl].run(inputs)
+
+    # An explicit choice runs or raises.
+    if impl == "triton":
+        problem = triton_problem(inputs)
+        if problem:
+            raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
+    if impl != "reference":
+        lacking = unserved(inputs)
+        if lacking:
+            raise no_derivative(impl, lacking)
+    return IMPLEMENTATIONS[impl].run(inputs)
 
 
 def check(inputs: AttentionInputs, impl: str) -> None:
-    """Refuse inputs that do not fit together, and names that are unknown."""
+    """Refuse inputs that do not fit together, and names that are unknown.
+
+    A tiny call takes much of its time here. So names are made readable only where something is
+    wrong.
+
+    Raises:
+        ValueError, TypeError: as `attention`
+    """
+    _check_options(inputs, impl)
+    given = inputs.given()
+    _check_tensors(inputs, given)
+    _check_dimensions(given)
+    _check_dtypes(inputs, given)
+    _check_shapes(inputs, given)
+    _check_attn_mask(inputs)
+    _check_padding_mask(inputs)
+
+
+def _check_options(inputs: AttentionInputs, impl: str) -> None:
+    """Refuse names that are unknown, and options that do not fit together."""
     if inputs.normalizer not in NORMALIZERS:
         raise ValueError(
             f"normalizer {inputs.normalizer!r}: must be one of {', '.join(NORMALIZERS)}"
@@ -201,64 +241,22 @@ def check(inputs: AttentionInputs, impl: str) -> None:
         raise ValueError(f"scale {inputs.scale}: must be a float, not a tensor")
     if not 0.0 <= inputs.dropout_p <= 1.0:
         raise ValueError(f"dropout_p {inputs.dropout_p}: must be a probability")
-    if inputs.sink is not None and (problem := sink_problem(inputs.normalizer)):
-        raise ValueError(f"sink: {problem}")
+    if inputs.sink is not None:
+        problem = sink_problem(inputs.normalizer)
+        if problem:
+            raise ValueError(f"sink: {problem}")
     factors = (inputs.mixing_left, inputs.mixing_right, inputs.mixing_diagonal)
     if inputs.mixing is not None and any(factor is not None for factor in factors):
         raise ValueError("mixing: must be M or its factors, not both; with_mixing() sets one")
 
-    # A tiny call takes much of its time here. So names are made readable only where something is
-    # wrong.
-    given = inputs.given()
-    _check_kinds(inputs, given)
-    for name in ("query", "key", "value"):
-        tensor = given[name]
-        if tensor.dim() != 4:
-            raise ValueError(
-                f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]"
-            )
-    for name, tensor in given.items():
-        if tensor.dtype not in FLOATS:
-            raise TypeError(
-                f"{_shown(name)} is {tensor.dtype}: must be float16, bfloat16, float32 or float64"
-            )
-        if name in AS_THE_QUERY and tensor.dtype != inputs.query.dtype:
-            raise TypeError(
-                f"{_shown(name)} is {tensor.dtype}: must be {inputs.query.dtype}, as the query"
-            )
 
-    batch, heads, n_queries, head_dim = inputs.query.shape
-    n_keys = inputs.key.shape[2]
-    sizes = {
-        "B": batch,
-        "H": heads,
-        "Nq": n_queries,
-        "Nk": n_keys,
-        "P": max(0, n_queries + n_keys - 1),
-        "D": head_dim,
-        "H'": heads if inputs.mixing is None else inputs.value.shape[1],
-        "Dv": inputs.value.shape[3],
-    }
-    if inputs.relative_query is not None:
-        sizes["R"] = inputs.relative_query.shape[-1]
-    if inputs.mixing_left is not None:
-        sizes["rank"] = inputs.mixing_left.shape[-1:].numel()
-    for name, tensor in given.items():
-        fitting = [tuple([sizes[dim] for dim in shape]) for shape in DIMENSIONS[name]]
-        _check_shape(name, tensor, fitting)
-    _check_masks(inputs.attn_mask, inputs.key_padding_mask, (batch, heads, n_queries, n_keys))
+def _check_tensors(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
+    """Refuse what is no dense tensor on the device of the query.
 
-
-AS_THE_QUERY = ("query", "key", "value", "relative_query", "relative_key")  # these have one dtype
-
-
-def _shown(name: str) -> str:
-    """Return the name of an input as the caller of `attention` wrote it."""
-    return name.replace("relative_", "relative.").replace("mixing_", "mixing.")
-
-
-def _check_kinds(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
-    """Refuse what is no dense tensor on the device of the query."""
+    Args:
+        inputs: of the call
+        given: its tensors by name, without masks
+    """
     tensors = dict(given)
     if inputs.attn_mask is not None:
         tensors["attn_mask"] = inputs.attn_mask
@@ -277,22 +275,89 @@ def _check_kinds(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
             )
 
 
-def _check_masks(mask: Tensor | None, padding: Tensor | None, full: tuple[int, ...]) -> None:
-    if mask is not None:
-        if mask.dtype not in FLOATS:
-            floats = "float16, bfloat16, float32 or float64"
+def _check_dimensions(given: dict[str, Tensor]) -> None:
+    """Refuse a query, key or value that has not four dimensions."""
+    for name in ("query", "key", "value"):
+        shape = given[name].shape
+        if len(shape) != 4:
+            raise ValueError(f"{name} {list(shape)}: must be [batch, heads, positions, head size]")
+
+
+def _check_dtypes(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
+    """Refuse dtypes that no implementation computes with, and ones that differ from the query's."""
+    for name, tensor in given.items():
+        if tensor.dtype not in FLOATS:
             raise TypeError(
-                f"attn_mask is {mask.dtype}: must be {floats}, which is added; -inf hides a key"
+                f"{_shown(name)} is {tensor.dtype}: must be float16, bfloat16, float32 or float64"
             )
-        if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], full[::-1])):
-            raise ValueError(f"attn_mask {list(mask.shape)}: must be broadcastable to {list(full)}")
-    if padding is not None:
-        if padding.dtype != torch.bool:
-            raise TypeError(f"key_padding_mask is {padding.dtype}: must be bool, True hides a key")
-        _check_shape("key_padding_mask", padding, [(full[0], full[3])])
+        if name in AS_THE_QUERY and tensor.dtype != inputs.query.dtype:
+            raise TypeError(
+                f"{_shown(name)} is {tensor.dtype}: must be {inputs.query.dtype}, as the query"
+            )
+
+
+def _check_shapes(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
+    """Refuse shapes that are none of those in DIMENSIONS for the sizes of query, key and value."""
+    batch, heads, n_queries, head_dim = inputs.query.shape
+    n_keys = inputs.key.shape[2]
+    sizes = {
+        "B": batch,
+        "H": heads,
+        "Nq": n_queries,
+        "Nk": n_keys,
+        "P": max(0, n_queries + n_keys - 1),
+        "D": head_dim,
+        "H'": heads if inputs.mixing is None else inputs.value.shape[1],
+        "Dv": inputs.value.shape[3],
+    }
+    if inputs.relative_query is not None:
+        sizes["R"] = inputs.relative_query.shape[-1]
+    if inputs.mixing_left is not None:
+        sizes["rank"] = inputs.mixing_left.shape[-1:].numel()  # 1 where there is no dimension
+    for name, tensor in given.items():
+        fitting = []
+        for dims in DIMENSIONS[name]:
+            shape = [sizes[dim] for dim in dims]
+            fitting.append(tuple(shape))
+        _check_shape(name, tensor, fitting)
+
+
+def _check_attn_mask(inputs: AttentionInputs) -> None:
+    """Refuse an attn_mask that cannot be added to the scores [B, H, Nq, Nk]."""
+    mask = inputs.attn_mask
+    if mask is None:
+        return
+    if mask.dtype not in FLOATS:
+        floats = "float16, bfloat16, float32 or float64"
+        raise TypeError(
+            f"attn_mask is {mask.dtype}: must be {floats}, which is added; -inf hides a key"
+        )
+    full = [*inputs.query.shape[:3], inputs.key.shape[2]]
+    fits = mask.dim() <= 4
+    for size, wanted in zip(mask.shape[::-1], full[::-1]):  # dimensions in front may be missing
+        if size not in (1, wanted):
+            fits = False
+    if not fits:
+        raise ValueError(f"attn_mask {list(mask.shape)}: must be broadcastable to {full}")
+
+
+def _check_padding_mask(inputs: AttentionInputs) -> None:
+    """Refuse a key_padding_mask that is no bool [B, Nk]."""
+    mask = inputs.key_padding_mask
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise TypeError(f"key_padding_mask is {mask.dtype}: must be bool, True hides a key")
+    _check_shape("key_padding_mask", mask, [(inputs.query.shape[0], inputs.key.shape[2])])
+
+
+def _shown(name: str) -> str:
+    """Return the name of an input as the caller of `attention` wrote it."""
+    return name.replace("relative_", "relative.").replace("mixing_", "mixing.")
 
 
 def _check_shape(name: str, tensor: Tensor, fitting: Sequence[tuple[int, ...]]) -> None:
+    """Refuse a tensor whose shape is none of some."""
     for shape in fitting:
         if len(shape) == tensor.dim() and tensor.shape == shape:
             return
@@ -308,25 +373,28 @@ def fastest(inputs: AttentionInputs) -> str:
     """
     query, key = inputs.query, inputs.key
     if query.device.type == "meta" or exporting():
-        # counters of FLOPs and exported programs know its operations, and it asks for no sizes
+        # Counters of FLOPs and exported programs know its operations, and it asks for no sizes.
         return "reference"
-    if query.shape[2] <= 1:  # a step of decoding
+    if query.shape[2] <= 1:
+        # In a step of decoding there is one row a head, and nothing to save.
         return "reference"
     if transformations():
-        return "reference"  # the only one that serves torch.func, and forward mode
+        # It is the only one that serves torch.func, and forward mode.
+        return "reference"
     if fused.serves(inputs):
         return "fused"
     # Nobody has reported from one of AMD's GPUs yet, so the kernels must be asked for there.
     kernels_allowed = query.device.type != "cpu" and torch.version.hip is None
     if kernels_allowed and not triton.slower_than_blocks(inputs) and not triton_problem(inputs):
         return "triton"
-    # All weights take no more memory than the queries. Computing them again in the backward pass
-    # pays where blocks keep them in the cache.
-    n_keys, head_dim = key.shape[2], query.shape[3]
-    if n_keys <= head_dim and (
-        n_keys <= 16 or query.shape[:3].numel() * n_keys <= block_size(query.device)
-    ):
-        return "reference"
+    # With no more keys than numbers in a head, all weights take no more memory than the queries.
+    # Then blocks save no memory worth the name. They save time only where all weights would not
+    # fit the cache.
+    n_keys = key.shape[2]
+    if n_keys <= query.shape[3]:
+        weights = query.shape[:3].numel() * n_keys
+        if n_keys <= SHORT_ROWS or weights <= block_size(query.device):
+            return "reference"
     return "blockwise"
 
 

@@ -1,14 +1,22 @@
 """Normalizers: how one row of scores becomes attention weights, and how a gradient goes back.
 
-Scores are ``[..., K]`` in float32 or float64, ``-inf`` where a key is hidden. Weights are exactly 0
-for a hidden key and in a row without any visible key; so are the gradients of such scores. The
-gradient of 0/0 is 0.
+Each normalizer is two functions, and a row of NORMALIZERS at the end of this file.
 
-`weights(scores, seen=False, out=None)`: `seen` promises that every row has a visible key, which
-saves time. `out` is memory for the weights, for callers without autograd. TorchScript compiles
-these functions. A sink is one more key in each row, as `reference.append_sink` adds it; the
-functions need not know. `grad(scores, weights, d_weights, out)` writes d_scores to `out`, which
-shares memory with no other argument.
+    weights(scores, seen=False, out=None) -> weights
+        scores   [..., K] in float32 or float64, -inf where a key is hidden
+        seen     whether the caller knows that every row has a visible key, which saves time
+        out      memory for the weights, for callers without autograd; None for new memory
+        weights  [..., K]; exactly 0 for a hidden key, and in a row without any visible key
+
+    grad(scores, weights, d_weights, out) -> d_scores
+        scores, weights  as above, [..., K]
+        d_weights        the gradient of the weights, [..., K]
+        out              memory for d_scores, which shares none with the other arguments
+        d_scores         [..., K]; exactly 0 where the weights are 0 as above; that of 0/0 is 0
+
+TorchScript compiles the functions for weights. So they are written without what it lacks, and take
+every argument of another type than Tensor with its type. A sink is one more key in each row, as
+`reference.append_sink` adds it; the functions need not know of it.
 
 The definitions of `unnormalized` and `relu2` leave nothing to shift. So exp(s) is infinite from s =
 89 on in float32, s^2 from 2e19 on, and gradients are NaN or infinite. fairseq takes no step by such
@@ -28,17 +36,23 @@ class Normalizer(NamedTuple):
 
     weights: Callable[..., Tensor]
     grad: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    grad_reads_scores: bool  # otherwise the gradient reads the weights alone
+    # Whether `grad` reads the scores. If not, an implementation may write the weights over them.
+    grad_reads_scores: bool
     formula: str
     source: str
-    takes_sink: bool = False  # whether one more key of score 0 changes the other weights
-    jumps: bool = False  # whether the gradient has two values where a score is 0, one on each side
+    # Whether one more key changes the weights of the others. Without that a sink has no effect.
+    takes_sink: bool = False
+    # Whether the gradient has two values where a score is 0, one on each side.
+    jumps: bool = False
+
+
+# ---- what several of them need ------------------------------------------------------------------
 
 
 def _largest(scores: Tensor) -> Tensor:
     """Return the largest score of each row, [..., 1], without gradient; 0 if there are no keys."""
     scores = scores.detach()
-    if scores.size(-1) == 0:  # amax of nothing is an error
+    if scores.size(-1) == 0:  # amax of no numbers is an error, their sum is 0
         return scores.sum(-1, keepdim=True)
     return scores.amax(-1, keepdim=True)
 
@@ -67,16 +81,24 @@ def _finite(largest: Tensor) -> Tensor:
 def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor:
     """Return weights / total, with 0/0 = 0 and no gradient there.
 
-    Dividing by infinity gives both.
+    Args:
+        weights: [..., K]
+        total: of each row, [..., 1]
+        out: memory for the result; None for new memory, with autograd
     """
-    total = total.masked_fill(total == 0, float("inf"))
-    return weights / total if out is None else torch.div(weights, total, out=out)
+    total = total.masked_fill(total == 0, float("inf"))  # 0 / inf is 0, and so is its derivative
+    if out is None:
+        return weights / total
+    return torch.div(weights, total, out=out)
 
 
 def _length(weights: Tensor, out: Tensor | None) -> Tensor:
     """Return the 2-norm of each row, [..., 1].
 
-    With gradients a norm of 0 is infinity, because 0 has no derivative.
+    Args:
+        weights: [..., K]
+        out: memory of the caller, which shows that it goes without autograd; it is not used here.
+            With autograd a norm of 0 becomes infinity, because a root of 0 has no derivative.
     """
     if out is not None:
         return torch.linalg.vector_norm(weights, dim=-1, keepdim=True)
@@ -86,34 +108,49 @@ def _length(weights: Tensor, out: Tensor | None) -> Tensor:
 
 @torch.jit.unused
 def exporting() -> bool:
-    """Return whether torch records a program.
+    """Return whether torch records a program, which must hold for other sizes than the example's.
 
-    It must not depend on the sizes of the example or on our operators.
-
-    `torch.export` does, and `torch.jit.trace`, by which the classic exporter to ONNX works.
+    `torch.export` does, and `torch.jit.trace`, by which the classic exporter to ONNX works. What
+    reads the program later does not know the operators of this plugin either.
     """
     is_exporting = getattr(torch.compiler, "is_exporting", None)  # torch 2.6 may lack it
     return torch.jit.is_tracing() or (is_exporting is not None and is_exporting())
 
 
 def _short(scores: Tensor) -> bool:
-    """Return whether rows fill no register of a CPU.
+    """Return whether rows are too short to fill a register of a CPU.
 
-    For them torch's softmax takes about six times as long.
+    For them torch's softmax takes about six times as long as single operations.
     """
     if not torch.jit.is_scripting() and exporting():
         return False
     return scores.is_cpu and scores.size(-1) < 16
 
 
+def _dot(weights: Tensor, d_weights: Tensor) -> Tensor:
+    """Return w.g, the products of each row, [..., 1]."""
+    return torch.linalg.vecdot(weights, d_weights)[..., None]
+
+
+def _tangent(weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    """Return g - w (w.g), the part of the gradient that keeps the length of a row."""
+    return torch.addcmul(d_weights, weights, _dot(weights, d_weights), value=-1, out=out)
+
+
+# ---- softmax ------------------------------------------------------------------------------------
+
+
 def softmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     if _short(scores):
         weights = torch.exp(_shifted(scores))
         return _divide(weights, weights.sum(-1, keepdim=True), out)
+
+    # torch's softmax of a row that sees nothing is 0/0. So such a row gets zeros as scores, and its
+    # weights become 0 afterwards.
     visible: Tensor | None = None
     if not seen:
         visible = _largest(scores) != float("-inf")  # [..., 1]
-        scores = torch.where(visible, scores, 0.0)  # a row that sees nothing would be 0/0
+        scores = torch.where(visible, scores, 0.0)
     if out is None:
         weights = torch.softmax(scores, -1)
         return weights if visible is None else weights * visible
@@ -124,24 +161,30 @@ def softmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Te
 def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     # w (g - w.g), with w the weights and g their gradient
     if _short(weights):
-        return torch.sub(
-            d_weights, torch.linalg.vecdot(weights, d_weights)[..., None], out=out
-        ).mul_(weights)
+        return torch.sub(d_weights, _dot(weights, d_weights), out=out).mul_(weights)
     return torch._softmax_backward_data(d_weights, weights, -1, weights.dtype, grad_input=out)
 
 
+# ---- sigsoftmax ---------------------------------------------------------------------------------
+
+
 def sigsoftmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
-    # softmax(s + log sigmoid(s)); log(sigmoid(s)) would be -inf from s = -104 on in float32. That
-    # sum is 2 s far below 0, and -inf for scores as low as the lowest float, which masks may have.
-    # A row of such must not become one of hidden keys.
-    if _short(scores):  # both terms less those of the largest score, which has the largest sum
+    # softmax(s + log sigmoid(s)). F.logsigmoid, because log(sigmoid(s)) would be -inf from s = -104
+    # on in float32.
+    #
+    # Far below 0 the sum is 2 s. For scores as low as the lowest float, which masks may have, it
+    # would be -inf, and a row of such scores would become a row of hidden keys. Each of the three
+    # ways below keeps it finite.
+    if _short(scores):
+        # Both terms less those of the largest score, which has the largest sum.
         largest = _finite(_largest(scores))
         shifted = F.logsigmoid(scores).sub_(F.logsigmoid(largest)).add_(scores - largest)
         weights = torch.exp(shifted)
         return _divide(weights, weights.sum(-1, keepdim=True), out)
     exponents = F.logsigmoid(scores)
     if out is None:
-        exponents.sub_(_finite(_largest(scores)).clamp(max=0))  # which the softmax ignores
+        # Less the largest score, if that is negative. The softmax ignores what a row shares.
+        exponents.sub_(_finite(_largest(scores)).clamp(max=0))
     else:
         # Without autograd this is faster. Scores of this size lie too far apart for 1e30 to matter.
         exponents.clamp_(min=-1e30)
@@ -150,7 +193,11 @@ def sigsoftmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) ->
 
 def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     # w (g - w.g) (2 - sigmoid(s)), since d (s + logsigmoid(s)) / ds = 2 - sigmoid(s)
-    return softmax_grad(scores, weights, d_weights, out).mul_(torch.sigmoid(scores).neg_().add_(2))
+    slope = torch.sigmoid(scores).neg_().add_(2)
+    return softmax_grad(scores, weights, d_weights, out).mul_(slope)
+
+
+# ---- l2 -----------------------------------------------------------------------------------------
 
 
 def l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
@@ -164,12 +211,18 @@ def l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> 
     return _tangent(weights, d_weights, out).mul_(weights)
 
 
+# ---- unnormalized -------------------------------------------------------------------------------
+
+
 def unnormalized(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     return torch.exp(scores) if out is None else torch.exp(scores, out=out)
 
 
 def unnormalized_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     return torch.mul(weights, d_weights, out=out)
+
+
+# ---- relu2 --------------------------------------------------------------------------------------
 
 
 def relu2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
@@ -182,10 +235,21 @@ def relu2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) 
     return torch.mul(F.relu(scores), d_weights, out=out).mul_(slope)
 
 
+def _count(scores: Tensor) -> Tensor:
+    """Return the number of visible keys, [..., 1]."""
+    return (scores != float("-inf")).sum(-1, keepdim=True).to(scores.dtype)
+
+
+# ---- sigmoid ------------------------------------------------------------------------------------
+
+
 def sigmoid(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     shifted = scores - _count(scores).clamp_(min=1).log_()
-    # torch differentiates sigmoid by its rounded value, which is 1 from s = 17 on in float32
-    return torch.exp(F.logsigmoid(shifted)) if out is None else torch.sigmoid(shifted, out=out)
+    if out is None:
+        # torch differentiates its sigmoid by the rounded value, which is 1 from s = 17 on in
+        # float32. There the gradient would be 0.
+        return torch.exp(F.logsigmoid(shifted))
+    return torch.sigmoid(shifted, out=out)
 
 
 def sigmoid_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
@@ -194,24 +258,27 @@ def sigmoid_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor
     return out.sigmoid_().mul_(weights).mul_(d_weights)
 
 
-def _count(scores: Tensor) -> Tensor:
-    """Return the number of visible keys, [..., 1]."""
-    return (scores != float("-inf")).sum(-1, keepdim=True).to(scores.dtype)
+# ---- swish-l2 -----------------------------------------------------------------------------------
 
 
 def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     visible, sigmoid = _visible_and_sigmoid(scores)
     swish = visible * sigmoid
-    size = _largest_size(swish)  # cancels, as in `_over_largest`
+    # A row is divided by its largest size, so that no square overflows or vanishes. It cancels, as
+    # in `_over_largest`.
+    size = _largest_size(swish)
     if out is not None:
         weights = swish.div_(size)
         return _divide(weights, _length(weights, out), out)
-    # The product of a low score and of a gradient may be too large for a float. So a key that
-    # weighs nothing has no derivative, and each factor is divided on its own.
+
+    # With autograd. The product of a low score and of a gradient may be too large for a float. So a
+    # key that weighs nothing has no derivative, and each factor is divided on its own.
     visible = visible.masked_fill(sigmoid == 0, 0.0)
-    small, large = size.clamp(max=1), size.clamp(min=1)
+    small = size.clamp(max=1)
+    large = size.clamp(min=1)
     weights = (visible / large) * (sigmoid / _normal(small))
-    # a largest weight below 1 becomes 1, but keeps its derivative, which might overflow
+    # A largest weight below 1 becomes 1, but keeps its derivative. That of the quotient by `small`
+    # itself might overflow.
     if weights.requires_grad:
         weights = weights + weights.detach() * (_normal(small) / small - 1)
     return _divide(weights, _length(weights, out), out)
@@ -239,6 +306,9 @@ def _visible_and_sigmoid(scores: Tensor) -> tuple[Tensor, Tensor]:
     return visible, torch.exp(_shifted(F.logsigmoid(scores)))
 
 
+# ---- softpick -----------------------------------------------------------------------------------
+
+
 def softpick(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     signed = _over_largest(_scaled_expm1(scores), out is not None)
     return _divide(F.relu(signed), signed.abs().sum(-1, keepdim=True), out)
@@ -251,18 +321,22 @@ def softpick_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
     total = signed.div_(largest).abs().sum(-1, keepdim=True)
     slope = torch.sub(scores, _largest(scores).clamp(min=0)).exp_().div_(_normal(largest))
     slope = _divide(slope, total, slope)
+
     torch.mul(d_weights, signed > 0, out=out)
-    return out.sub_(signed.sign_() * torch.linalg.vecdot(weights, d_weights)[..., None]).mul_(slope)
+    out.sub_(signed.sign_() * _dot(weights, d_weights))
+    return out.mul_(slope)
 
 
 def _over_largest(signed: Tensor, in_place: bool) -> Tensor:
     """Return the numbers of each row over the largest size among them.
 
-    It cancels in a quotient of two such numbers.
+    That size cancels in a quotient of two such numbers. Without it very small numbers would lose
+    digits. The derivative is that of a number which is large enough to have one: for scores near
+    1e-40 it would be infinite in float32, and then NaN in a sum.
 
-    Very small numbers would lose digits. The derivative is that of a number which is large enough
-    to have one: for scores near 1e-40 it would be infinite in float32, and then NaN in a sum.
-    `in_place`: without autograd.
+    Args:
+        signed: [..., K]
+        in_place: whether to overwrite them, without autograd
     """
     largest = _largest_size(signed)
     if in_place:
@@ -270,7 +344,8 @@ def _over_largest(signed: Tensor, in_place: bool) -> Tensor:
     if not signed.requires_grad:
         return signed / largest
     over = signed / _normal(largest)
-    # adds 0 but for numbers that are not normal
+    # This adds 0, unless the largest size is below the normal numbers. Then it brings the row to
+    # its value, and leaves the derivative as it is.
     return over + over.detach() * (_normal(largest) / largest - 1)
 
 
@@ -281,27 +356,36 @@ def _largest_size(signed: Tensor) -> Tensor:
 
 
 def _normal(largest: Tensor) -> Tensor:
-    """Return at least ten times the least normal number.
-
-    So gradients times the inverse are finite.
-    """
-    return largest.clamp_min(2.3e-307 if largest.dtype == torch.float64 else 1.2e-37)
+    """Raise numbers to ten times the least normal one, so that gradients over them are finite."""
+    if largest.dtype == torch.float64:
+        return largest.clamp_min(2.3e-307)
+    return largest.clamp_min(1.2e-37)
 
 
 def _scaled_expm1(scores: Tensor) -> Tensor:
-    """Return exp(s) - 1 over the row's exp(max(s, 0)), without loss of digits; 0 if hidden."""
-    largest, up = _largest(scores).clamp(min=0), F.relu(scores)
+    """Return exp(s) - 1 over the row's exp(max(s, 0)), without loss of digits; 0 if hidden.
+
+    With m that maximum: for s >= 0 it is exp(s - m) (1 - exp(-s)), which does not overflow, and for
+    s < 0 it is exp(-m) (exp(s) - 1). One of the two terms below is 0 for each score.
+    """
+    largest = _largest(scores).clamp(min=0)  # m
+    up = F.relu(scores)
     down = F.relu(-scores.masked_fill(scores == float("-inf"), 0.0))
     return torch.exp(-largest) * torch.expm1(-down) - torch.exp(up - largest) * torch.expm1(-up)
 
 
+# ---- entmax15 -----------------------------------------------------------------------------------
+
+
 def entmax15(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
-    # relu(s / 2 - t)^2; a key is in the support if the threshold of the keys down to its own is
-    # below it
+    # relu(s / 2 - t)^2, with the t of which the weights sum to 1. For the n largest halves of
+    # scores alone, t would be their mean less the root of (1 / n - variance). The support, the keys
+    # that weigh something, is the largest n whose t lies below the n-th half.
     if scores.size(-1) == 0:
         return scores
     halves = _shifted(scores) / 2
-    ranked = halves.detach().clamp(min=-1).sort(-1, descending=True)[0]  # t >= -1
+    # The largest half is 0 and weighs at most 1, so t >= -1, and lower scores weigh nothing.
+    ranked = halves.detach().clamp(min=-1).sort(-1, descending=True)[0]
     number = torch.arange(1, ranked.size(-1) + 1, dtype=ranked.dtype, device=ranked.device)
     mean = ranked.cumsum(-1) / number
     variance = ranked.square().cumsum(-1) / number - mean.square()
@@ -309,7 +393,8 @@ def entmax15(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> T
     size = (thresholds < ranked).sum(-1, keepdim=True).clamp(min=1)
     support = halves > thresholds.gather(-1, size - 1)
     inside = halves.masked_fill(~support, 0.0)
-    # once more for the support alone, which loses no digits and has a gradient
+
+    # The threshold once more, from the support alone: this loses no digits and has a gradient.
     number = support.sum(-1, keepdim=True).clamp(min=1).to(scores.dtype)
     mean = inside.sum(-1, keepdim=True) / number
     spread = (inside - mean).masked_fill(~support, 0.0).square().sum(-1, keepdim=True)
@@ -320,71 +405,81 @@ def entmax15(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> T
 def entmax15_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     # r (g - r.g / sum r), with r the root of the weights
     root = weights.sqrt()
-    mean = _divide(torch.linalg.vecdot(root, d_weights)[..., None], root.sum(-1, keepdim=True))
+    mean = _divide(_dot(root, d_weights), root.sum(-1, keepdim=True))
     return torch.sub(d_weights, mean, out=out).mul_(root)
 
 
-def _tangent(weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
-    """Return g - w (w.g), the part of the gradient that keeps the length of a row."""
-    return torch.addcmul(
-        d_weights, weights, torch.linalg.vecdot(weights, d_weights)[..., None], value=-1, out=out
-    )
+# ---- the table ----------------------------------------------------------------------------------
 
 
 NORMALIZERS = {
     "softmax": Normalizer(
-        softmax, softmax_grad, False, "exp(s) / sum exp(s)", "Vaswani et al. 2017, eq. 1", True
+        weights=softmax,
+        grad=softmax_grad,
+        grad_reads_scores=False,
+        formula="exp(s) / sum exp(s)",
+        source="Vaswani et al. 2017, eq. 1",
+        takes_sink=True,
     ),
     "sigsoftmax": Normalizer(
-        sigsoftmax,
-        sigsoftmax_grad,
-        True,
-        "exp(s) sigmoid(s) / sum exp(s) sigmoid(s)",
-        "mixhead eq. 21",
-        True,
+        weights=sigsoftmax,
+        grad=sigsoftmax_grad,
+        grad_reads_scores=True,
+        formula="exp(s) sigmoid(s) / sum exp(s) sigmoid(s)",
+        source="mixhead eq. 21",
+        takes_sink=True,
     ),
     "l2": Normalizer(
-        l2, l2_grad, False, "exp(s) / sqrt(sum exp(2 s))", "l2 essay, 'New Normalization'", True
+        weights=l2,
+        grad=l2_grad,
+        grad_reads_scores=False,
+        formula="exp(s) / sqrt(sum exp(2 s))",
+        source="l2 essay, 'New Normalization'",
+        takes_sink=True,
     ),
     "unnormalized": Normalizer(
-        unnormalized, unnormalized_grad, False, "exp(s)", "l2 essay, 'Removing the Denominator'"
+        weights=unnormalized,
+        grad=unnormalized_grad,
+        grad_reads_scores=False,
+        formula="exp(s)",
+        source="l2 essay, 'Removing the Denominator'",
     ),
     "relu2": Normalizer(
-        relu2,
-        relu2_grad,
-        True,
-        "relu(s)^2 / (number of visible keys)",
-        "l2 essay and GAU, but they divide by all keys",
+        weights=relu2,
+        grad=relu2_grad,
+        grad_reads_scores=True,
+        formula="relu(s)^2 / (number of visible keys)",
+        source="l2 essay and GAU, but they divide by all keys",
     ),
     "swish-l2": Normalizer(
-        swish_l2,
-        swish_l2_grad,
-        True,
-        "swish(s) / sqrt(sum swish(s)^2)",
-        "l2 essay, 'A Turn of Events'",
+        weights=swish_l2,
+        grad=swish_l2_grad,
+        grad_reads_scores=True,
+        formula="swish(s) / sqrt(sum swish(s)^2)",
+        source="l2 essay, 'A Turn of Events'",
     ),
     "sigmoid": Normalizer(
-        sigmoid,
-        sigmoid_grad,
-        True,
-        "sigmoid(s - log n), n visible keys",
-        "Ramapuram et al. 2024; their n is all keys",
+        weights=sigmoid,
+        grad=sigmoid_grad,
+        grad_reads_scores=True,
+        formula="sigmoid(s - log n), n visible keys",
+        source="Ramapuram et al. 2024; their n is all keys",
     ),
     "softpick": Normalizer(
-        softpick,
-        softpick_grad,
-        True,
-        "relu(exp(s) - 1) / sum |exp(s) - 1|",
-        "Zuhri et al. 2025; they add a constant below",
+        weights=softpick,
+        grad=softpick_grad,
+        grad_reads_scores=True,
+        formula="relu(exp(s) - 1) / sum |exp(s) - 1|",
+        source="Zuhri et al. 2025; they add a constant below",
         jumps=True,
     ),
     "entmax15": Normalizer(
-        entmax15,
-        entmax15_grad,
-        False,
-        "relu(s / 2 - t)^2, with the t of which they sum to 1",
-        "Peters et al. 2019",
-        True,
+        weights=entmax15,
+        grad=entmax15_grad,
+        grad_reads_scores=False,
+        formula="relu(s / 2 - t)^2, with the t of which they sum to 1",
+        source="Peters et al. 2019",
+        takes_sink=True,
     ),
 }
 

@@ -1,6 +1,6 @@
-"""Register an implementation as operators of torch, one for each pass.
+"""Register an implementation as two operators of torch, one for each pass.
 
-torch.compile takes each as a whole.
+torch.compile takes an operator as a whole, so nothing in an implementation has to be traceable.
 """
 
 import functools
@@ -33,7 +33,11 @@ def register(
 ) -> None:
     """Define the operator `mixhead_plugin::<name>`.
 
-    `fake` gives the shapes and strides of its results, on the device meta, too.
+    Args:
+        name: of the operator
+        schema: its arguments and results, as torch writes them
+        function: computes the results
+        fake: gives tensors with the shapes and strides of the results, on the device meta, too
     """
 
     @functools.wraps(function)
@@ -44,7 +48,7 @@ def register(
         if have_tangents(tensors):
             raise no_derivative(name, "forward-mode derivative")
         # autocast would give some of the operations inside another dtype, and refuse stacks of both
-        # half precisions
+        # half precisions.
         with without_autocast(tensors[0].device):
             return function(*arguments)
 
@@ -57,7 +61,7 @@ def register(
     _COUNTED[operator] = functools.partial(_flops, schema, name.endswith("_backward"))
 
 
-# how many operations each operator takes, by its arguments' shapes
+# How many operations each operator takes, by its arguments' shapes.
 _COUNTED: dict[Any, Callable[..., int]] = {}
 
 
@@ -74,9 +78,14 @@ def announce_flops() -> bool:
         return False
     for operator in _COUNTED.keys() - counter.flop_registry.keys():
         counter.register_flop_formula(operator)(_COUNTED[operator])
+    # A counter copies the registry when it begins. In some versions of torch the active mode is the
+    # counter, in others it has one.
     for mode in _get_current_dispatch_mode_stack():
-        counting = getattr(getattr(mode, "counter", mode), "flop_registry", {})
-        counting.update({operator: counter.flop_registry[operator] for operator in _COUNTED})
+        registry = getattr(getattr(mode, "counter", mode), "flop_registry", None)
+        if registry is None:  # another kind of mode
+            continue
+        for operator in _COUNTED:
+            registry[operator] = counter.flop_registry[operator]
     return True
 
 
@@ -90,11 +99,23 @@ def no_derivative(name: str, kind: str) -> NotImplementedError:
 def _one_by_one(
     operator: Callable[..., Any], info: Any, dims: Sequence[int | None], *arguments: Any
 ) -> Any:
-    """Call the operator for each sample, under torch.vmap and for gradients of several outputs."""
+    """Call the operator for each sample, under torch.vmap and for gradients of several outputs.
+
+    Args:
+        operator: the operator
+        info: of torch.vmap, with the number of samples
+        dims: the dimension of the samples in each argument; None where all have the same argument
+        arguments: of the operator
+
+    Returns:
+        the stacked results, and the dimension of the samples in each
+    """
     samples = []
     for sample in range(info.batch_size):
-        taken = [x if dim is None else x.select(dim, sample) for x, dim in zip(arguments, dims)]
-        samples.append(operator(*taken))
+        own = []
+        for argument, dim in zip(arguments, dims):
+            own.append(argument if dim is None else argument.select(dim, sample))
+        samples.append(operator(*own))
     if isinstance(samples[0], Tensor):
         return torch.stack(samples), 0
     stacked = tuple(torch.stack(results) for results in zip(*samples))
@@ -102,14 +123,20 @@ def _one_by_one(
 
 
 def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_: Any) -> int:
-    """Return the operations of the products of matrices.
+    """Return the operations of the products of matrices, 2 for each multiplication.
 
-    There are 2 for each multiplication, as torch counts its own attention.
+    So torch counts its own attention. Hidden keys count. The backward pass computes the weights
+    again, and then two products for each one of the forward pass, but the product with the values
+    is not computed again.
 
-    Hidden keys count. The backward pass computes the weights again, and then two products for each
-    one of the forward pass, but the product with the values is not computed again.
+    Args:
+        schema: of the operator, such as "(Tensor query, Tensor key, ...) -> Tensor"
+        backward: whether it is that of the backward pass
+        shapes: of the arguments; None for those that are not given
+        out_shape: of the results, which torch's counter passes
     """
-    names = [argument.split()[-1] for argument in schema[1 : schema.index(")")].split(", ")]
+    arguments = schema[1 : schema.index(")")].split(", ")
+    names = [argument.split()[-1] for argument in arguments]  # "Tensor query" -> "query"
     given = dict(zip(names, shapes))
     batch, heads, n_queries, head_dim = given["query"]
     mixed_heads, n_keys, value_dim = given["value"][1:]
@@ -132,13 +159,18 @@ def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_
 
 def all_gradients(found: Mapping[str, Tensor], like: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients in the order of LEARNED; an empty tensor if one was not asked for."""
-    return tuple(found[name] if name in found else like.new_empty(0) for name in LEARNED)
+    ordered = []
+    for name in LEARNED:
+        ordered.append(found[name] if name in found else like.new_empty(0))
+    return tuple(ordered)
 
 
 def by_field(gradients: Sequence[Tensor], names: Iterable[str]) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the fields of AttentionInputs, from those of LEARNED.
+    """Return the gradients of the fields of AttentionInputs, as autograd wants them.
 
-    None for all but `names`.
+    Args:
+        gradients: in the order of LEARNED
+        names: of those that were asked for; all other fields have None
     """
     found = dict(zip(LEARNED, gradients))
     asked = set(names)
@@ -148,7 +180,13 @@ def by_field(gradients: Sequence[Tensor], names: Iterable[str]) -> tuple[Tensor 
 def register_backward(
     impl: str, save: Callable[..., None], differentiate: Callable[..., Any]
 ) -> None:
-    """Give `impl` a derivative, and its operator `<impl>_backward` none."""
+    """Give `impl` a derivative, and its operator `<impl>_backward` none.
+
+    Args:
+        impl: the name of an operator
+        save: as the `setup_context` of an autograd.Function
+        differentiate: as its `backward`
+    """
 
     def first_derivative(ctx: Any, *d_outputs: Any) -> Any:
         if "Grad" in transformations():
@@ -170,18 +208,20 @@ def save_inputs(ctx: Any, inputs: tuple[Any, ...], *more: Any) -> None:
 
 def saved_inputs(ctx: Any) -> tuple[Any, ...]:
     """Return the saved inputs as AttentionInputs, and after them the other saved tensors."""
-    # read once: activation checkpointing computes them here and returns them once
+    # Read once: activation checkpointing computes them here, and returns them only once.
     saved = ctx.saved_tensors
     return AttentionInputs(*saved[:_TENSORS], *ctx.options), *saved[_TENSORS:]
 
 
 def empty_output(query: Tensor, value: Tensor) -> Tensor:
-    """Return memory for [B, H', Nq, Dv] in the memory order of `query`.
+    """Return memory for [B, H', Nq, Dv], with its dimensions in the order of the query's memory.
 
-    So reshaping it needs no copy.
+    A module splits the heads of [N, B, H * D] or [B, N, H * D] by a view. In this order it joins
+    them again without a copy.
     """
     shape = [query.shape[0], value.shape[1], query.shape[2], value.shape[3]]
-    strides, extent = [0] * 4, 1
+    strides = [0] * 4
+    extent = 1  # numbers in memory that the dimensions so far take
     for dim in sorted(range(4), key=query.stride):
         strides[dim] = extent
         extent = extent * shape[dim]

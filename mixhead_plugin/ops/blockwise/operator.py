@@ -28,8 +28,8 @@ from mixhead_plugin.ops.precision import upcast
 def blockwise_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` by blocks: the same values in memory linear in Nq + Nk."""
     if inputs.dropout_p > 0:
-        # torch's own generator on the CPU repeats with torch.manual_seed and under activation
-        # checkpointing.
+        # From torch's own generator on the CPU, so that the same weights are dropped after
+        # torch.manual_seed, and again where activation checkpointing repeats the forward pass.
         inputs = inputs._replace(seed=torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
     announce_flops()
     output, _ = torch.ops.mixhead_plugin.blockwise(*inputs, _will_be_differentiated(inputs))
@@ -48,7 +48,11 @@ _FIELDS = len(AttentionInputs._fields)
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Return the output, and a handle of the weights that are kept for the backward pass."""
+    """Return the output, and a handle of the weights that are kept for the backward pass.
+
+    Args:
+        arguments: the fields of `AttentionInputs`, and whether to keep weights
+    """
     inputs = AttentionInputs(*arguments[:_FIELDS])
     keep = arguments[_FIELDS:] == (True,)  # torch leaves out a last argument that is its default
     plan = Plan(inputs)
@@ -78,20 +82,30 @@ def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tupl
 
 def _learned(inputs: AttentionInputs, learned_mask: bool) -> list[str]:
     """Return the names of the inputs whose gradients the backward pass computes."""
-    return [*inputs.given(), "attn_mask"] if learned_mask else list(inputs.given())
+    names = list(inputs.given())
+    if learned_mask:
+        names.append("attn_mask")
+    return names
 
 
 def _backward(d_output: Tensor, learned_mask: bool, *arguments: Any) -> tuple[Tensor, ...]:
+    """Return the gradients in the order of `operators.LEARNED`.
+
+    Args:
+        d_output: [B, H', Nq, Dv]
+        learned_mask: whether attn_mask has one
+        arguments: the fields of `AttentionInputs`, and the handle of what was kept
+    """
     inputs = AttentionInputs(*arguments[:_FIELDS])
     handle = arguments[_FIELDS] if len(arguments) > _FIELDS else new_handle()
     plan = Plan(inputs, learned_mask)
     names = _learned(inputs, learned_mask)
     grads = backward(plan, d_output, names, _kept(plan, handle))
     if inputs.relative_key is not None:
+        # The plan has added rows of zeros for distances without one.
         d_key = grads["relative_key"][:, : inputs.relative_key.shape[1]]
-        grads["relative_key"] = torch.empty_like(inputs.relative_key, dtype=d_key.dtype).copy_(
-            d_key
-        )
+        like = torch.empty_like(inputs.relative_key, dtype=d_key.dtype)  # with its strides
+        grads["relative_key"] = like.copy_(d_key)
     grads = {name: grad.to(getattr(inputs, name).dtype) for name, grad in grads.items()}
     return all_gradients(grads, d_output)
 

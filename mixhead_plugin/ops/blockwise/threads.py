@@ -29,12 +29,19 @@ def parallel_for(
 ) -> None:
     """Let `work` go through `items`, without gradients and autocast.
 
-    On the CPU every thread of torch calls `work` once. The threads take their items, in order, from
-    one iterator. Where no thread can be had, as after the end of the main thread, the caller goes
+    On the CPU as many threads as torch has call `work` once each, and take their items, in order,
+    from one queue. Where no thread can be had, as after the end of the main thread, the caller goes
     through all items itself. After an error no thread takes another item; the error is raised once
     all threads are back.
+
+    Args:
+        work: takes an iterator over its share of the items
+        items: the work
+        device: of the tensors; on others than the CPU the caller does all the work
     """
-    threads = min(torch.get_num_threads(), len(items)) if device.type == "cpu" else 1
+    threads = 1
+    if device.type == "cpu":
+        threads = min(torch.get_num_threads(), len(items))
     if threads < 2:
         with torch.no_grad(), without_autocast(device):
             work(iter(items))
@@ -52,6 +59,7 @@ def parallel_for(
             yield item
 
     def run() -> None:
+        # A thread has modes of its own. Autocast is off in it; the others are set here.
         with torch.inference_mode(inference), torch.no_grad():
             try:
                 work(take())
@@ -69,12 +77,17 @@ def parallel_for(
             run()
         for result in results:
             result.result()
-    finally:  # also after Ctrl-C
+    finally:
+        # Also after Ctrl-C, no thread may go on with tensors that the caller gives up.
         waiting.clear()
         wait(results)
 
 
 def _pool() -> ThreadPoolExecutor:
+    """Return as many threads as torch has, each of which runs torch's operations on one core.
+
+    They stay for later calls, because starting them takes longer than a small call.
+    """
     size = torch.get_num_threads()
     with _lock:
         if size not in _pools:
@@ -93,14 +106,14 @@ def _pool() -> ThreadPoolExecutor:
                 ready.abort()  # the threads that have started would wait for the others
                 raise
             finally:
-                # set_num_threads(1) in a thread also applies to every later thread
+                # In `_use_one_core` each thread sets the number 1, which every later thread gets.
                 torch.set_num_threads(size)
             _pools[size] = pool
         return _pools[size]
 
 
 def _use_one_core(ready: Barrier) -> None:
-    # the first call in a thread adopts the common number, so it must come first
+    # The first call in a thread adopts the common number, so it must come before the change.
     torch.get_num_threads()
     torch.set_num_threads(1)
     ready.wait()
