@@ -1,6 +1,11 @@
-"""Say how far an implementation may be from the exact result.
+"""Judge an implementation: its error may be twice that of the formula in the same dtype.
 
-At most twice as far as the formula in the same dtype.
+A trial has three steps:
+
+    sample_call(kind, ...)       numbers for a call of some kind
+    compare(..., found)          squared errors of an implementation, and of the formula, which both
+                                 are measured against the formula in float64
+    fault_in(draws)              which result is too far away, over several such draws
 """
 
 import math
@@ -19,11 +24,12 @@ from mixhead_plugin.ops.relative import relative_scores
 
 Results = dict[str, Tensor]  # the output and the gradients, by name
 Problem = tuple[AttentionInputs, Tensor]  # a call and the gradient of its output
-# the dimensions from the innermost on; is the stride a multiple of 16?
+# How a tensor lies in memory: its dimensions from the innermost on, and whether the stride of each
+# is a multiple of 16, which triton compiles in another way.
 Layout = tuple[tuple[int, bool], ...]
-# Numbers of queries and keys, and p of dropout. A tile has fewer. triton compiles multiples of 16
-# in another way.
-SIZES = (150, 141, 0.1), (160, 144, 0.4)
+# Numbers of queries and keys, and p of dropout. The numbers are more than those of a tile, and once
+# not multiples of 16, once multiples.
+SIZES = ((150, 141, 0.1), (160, 144, 0.4))
 DRAWS = 9  # the fewest draws of a trial
 MOST_DRAWS = 4  # times as many are drawn where the formula is not finite in some
 ROWS = 100  # a result should have as many in all draws
@@ -79,31 +85,37 @@ def enough_draws(kind: CallKind, rows: int = ROWS) -> int:
 def call_kind(inputs: AttentionInputs) -> CallKind:
     """Return the kind of a call which has no `problem`."""
     inputs = _with_place_of_matrix(inputs)
-    query, mixing = inputs.query, inputs.mixing
-    mask = inputs.attn_mask
-    return CallKind(
+    query, key, value, mixing = inputs[:4]
+    heads = int(query.shape[1])
+    mixed_heads = int(value.shape[1])
+    kind = CallKind(
         normalizer=inputs.normalizer,
-        heads=int(query.shape[1]),
+        heads=heads,
         head_dim=int(query.shape[3]),
-        value_dim=int(inputs.value.shape[3]),
+        value_dim=int(value.shape[3]),
         dtype=query.dtype,
         device=query.device,
-        mixing=None if mixing is None else mixing.dtype,
-        mixing_dim=0 if mixing is None else mixing.dim(),
-        mixed_heads=0 if inputs.value.shape[1] == query.shape[1] else int(inputs.value.shape[1]),
-        score_mixing_dim=0 if inputs.score_mixing is None else inputs.score_mixing.dim(),
         sink=inputs.sink is not None,
         causal=inputs.causal,
-        mask=None if mask is None else mask.dtype,
-        mask_by="" if mask is None else _differs_by(mask),
         padding=inputs.key_padding_mask is not None,
         dropout=inputs.dropout_p > 0,
-        layouts=tuple(layout_of(tensor) for tensor in inputs[:4] if tensor is not None),
+        layouts=(layout_of(query), layout_of(key), layout_of(value)),
     )
+    if mixing is not None:
+        layouts = (*kind.layouts, layout_of(mixing))
+        kind = kind._replace(mixing=mixing.dtype, mixing_dim=mixing.dim(), layouts=layouts)
+    if mixed_heads != heads:
+        kind = kind._replace(mixed_heads=mixed_heads)
+    if inputs.score_mixing is not None:
+        kind = kind._replace(score_mixing_dim=inputs.score_mixing.dim())
+    if inputs.attn_mask is not None:
+        mask = inputs.attn_mask
+        kind = kind._replace(mask=mask.dtype, mask_by=_differs_by(mask))
+    return kind
 
 
 def _with_place_of_matrix(inputs: AttentionInputs) -> AttentionInputs:
-    """Return a call with an M without numbers in place of factors: the kernels get the matrix."""
+    """Return a call with M in place of its factors, as kernels get it; this M has no numbers."""
     factors = inputs.factors()
     if factors is None:
         return inputs
@@ -115,8 +127,11 @@ def _with_place_of_matrix(inputs: AttentionInputs) -> AttentionInputs:
 def _differs_by(mask: Tensor) -> str:
     """Return the `mask_by` of a mask with up to four dimensions, [B, H, Nq, Nk]."""
     # An expanded dimension has one row in memory, whatever its size.
-    sizes = [1 if stride == 0 else size for size, stride in zip(mask.shape, mask.stride())]
-    batch, heads, n_queries, n_keys = [1] * (4 - len(sizes)) + sizes
+    sizes = []
+    for size, stride in zip(mask.shape, mask.stride()):
+        sizes.append(1 if stride == 0 else size)
+    missing = [1] * (4 - len(sizes))
+    batch, heads, n_queries, n_keys = missing + sizes
     if heads > 1:
         return "head"
     if batch > 1 or n_queries == 1 or n_keys == 1:
@@ -125,7 +140,7 @@ def _differs_by(mask: Tensor) -> str:
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """Return what a kernel is compiled for beside dtype and head size."""
+    """Return how a tensor lies in memory; triton compiles a kernel for each layout."""
     strides = tensor.stride()
     order = sorted(range(len(strides)), key=lambda dim: strides[dim])
     return tuple((dim, strides[dim] % 16 == 0) for dim in order)
@@ -179,7 +194,7 @@ def sample_call(
         diagonal = draw(batch, n_queries, heads, dtype=kind.mixing) / heads
         return LowRank(left, right, diagonal)
 
-    # The order of the draws is kept: other numbers would be other trials.
+    # The order of the draws must stay: other numbers would be other trials.
     mixing: Tensor | LowRank | None = draw_mixing(kind.mixing_dim, mixed_heads, kind.mixing)
     if kind.rank:
         mixing = draw_factors()
@@ -227,12 +242,14 @@ def sample_call(
 def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:
     """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12.
 
-    Every step is in the dtype of the inputs. Scores nearer to 0 than `turned` change their sign, as
-    rounding might do.
+    Unlike `reference_attention`, every step is in the dtype of the inputs.
+
+    Args:
+        inputs: of the call
+        turned: scores nearer to 0 than this change their sign, as rounding might do
     """
-    scores = mix_heads(
-        inputs.query @ inputs.key.transpose(2, 3) * inputs.scale, inputs.score_mixing
-    )
+    products = inputs.query @ inputs.key.transpose(2, 3) * inputs.scale
+    scores = mix_heads(products, inputs.score_mixing)
     if inputs.relative_query is not None and inputs.relative_key is not None:
         scores = scores + relative_scores(
             inputs.relative_query, inputs.relative_key, inputs.key.shape[2]
@@ -243,25 +260,33 @@ def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:
     if turned:
         scores = torch.where(scores.abs() < turned, -scores, scores)
     n_keys = scores.shape[3]
-    weights = NORMALIZERS[inputs.normalizer].weights(append_sink(scores, inputs.sink))[..., :n_keys]
+    weights = NORMALIZERS[inputs.normalizer].weights(append_sink(scores, inputs.sink))
+    weights = weights[..., :n_keys]  # without that of the sink
     return mix_weights(apply_gain(weights, inputs.gain), inputs)
 
 
 def results(
     attend: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs, d_out: Tensor
 ) -> Results:
-    """Return the output of `attend` and the gradients of its tensors.
+    """Return the output of `attend`, and the gradients of its tensors.
 
-    `d_out` is the gradient of the output.
+    Args:
+        attend: the attention
+        inputs: of its call
+        d_out: the gradient of its output
     """
-    given = {name: tensor.detach().requires_grad_() for name, tensor in inputs.given().items()}
+    given = {}
+    for name, tensor in inputs.given().items():
+        given[name] = tensor.detach().requires_grad_()
     out = attend(inputs.with_tensors(given))
     gradients = torch.autograd.grad(out, list(given.values()), d_out)
     return {"output": out.detach(), **dict(zip(given, gradients))}
 
 
 def in_float64(inputs: AttentionInputs) -> AttentionInputs:
-    return inputs.with_tensors({name: tensor.double() for name, tensor in inputs.given().items()})
+    """Return the same call in float64."""
+    exact = {name: tensor.double() for name, tensor in inputs.given().items()}
+    return inputs.with_tensors(exact)
 
 
 class Errors(NamedTuple):
@@ -283,11 +308,16 @@ Draw = dict[str, Errors]  # by result
 def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results) -> Draw:
     """Return the errors of each result, and those of the formula.
 
-    `kept` holds the factors of dropout on the weights, [B, H', Nq, Nk], or 1.
+    Args:
+        inputs: of a call
+        d_out: the gradient of its output
+        kept: the factors of dropout on the weights, [B, H', Nq, Nk], or 1
+        found: the results of an implementation
     """
 
     def formula(call: AttentionInputs, turned: float = 0.0) -> Tensor:
-        return (formula_weights(call, turned) * kept.to(call.value.dtype)) @ call.value
+        weights = formula_weights(call, turned) * kept.to(call.value.dtype)
+        return weights @ call.value
 
     exact_inputs = in_float64(inputs)
     exact_d_out = d_out.double()
@@ -319,25 +349,31 @@ def _by_row(name: str, numbers: Tensor) -> Tensor:
 
 
 def finite_draws(draw: Callable[[int], Draw], enough: int) -> list[Draw]:
-    """Return `enough` draws, from `draw(0)` on, in which the formula is finite.
+    """Return draws in which the formula is finite, from `draw(0)` on.
 
     Rounded scores can make 0 / 0 or infinity of the formula. Such a draw tells nothing about an
-    implementation. Fewer come back if the formula is seldom finite.
+    implementation.
+
+    Args:
+        draw: returns the draw of a number
+        enough: how many are wanted; fewer come back if the formula is seldom finite
     """
     draws: list[Draw] = []
     for nth in range(MOST_DRAWS * enough):
         drawn = draw(nth)
-        if all(bool(errors.formula.isfinite().all()) for errors in drawn.values()):
+        if _formula_is_finite(drawn):
             draws.append(drawn)
         if len(draws) == enough:
             break
     return draws
 
 
-def shares(draws: Sequence[Draw]) -> dict[str, float]:
-    """Return the error of each result as a share of what is allowed.
+def _formula_is_finite(draw: Draw) -> bool:
+    return all(bool(errors.formula.isfinite().all()) for errors in draw.values())
 
-    At most 1 is right, NaN is wrong.
+
+def shares(draws: Sequence[Draw]) -> dict[str, float]:
+    """Return the error of each result as a share of what is allowed: at most 1 is right, NaN wrong.
 
     An error may be twice that of the formula in the same dtype. Each of two statistics must say so,
     for the whole result and for each part, PART positions of a head:
@@ -371,10 +407,13 @@ def _stacked(draws: Sequence[Errors]) -> Errors:
 
 def _shares_of_whole(errors: Errors) -> list[Tensor]:
     """Return the shares by both statistics, for a result as a whole."""
-    # A single score can spoil all heads of its position, because heads mix; and all of what
-    # positions share.
+    # The rows whose errors are independent of one another. A single score can spoil all heads of
+    # its position, because heads mix; so they are one row. It can spoil all of what positions
+    # share, which are one row a draw.
     heads = 2 if errors.found.dim() == 4 else 1
-    positions = Errors(*(sums.sum(heads).flatten() for sums in errors))
+    positions = Errors(
+        found=errors.found.sum(heads).flatten(), formula=errors.formula.sum(heads).flatten()
+    )
     return [
         _mean_square_share(positions),
         _typical_share(errors.found.flatten(), errors.formula.flatten()),
@@ -382,9 +421,10 @@ def _shares_of_whole(errors: Errors) -> list[Tensor]:
 
 
 def _shares_of_part(part: Errors) -> list[Tensor]:
-    """Return the largest share of any sentence and head by both statistics.
+    """Return the largest share of any sentence and head, by both statistics.
 
-    The errors are [draws, B * H, rows].
+    Args:
+        part: errors [draws, B * H, rows]
     """
     mean_square = _mean_square_share(part).median(0).values
     # [draws, B * H, rows] -> [B * H, draws * rows]
@@ -396,12 +436,15 @@ def _shares_of_part(part: Errors) -> list[Tensor]:
 
 def _parts(errors: Errors) -> Iterator[Errors]:
     """Yield the errors of one stretch of PART positions after the other, [draws, B * H, rows]."""
-    if errors.found.dim() == 2:  # what all positions share is one part
-        yield Errors(*(sums[:, None] for sums in errors))
+    found, formula = errors
+    if found.dim() == 2:  # what all positions share is one part
+        yield Errors(found[:, None], formula[:, None])
         return
-    by_head = Errors(*(sums.flatten(1, 2) for sums in errors))  # [draws, B * H, N]
-    for start in range(0, by_head.found.shape[2], PART):
-        yield Errors(*(sums[:, :, start : start + PART] for sums in by_head))
+    found = found.flatten(1, 2)  # [draws, B * H, N]
+    formula = formula.flatten(1, 2)
+    for start in range(0, found.shape[2], PART):
+        stretch = slice(start, start + PART)
+        yield Errors(found[:, :, stretch], formula[:, :, stretch])
 
 
 def _mean_square_share(errors: Errors) -> Tensor:
@@ -422,15 +465,22 @@ def _mean_square_share(errors: Errors) -> Tensor:
 def _typical_share(found: Tensor, formula: Tensor, margin: float = 2.0) -> Tensor:
     """Return the median quotient of two errors of a row as a share of what is allowed.
 
-    The arguments are sums of squares, [..., rows]. From fewer than 25 * margin^2 rows a lower
-    quantile is returned, from very few none: they tell nothing. For rows of one number the quotient
-    is that of two numbers of a normal distribution, above 2 in 30 of 100 rows. With a margin of 2
-    the quantile is by chance above 2 once in 100,000 times.
+    From fewer than 25 * margin^2 rows a lower quantile is returned, from very few none: they tell
+    nothing. For rows of one number the quotient is that of two numbers of a normal distribution,
+    above 2 in 30 of 100 rows. With a margin of 2 the quantile is by chance above 2 once in 100,000
+    times.
+
+    Args:
+        found: sums of squares, [..., rows]
+        formula: the same of the formula
+        margin: how far the quantile stays below the 70 %, in units of 1 / sqrt(rows)
     """
     ratio = (found / formula).sqrt()
-    told = (~ratio.isnan()).sum(-1, keepdim=True)
+    told = (~ratio.isnan()).sum(-1, keepdim=True)  # rows; 0 / 0 says nothing, [..., 1]
     quantile = (0.7 - margin * told.clamp(min=1).rsqrt()).clamp(0.0, 0.5)
     place = (quantile * (told - 1).clamp(min=0)).long()
+
+    # What says nothing comes last.
     sorted_ratio = ratio.nan_to_num(torch.inf, posinf=torch.inf).sort(-1).values
     at_quantile = sorted_ratio.gather(-1, place)
     at_quantile = at_quantile.where(quantile > 0, 0.0)
@@ -438,10 +488,13 @@ def _typical_share(found: Tensor, formula: Tensor, margin: float = 2.0) -> Tenso
 
 
 def _allowed(rows: Tensor) -> Tensor:
-    """Return how many times the formula's error is allowed, where so many rows make it.
+    """Return how many times the formula's error is allowed, at least 2.
 
-    The ratio of two errors of n numbers varies by exp(1 / sqrt(n)). If few, they may differ by 7
-    such factors.
+    Two errors of n numbers differ by a factor of about exp(1 / sqrt(n)) by chance alone. 7 such
+    factors are allowed, which are more than 2 for fewer than 102 rows.
+
+    Args:
+        rows: that make the sum of squares
     """
     return torch.exp(7 * rows.rsqrt()).clamp(min=2)
 
@@ -449,12 +502,14 @@ def _allowed(rows: Tensor) -> Tensor:
 def fault_in(draws: Sequence[Draw], most: float = 1.0) -> str:
     """Return which result is wrong and by how much; empty if none is.
 
-    `most` is a factor on what is allowed.
+    Args:
+        draws: of `finite_draws`
+        most: a factor on what is allowed
     """
     if not draws:
         return "cannot be judged: the formula in the same dtype was finite in no draw"
     for name, share in shares(draws).items():
-        if not share <= most:  # NaN too
+        if not share <= most:  # which is true of NaN
             what = "the output" if name == "output" else f"the gradient of {name}"
             return f"{what} is wrong by {share / most:.3g} times what is allowed"
     return ""

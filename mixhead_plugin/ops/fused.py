@@ -11,7 +11,8 @@ from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.precision import upcast, without_autocast
 
-# Of a row's largest number in a mask. A float32 of this size has three digits behind the point.
+# A row of a mask whose largest number is lower than this may lose gradients: see
+# `_loses_gradients`. A float32 of this size still has three digits behind the point.
 LOWEST = -1e4
 
 
@@ -28,15 +29,15 @@ def serves(inputs: AttentionInputs) -> bool:
         return False
     if query.stride(3) != 1 or key.stride(3) != 1 or value.stride(3) != 1:
         return False
-    if (
-        inputs.causal and inputs.key_padding_mask is not None
-    ):  # both together need a mask [B, 1, Nq, Nk]
+    if inputs.causal and inputs.key_padding_mask is not None:
+        # Both together need a mask [B, 1, Nq, Nk].
         return False
     if mask is None:
         return True
     if mask.requires_grad:
         return False
-    if query.dtype in (torch.float16, torch.bfloat16):  # the mask would be rounded
+    if query.dtype in (torch.float16, torch.bfloat16):
+        # torch wants the mask in the dtype of the query, which would round it.
         return False
     return not _loses_gradients(inputs[:3], mask)
 
@@ -50,14 +51,13 @@ def _loses_gradients(tensors: Sequence[Tensor], mask: Tensor) -> bool:
     """
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
         return False
-    if (
-        torch.compiler.is_compiling()
-    ):  # a program that is compiled whole cannot look at the numbers of a mask
+    if torch.compiler.is_compiling():
+        # A program that is compiled whole cannot look at the numbers of a mask.
         return True
     if mask.numel() == 0:
         return False
     largest = mask.amax(-1)
-    if largest.amin().item() >= LOWEST:  # as nearly always, and faster
+    if largest.amin().item() >= LOWEST:  # as nearly always; what follows takes longer
         return False
     sees_no_key = largest == float("-inf")
     return bool((largest.masked_fill(sees_no_key, 0.0) < LOWEST).any())
@@ -66,25 +66,29 @@ def _loses_gradients(tensors: Sequence[Tensor], mask: Tensor) -> bool:
 def fused_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` for inputs that it `serves`."""
     query, key, value = inputs[:3]
-    plain_causal = False
-    alone = inputs.causal and inputs.attn_mask is None and inputs.key_padding_mask is None
     # torch aligns the first query with the first key; here the last query belongs to the last key.
     # An `if`, because the compiler decides one: it would hand a comparison of changing lengths to
     # torch as it stands.
+    plain_causal = False
+    alone = inputs.causal and inputs.attn_mask is None and inputs.key_padding_mask is None
     if alone and query.shape[2] == key.shape[2]:
         plain_causal = True
-    mask = unseen = None
+
+    mask = None
+    unseen = None  # rows that see no key
     if not plain_causal:
         mask = additive_mask(inputs, upcast(query).dtype)
     if mask is not None:
-        mask = mask[(None,) * (4 - mask.dim())]
+        missing = 4 - mask.dim()
+        mask = mask[(None,) * missing]  # four dimensions
         hidden = mask == float("-inf")
         # Kernels differ on rows that see no key. Such a row sees all keys here, and its output is
-        # set to 0.
+        # set to 0 below.
         unseen = hidden.all(-1, keepdim=True)  # [.., .., .., 1]
         # Rounding may not turn a low score, like the -1e8 of fairseq's encoders, into a hidden key.
         mask = mask.clamp_min(torch.finfo(query.dtype).min).masked_fill(hidden, float("-inf"))
         mask = mask.masked_fill(unseen, 0.0).to(query.dtype)
+
     with without_autocast(query.device):
         out = F.scaled_dot_product_attention(
             query,
@@ -95,30 +99,43 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
             is_causal=plain_causal,
             scale=inputs.scale,
         )
-    if (
-        not torch.compiler.is_compiling() and out.grad_fn is not None
-    ):  # the compiler knows no `grad_fn`
+    # The compiler knows no `grad_fn`.
+    if not torch.compiler.is_compiling() and out.grad_fn is not None:
         out.grad_fn.register_hook(_name_the_missing_derivative)
-    return out if unseen is None else out.masked_fill(unseen, 0.0)
+    if unseen is None:
+        return out
+    return out.masked_fill(unseen, 0.0)
 
 
 def _name_the_missing_derivative(
     d_inputs: tuple[Tensor | None, ...], _: Any
 ) -> tuple[Tensor | None, ...] | None:
-    """Refuse a second derivative that torch's kernel lacks, in words that name `impl`."""
-    if not torch.is_grad_enabled():  # as nearly always: nobody asked for a second derivative
+    """Refuse a second derivative that torch's kernel lacks, in words that name `impl`.
+
+    A hook of torch's node in the graph. Whoever asks for a second derivative goes back through the
+    gradients that it returns.
+
+    Args:
+        d_inputs: the gradients of query, key, value and mask
+
+    Returns:
+        gradients in their place; None to leave them as they are
+    """
+    if not torch.is_grad_enabled():  # as nearly always: nobody asks for a second derivative
         return None
-    lacks = [
-        d is not None and d.grad_fn is not None and d.grad_fn.name().endswith("NotImplemented")
-        for d in d_inputs
-    ]
-    if not any(lacks):
-        return None
-    return tuple(_Once.apply(d) if lack else d for d, lack in zip(d_inputs, lacks))
+    replaced = []
+    lacking = False
+    for d_input in d_inputs:
+        node = None if d_input is None else d_input.grad_fn
+        if d_input is not None and node is not None and node.name().endswith("NotImplemented"):
+            lacking = True
+            d_input = _Once.apply(d_input)
+        replaced.append(d_input)
+    return tuple(replaced) if lacking else None
 
 
 class _Once(torch.autograd.Function):
-    """The identity, without a derivative."""
+    """The identity, whose derivative is an error."""
 
     @staticmethod
     def forward(ctx: Any, d_input: Tensor) -> Tensor:

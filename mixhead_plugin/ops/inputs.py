@@ -10,11 +10,12 @@ from mixhead_plugin.ops.low_rank import LowRank
 class AttentionInputs(NamedTuple):
     """The arguments of one call of `ops.attention`, and the seed of its dropout.
 
-    Build it by keywords.
+    Build it by keywords. DIMENSIONS has the shapes.
 
-    The tensors come first, and the relative scores are two of them, the factors of a mixing three:
-    operators of torch take no nested arguments. A call has either `mixing`, or all three factors,
-    or none of them. TorchScript compiles it too. DIMENSIONS has the shapes.
+    The tensors come first, and without nesting: relative scores are two of them, the factors of a
+    mixing three. So the record is also the list of arguments of an operator of torch, which takes
+    no records; and TorchScript compiles it. A call has either `mixing`, or all three factors, or
+    none of them.
     """
 
     query: Tensor
@@ -71,7 +72,7 @@ class AttentionInputs(NamedTuple):
         )
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> "AttentionInputs":
-        """Return a copy with other tensors, by name."""
+        """Return a copy with some tensors replaced, by name."""
         return self._replace(**tensors)  # type: ignore[arg-type]
 
 

@@ -14,17 +14,23 @@ def no_masks(inputs: AttentionInputs) -> bool:
 def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Tensor | None:
     """Return the sum of all masks, ``-inf`` where a key is hidden; None if there are no masks.
 
-    It is broadcastable to [B, H, Nq, Nk] and has the given dtype, float32 or float64.
+    It is broadcastable to [B, H, Nq, Nk].
+
+    Args:
+        inputs: of the call
+        dtype: of the result, float32 or float64
     """
-    n_queries, n_keys, device = inputs.query.size(2), inputs.key.size(2), inputs.query.device
-    mask, padding = inputs.attn_mask, inputs.key_padding_mask
+    n_queries = inputs.query.size(2)
+    n_keys = inputs.key.size(2)
+    device = inputs.query.device
+    mask = inputs.attn_mask
+    padding = inputs.key_padding_mask
     if mask is not None:
         mask = mask.to(dtype)
     if inputs.causal:
-        # [Nq, Nk]
-        future = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).triu(
-            1 + n_keys - n_queries
-        )
+        # Query t sees the keys up to t + (Nk - Nq); [Nq, Nk]
+        every = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
+        future = every.triu(1 + n_keys - n_queries)
         if mask is None:
             mask = torch.zeros(1, 1, n_queries, n_keys, dtype=dtype, device=device)
         mask = mask.masked_fill(future, float("-inf"))
@@ -36,17 +42,21 @@ def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Tensor | None:
 
 
 def by_head(attn_mask: Tensor | None, num_heads: int, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask as floats to add, for each head.
+    """Return a mask as floats to add, with four dimensions: broadcastable to [B, H, Nq, Nk].
 
-    The mask is [Nq, Nk], [B * H, Nq, Nk] or [B, H, Nq, Nk]. In types other than floats, non-zero
-    hides.
+    Args:
+        attn_mask: [Nq, Nk], [B * H, Nq, Nk] or [B, H, Nq, Nk]; floats are added; in other types
+            non-zero hides
+        num_heads: H
+        dtype: of the result, where the mask has no floats
     """
     if attn_mask is None:
         return None
     if not attn_mask.is_floating_point():
-        attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill(
-            attn_mask.to(torch.bool), float("-inf")
-        )
+        zeros = torch.zeros_like(attn_mask, dtype=dtype)
+        attn_mask = zeros.masked_fill(attn_mask.to(torch.bool), float("-inf"))
     if attn_mask.dim() == 3:
         return attn_mask.unflatten(0, [-1, num_heads])
-    return attn_mask if attn_mask.dim() == 4 else attn_mask[None, None]
+    if attn_mask.dim() == 4:
+        return attn_mask
+    return attn_mask[None, None]

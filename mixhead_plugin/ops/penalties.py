@@ -17,22 +17,28 @@ def orthogonal_penalty(mixing: Tensor | LowRank, real: Tensor) -> Tensor:
     For M [B, Nq, H, H'], and for the factors of such M, it is the mean over the real queries.
     """
     if isinstance(mixing, LowRank):
-        # keeps out NaN as well
-        left, right = (
-            upcast(factor).masked_fill(~real[:, :, None, None], 0.0)
-            for factor in (mixing.left, mixing.right)
-        )
-        diagonal = upcast(mixing.diagonal).masked_fill(~real[:, :, None], 0.0)
+        # Zeros for padding, and not a product with `real`, because 0 * NaN is NaN.
+        padding = ~real[:, :, None, None]
+        left = upcast(mixing.left).masked_fill(padding, 0.0)
+        right = upcast(mixing.right).masked_fill(padding, 0.0)
+        diagonal = upcast(mixing.diagonal).masked_fill(padding[..., 0], 0.0)
         distance = _distance_of_factors(left, right, diagonal)
-        return (distance * real).sum() / real.sum().clamp(min=1)
+        return _mean_of_real(distance, real)
 
     mixing = upcast(mixing)
     if mixing.dim() == 4:
-        mixing = mixing.masked_fill(~real[:, :, None, None], 0.0)  # keeps out NaN as well
+        mixing = mixing.masked_fill(~real[:, :, None, None], 0.0)
     identity = torch.eye(mixing.shape[-1], dtype=mixing.dtype, device=mixing.device)
     gram = torch.matmul(mixing.transpose(-2, -1), mixing)  # [H', H'] or [B, Nq, H', H']
     distance = (gram - identity).square().sum((-2, -1))  # [] or [B, Nq]
-    return distance if mixing.dim() == 2 else (distance * real).sum() / real.sum().clamp(min=1)
+    if mixing.dim() == 2:
+        return distance
+    return _mean_of_real(distance, real)
+
+
+def _mean_of_real(distance: Tensor, real: Tensor) -> Tensor:
+    """Return the mean of [B, Nq] over the real queries; 0 if there are none."""
+    return (distance * real).sum() / real.sum().clamp(min=1)
 
 
 def _distance_of_factors(left: Tensor, right: Tensor, diagonal: Tensor) -> Tensor:
@@ -70,17 +76,20 @@ def _distance_of_factors(left: Tensor, right: Tensor, diagonal: Tensor) -> Tenso
 
 
 def rank_penalty(weights: Tensor, real: Tensor) -> Tensor:
-    """Return the sum of two means over pairs of heads (mixhead eq. 20).
+    """Return the means of ||P_i P_j^T||_F^2 and of ||P_i^T P_j||_F^2 over pairs, added (eq. 20).
 
-    They are those of ||P_i P_j^T||_F^2 and of ||P_i^T P_j||_F^2.
+    The pairs are those of different heads. The penalty is averaged over sentences.
 
-    The weights P [B, H, Nq, Nk], H >= 2, are those before mixing and dropout. The penalty is
-    averaged over sentences. ||P_i P_j^T||^2 is the inner product of P_i^T P_i and P_j^T P_j. So
-    each head needs one product of matrices, not each pair: 4 B H Nq Nk (Nq + Nk) operations
-    forward.
+    ||P_i P_j^T||^2 is the inner product of P_i^T P_i and P_j^T P_j. So each head needs one product
+    of matrices, not each pair: 4 B H Nq Nk (Nq + Nk) operations forward.
+
+    Args:
+        weights: P, [B, H, Nq, Nk], H >= 2, before mixing and dropout
+        real: [B, Nq]
     """
     weights = upcast(weights).masked_fill(~real[:, None, :, None], 0.0)
-    heads, sentences = weights.shape[1], real.any(1).sum().clamp(min=1)
+    heads = weights.shape[1]
+    sentences = real.any(1).sum().clamp(min=1)
     transposed = weights.transpose(2, 3)  # [B, H, Nk, Nq]
     same = torch.eye(heads, dtype=torch.bool, device=weights.device)
     total = weights.new_zeros(())

@@ -28,13 +28,16 @@ class RelativeScores(NamedTuple):
 def relative_scores(query: Tensor, key: Tensor, n_keys: int) -> Tensor:
     """Return the scores [B, H, Nq, Nk] of the two tensors of `RelativeScores`, in their dtype."""
     n_queries = query.size(2)
-    every = F.pad(torch.matmul(query, key.transpose(1, 2)), [0, n_queries])  # [B, H, Nq, P + Nq]
-    positions = _positions(n_queries, n_keys, every.device)
-    return every.gather(3, positions.expand(every.size(0), every.size(1), n_queries, n_keys))
+    by_distance = torch.matmul(query, key.transpose(1, 2))  # [B, H, Nq, P]
+    # P may be Nk alone. A distance without a row adds 0.
+    by_distance = F.pad(by_distance, [0, n_queries])
+    positions = _positions(n_queries, n_keys, by_distance.device)
+    shape = [by_distance.size(0), by_distance.size(1), n_queries, n_keys]
+    return by_distance.gather(3, positions.expand(shape))
 
 
 def toeplitz(by_distance: Tensor, n_queries: int, n_keys: int) -> Tensor:
-    """Return [H, Nq, Nk] from [H, Nq + Nk - 1], one number for each distance."""
+    """Return [H, Nq, Nk] from [H, Nq + Nk - 1], which has one number for each distance."""
     return by_distance[:, _positions(n_queries, n_keys, by_distance.device)]
 
 

@@ -9,9 +9,7 @@ from torch.autograd import forward_ad
 
 
 def while_traced(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Let the compiler call a function when it traces the caller.
-
-    The compiler takes its answer as a constant.
+    """Let the compiler call a function while it traces the caller, and take its answer as constant.
 
     `torch.compiler.assume_constant_result` does the same, but would load the compiler: two seconds
     at every import.
@@ -24,9 +22,9 @@ def while_traced(function: Callable[[], Any]) -> Callable[[], Any]:
 # another.
 @while_traced
 def transformations() -> str:
-    """Return the names of the active ones.
+    """Return the names of the active ones, separated by spaces; empty for none.
 
-    They are Grad, Jvp (forward mode of any kind), Vmap and Functionalize.
+    The names are Grad, Jvp (forward mode of any kind), Vmap and Functionalize.
     """
     stack = torch._C._functorch.get_interpreter_stack()
     if not stack and forward_ad._current_level < 0:  # as nearly always
@@ -47,12 +45,13 @@ def have_tangents(tensors: Iterable[object]) -> bool:
 
 
 def unserved(tensors: Iterable[object]) -> str:
-    """Return which derivative an operator lacks under the active transformations.
+    """Return which derivative our operators lack under the active transformations; empty for none.
 
-    It is an operator without functorch's rules.
+    An operator of torch needs rules of its own for these transformations, and ours have none.
 
-    The compiler's tensors do not tell whether they carry a tangent. So any forward mode around them
-    counts there.
+    Args:
+        tensors: of a call. The compiler's do not tell whether they carry a tangent. So any forward
+            mode around them counts there.
     """
     active = transformations()
     if "Jvp" in active and (torch.compiler.is_compiling() or have_tangents(tensors)):
