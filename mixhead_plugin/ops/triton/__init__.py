@@ -13,15 +13,15 @@ from mixhead_plugin.ops.operators import announce_flops
 from mixhead_plugin.ops.transforms import while_traced
 
 NORMALIZERS = ("softmax", "sigsoftmax", "l2", "sigmoid")
-# the tensors that the kernels read, beside masks and seed; of factors the matrix is built
+# The tensors that the kernels read, beside masks and seed. Of factors of M the matrix is built.
 FACTORS = ("mixing_left", "mixing_right", "mixing_diagonal")
 READ = ("query", "key", "value", "mixing", "sink", *FACTORS)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# triton's interpreter multiplies bfloat16 as integers
+# triton's interpreter multiplies bfloat16 as integers.
 INTERPRETED_DTYPES = (torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
-MAX_HEADS = 64
-MIN_CAPABILITY = 8
+MAX_HEADS = 64  # that mix
+MIN_CAPABILITY = 8  # the major number of NVIDIA's compute capability
 AMD = ("gfx90a", "gfx942", "gfx1100")  # the kernels compile for these and have not run there
 MIN_VERSION = (3, 5)  # the oldest version that compiled the kernels
 
@@ -35,9 +35,11 @@ def _package_problem() -> str:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        if tuple(map(int, re.findall(r"\d+", version)[:2])) >= MIN_VERSION:
+        numbers = [int(number) for number in re.findall(r"\d+", version)]
+        if tuple(numbers[:2]) >= MIN_VERSION:
             return ""
-        return f"needs triton {'.'.join(map(str, MIN_VERSION))} or newer, {version} is installed"
+        oldest = ".".join(str(number) for number in MIN_VERSION)
+        return f"needs triton {oldest} or newer, {version} is installed"
     return ""  # a build without metadata: assume that it is new enough
 
 
@@ -45,7 +47,7 @@ _PACKAGE_PROBLEM = _package_problem()  # at import, because torch.compile cannot
 
 
 def machine_problem() -> str:
-    """Return why no kernel can run on the current device; empty if one can.
+    """Return why no kernel can run on the current device, in a few words; empty if one can.
 
     This initialises CUDA.
     """
@@ -64,19 +66,22 @@ def _interpreted() -> bool:
 def _device_problem(type_: str, index: int | None) -> str:
     """Return why no kernel can run on a device; empty if one can.
 
-    An index of None is the current device.
+    Args:
+        type_: of the device, as in torch.device
+        index: of the device; None for the current one
     """
+    if type_ == "cpu" and _interpreted():
+        return ""
     if type_ != "cuda":
-        return (
-            ""
-            if type_ == "cpu" and _interpreted()
-            else f"needs tensors on a CUDA device, not on {type_}"
-        )
+        return f"needs tensors on a CUDA device, not on {type_}"
+
     device = torch.cuda.get_device_properties(index)
     which = "the current one" if index is None else f"cuda:{index}"
     if torch.version.hip is not None:
-        name = device.gcnArchName.partition(":")[0]
-        return "" if name in AMD else f"needs one of AMD's {', '.join(AMD)}, {which} is {name}"
+        name = device.gcnArchName.partition(":")[0]  # without features, as in gfx90a:sramecc+
+        if name in AMD:
+            return ""
+        return f"needs one of AMD's {', '.join(AMD)}, {which} is {name}"
     if device.major < MIN_CAPABILITY:
         return (
             f"needs a GPU of compute capability {MIN_CAPABILITY}.0, {which} has "
@@ -87,16 +92,22 @@ def _device_problem(type_: str, index: int | None) -> str:
 
 def problem(inputs: AttentionInputs) -> str:
     """Return why the kernels cannot serve this call of `ops.attention`, or an empty string."""
-    device, dtype = inputs.query.device, inputs.query.dtype
+    lacking = kernel_problem(inputs)
+    if lacking:
+        return lacking
+    dtype = inputs.query.dtype
     if _interpreted() and dtype not in INTERPRETED_DTYPES:
-        return kernel_problem(inputs) or f"computes {dtype} wrongly under TRITON_INTERPRET=1"
-    return kernel_problem(inputs) or _device_problem(device.type, device.index)
+        return f"computes {dtype} wrongly under TRITON_INTERPRET=1"
+    device = inputs.query.device
+    return _device_problem(device.type, device.index)
 
 
 def kernel_problem(inputs: AttentionInputs) -> str:
     """Return why there is no kernel for such a call on any device, or an empty string."""
-    query, value = inputs.query, inputs.value
-    heads, head_dim = query.shape[1], max(query.shape[3], value.shape[3])
+    query = inputs.query
+    value = inputs.value
+    heads = query.shape[1]
+    head_dim = max(query.shape[3], value.shape[3])
     if inputs.normalizer not in NORMALIZERS:
         return (
             f"has no kernel for normalizer {inputs.normalizer!r}, only for {', '.join(NORMALIZERS)}"
@@ -105,8 +116,9 @@ def kernel_problem(inputs: AttentionInputs) -> str:
         return f"has no kernel for head size {head_dim}, only up to {MAX_HEAD_DIM}"
     if inputs.mixes() and heads > MAX_HEADS:
         return f"mixes at most {MAX_HEADS} heads, not {heads}"
-    if other := [name for name in inputs.given() if name not in READ]:
-        return f"has no kernel for {other[0].partition('_query')[0]}"
+    for name in inputs.given():
+        if name not in READ:
+            return f"has no kernel for {name.removesuffix('_query')}"  # relative_query is relative
     if value.shape[1] != heads:
         return f"mixes {heads} heads into as many, not into {value.shape[1]}"
     if query.dtype not in DTYPES:
@@ -122,9 +134,9 @@ def allows_tf32() -> bool:
     matmul = torch.backends.cuda.matmul
     # Newer versions of torch have another switch, and raise when the old one is read after the new
     # one was set.
-    return (
-        matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
-    )
+    if hasattr(matmul, "fp32_precision"):
+        return matmul.fp32_precision == "tf32"
+    return matmul.allow_tf32
 
 
 def slower_than_blocks(inputs: AttentionInputs) -> bool:
@@ -140,8 +152,9 @@ def fault(inputs: AttentionInputs) -> str:
     """Return what the kernels do wrong here for such a call; empty if nothing (see `verify`)."""
     from mixhead_plugin.ops.triton import verify
 
-    # there a trial takes far longer than a call
-    return "" if _interpreted() else verify.fault(inputs)
+    if _interpreted():  # a trial would take far longer than a call
+        return ""
+    return verify.fault(inputs)
 
 
 def triton_attention(inputs: AttentionInputs) -> Tensor:
@@ -149,14 +162,13 @@ def triton_attention(inputs: AttentionInputs) -> Tensor:
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
     if inputs.factors() is not None:
-        # triton.md, 'Factors of M', counts why.
+        # The kernels mix by M itself. triton.md, 'Factors of M', counts why.
         inputs = inputs.with_mixing(inputs.matrix())
     if inputs.dropout_p > 0:
         # From torch's generator, so that it repeats with torch.manual_seed and under activation
         # checkpointing. From the device's, as in F.dropout, because a CUDA graph replays draws
         # there but would freeze a number of the host.
-        inputs = inputs._replace(
-            seed=torch.randint(2**62, (), dtype=torch.int64, device=inputs.query.device)
-        )
+        seed = torch.randint(2**62, (), dtype=torch.int64, device=inputs.query.device)
+        inputs = inputs._replace(seed=seed)
     announce_flops()
     return torch.ops.mixhead_plugin.triton(*inputs)[0]

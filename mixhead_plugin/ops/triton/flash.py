@@ -1,6 +1,6 @@
-"""Kernels for heads that do not mix: one head a program.
+"""Kernels for heads that do not mix: FlashAttention-2 (Dao 2023) for each normalizer.
 
-FlashAttention-2 (Dao 2023) for each normalizer.
+A program has one tile of one head. What it computes for a tile is [BM, BN], queries by keys.
 
 Without values, `flash_fwd_kernel` is also the first pass of mixed heads and writes only the
 statistic of each row.
@@ -14,12 +14,10 @@ from mixhead_plugin.ops.triton import rows
 
 @triton.jit
 def program_of(n, BLOCK: tl.constexpr, H: tl.constexpr):
-    """Return where this program is.
-
-    The tile, the number of tiles, the index in B * H, the sentence and the head.
-    """
+    """Return the program's tile, the number of tiles, its index in B * H, its sentence and head."""
     n_tiles = (n + BLOCK - 1) // BLOCK
-    i_t, i_bh = tl.program_id(0) % n_tiles, tl.program_id(0) // n_tiles
+    i_t = tl.program_id(0) % n_tiles
+    i_bh = tl.program_id(0) // n_tiles
     return i_t, n_tiles, i_bh, (i_bh // H).to(tl.int64), (i_bh % H).to(tl.int64)
 
 
@@ -30,7 +28,8 @@ def flash_fwd_kernel(
     """Write O and the statistic of each row; only the statistic where v is None."""
     i_t, n_tiles, i_bh, i_b, i_h = program_of(n_queries, C.BM, C.H)
     first = (n_tiles - 1 - i_t) * C.BM  # the longest rows of a causal mask first
-    o_m, o_d = first + tl.arange(0, C.BM), tl.arange(0, C.DP)
+    o_m = first + tl.arange(0, C.BM)
+    o_d = tl.arange(0, C.DP)
     k = rows.at(k, i_b, i_h)
     b_q = rows.load_rows(rows.at(q, i_b, i_h), o_m, o_d, n_queries, C.D)  # [BM, DP]
     b_max = tl.full([C.BM], float("-inf"), tl.float32)  # [BM]
@@ -50,6 +49,8 @@ def flash_fwd_kernel(
         b_sink = tl.load(sink + i_h) + tl.full([C.BM], 0.0, tl.float32)  # [BM]
         b_max = rows.exponent(b_sink, C)
         b_sum += rows.sigmoid_of_abs(b_sink) if C.NORMALIZER == "sigsoftmax" else 1.0
+
+    # First the tiles that every query sees whole, then those at the edge of a mask.
     for EDGE in tl.static_range(2):
         begin, end = (whole, stop) if EDGE else (start, whole)
         for i_n in range(begin, end, C.BN):
@@ -101,7 +102,8 @@ def flash_fwd_kernel(
 def flash_bwd_delta_kernel(o, d_o, delta, n_queries, C: tl.constexpr):
     """Write delta = O . dO = P . dP of each row."""
     i_t, _, i_bh, i_b, i_h = program_of(n_queries, C.BM, C.H)
-    o_m, o_v = i_t * C.BM + tl.arange(0, C.BM), tl.arange(0, C.DVP)
+    o_m = i_t * C.BM + tl.arange(0, C.BM)
+    o_v = tl.arange(0, C.DVP)
     b_o = rows.load_rows(rows.at(o, i_b, i_h), o_m, o_v, n_queries, C.DV)  # [BM, DVP]
     b_do = rows.load_rows(rows.at(d_o, i_b, i_h), o_m, o_v, n_queries, C.DV)  # [BM, DVP]
     b_delta = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)  # [BM]
@@ -129,8 +131,11 @@ def flash_bwd_dq_kernel(
     """Write dQ of a tile of queries."""
     i_t, n_tiles, i_bh, i_b, i_h = program_of(n_queries, C.BM, C.H)
     first = (n_tiles - 1 - i_t) * C.BM
-    o_m, o_d, o_v = first + tl.arange(0, C.BM), tl.arange(0, C.DP), tl.arange(0, C.DVP)
-    k, v = rows.at(k, i_b, i_h), rows.at(v, i_b, i_h)
+    o_m = first + tl.arange(0, C.BM)
+    o_d = tl.arange(0, C.DP)
+    o_v = tl.arange(0, C.DVP)
+    k = rows.at(k, i_b, i_h)
+    v = rows.at(v, i_b, i_h)
     b_q = rows.load_rows(rows.at(q, i_b, i_h), o_m, o_d, n_queries, C.D)  # [BM, DP]
     b_do = rows.load_rows(rows.at(d_o, i_b, i_h), o_m, o_v, n_queries, C.DV)  # [BM, DVP]
     p_row = i_bh.to(tl.int64) * n_queries + o_m
@@ -184,8 +189,11 @@ def flash_bwd_dkv_kernel(
     """Write dK and dV of a tile of keys; scores and weights are transposed, [BN, BM]."""
     i_t, _, i_bh, i_b, i_h = program_of(n_keys, C.BN, C.H)
     first = i_t * C.BN
-    o_n, o_d, o_v = first + tl.arange(0, C.BN), tl.arange(0, C.DP), tl.arange(0, C.DVP)
-    q, d_o = rows.at(q, i_b, i_h), rows.at(d_o, i_b, i_h)
+    o_n = first + tl.arange(0, C.BN)
+    o_d = tl.arange(0, C.DP)
+    o_v = tl.arange(0, C.DVP)
+    q = rows.at(q, i_b, i_h)
+    d_o = rows.at(d_o, i_b, i_h)
     b_k = rows.load_rows(rows.at(k, i_b, i_h), o_n, o_d, n_keys, C.D)  # [BN, DP]
     b_v = rows.load_rows(rows.at(v, i_b, i_h), o_n, o_v, n_keys, C.DV)  # [BN, DVP]
     b_dk = tl.full([C.BN, C.DP], 0.0, tl.float32)  # [BN, DP]

@@ -1,11 +1,15 @@
-"""Kernels for heads that mix: one tile a program, for all heads.
+"""Kernels for heads that mix: one tile a program, with all heads.
 
-A mixed head needs the weights of all heads.
+A mixed head needs the weights of all heads. So a tile is [heads, BM, BN]; a program computes HC
+heads at a time and adds to HG of them:
 
-A tile is [heads, BM, BN]; a program computes HC heads at a time and adds to HG of them. A mixing
-product takes the 16 heads that tensor cores need, or fewer heads of several parts of the keys
-(triton.md). The mixing matrix M is a `Strided` [B, H, Nq, H]: sentence, source head, query, mixed
-head.
+    for each tile of keys:
+        for each HC source heads:   their weights, which M adds to HG mixed heads
+        the HG mixed heads, times their values
+
+A mixing product takes the 16 heads that tensor cores need, or fewer heads of several parts of the
+keys (triton.md). The mixing matrix M is a `Strided` [B, H, Nq, H]: sentence, source head, query,
+mixed head.
 """
 
 import triton
@@ -17,12 +21,10 @@ from mixhead_plugin.ops.triton.records import Strided
 
 @triton.jit
 def program_of(n, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """Return where this program is.
-
-    The part of the heads, the tile, the number of tiles and the sentence.
-    """
+    """Return the program's part of the heads, its tile, the number of tiles and its sentence."""
     n_tiles = (n + BLOCK - 1) // BLOCK
-    i_p, i_bt = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
+    i_p = tl.program_id(0) % PARTS
+    i_bt = tl.program_id(0) // PARTS
     return i_p, i_bt % n_tiles, n_tiles, (i_bt // n_tiles).to(tl.int64)
 
 
@@ -47,14 +49,17 @@ def scores_of(
     C: tl.constexpr,
     KEYS_FIRST: tl.constexpr = False,
 ):
-    """Return the biased scores of heads o_h, the product of b_x and b_y.
+    """Return the biased scores of heads o_h, [heads, BM, BN]; with KEYS_FIRST [heads, BN, BM].
 
-    [heads, BM, BN] or, KEYS_FIRST, transposed.
+    b_x and b_y are queries [heads, BM, DP] and transposed keys [heads, DP, BN]; with KEYS_FIRST
+    they are keys and transposed queries.
     """
     if KEYS_FIRST:
-        o_m, o_n = o_m[None, None, :], o_n[None, :, None]
+        o_m = o_m[None, None, :]
+        o_n = o_n[None, :, None]
     else:
-        o_m, o_n = o_m[None, :, None], o_n[None, None, :]
+        o_m = o_m[None, :, None]
+        o_n = o_n[None, None, :]
     b_s = rows.product(b_x, b_y, C) * scale
     # A head beyond the last reads the mask of the last one. Its weights are 0 whatever its scores.
     o_mask = tl.minimum(o_h, C.H - 1).to(tl.int64)[:, None, None] if C.MASK_HEADS else 0
@@ -63,9 +68,15 @@ def scores_of(
 
 @triton.jit
 def load_mixing(m, o_m, o_from, o_to, n_queries, C: tl.constexpr):
-    """Load the matrices of `mix`, with M at each place of the diagonal.
+    """Load the matrices that `mix` multiplies by, [PARTS, HC * PACK, HG * PACK].
 
-    [PARTS, HC * PACK, HG * PACK].
+    Each has M at each of PACK places of its diagonal, so that PACK keys are mixed at once and do
+    not mix with one another. For two heads and PACK = 2, with rows and columns (head, key):
+
+        M00  0    M01  0
+        0    M00  0    M01
+        M10  0    M11  0
+        0    M10  0    M11
     """
     o_q = o_m if C.PER_QUERY else tl.arange(0, C.PARTS) * 0
     b_m = rows.load_heads_upright(m, o_from, o_q, o_to, n_queries, C.H, C.H)  # [HC, PARTS, HG]
@@ -77,7 +88,11 @@ def load_mixing(m, o_m, o_from, o_to, n_queries, C: tl.constexpr):
 
 @triton.jit
 def laid_out(b_x, b_y):
-    """Return b_x in the layout of b_y, whose float32 become zeros (triton.md)."""
+    """Return b_x in the layout of b_y, which saves conflicts in shared memory (triton.md).
+
+    An operation on both has one layout. So zeros are made of the float32 of b_y, by shifts, and
+    added to b_x bit by bit. triton does not see that they are zeros. LLVM does, and removes them.
+    """
     BITS: tl.constexpr = tl.uint16 if b_x.dtype.primitive_bitwidth == 16 else tl.uint32
     b_zeros = (b_y.to(tl.uint32, bitcast=True) >> 16) >> 16
     return (b_x.to(BITS, bitcast=True) | b_zeros.to(BITS)).to(b_x.dtype, bitcast=True)
@@ -87,12 +102,12 @@ def laid_out(b_x, b_y):
 def mix(
     b_x, b_m, b_sum, b_last, ROUND: tl.constexpr, C: tl.constexpr, KEYS_FIRST: tl.constexpr = False
 ):
-    """Return b_sum [HG, BM, BN] + M^T x, and the product, which the next call takes as b_last.
+    """Return b_sum + M^T x, and the product, which the next call takes as b_last.
 
-    x is [HC, BM, BN] and takes the dtype of M, which `load_mixing` returned. With KEYS_FIRST x and
-    the sum are [heads, BN, BM]. HC heads of PACK keys are the numbers of a product. Its matrix has
-    M at each place of the diagonal, so the keys do not mix, and NaN stays with its query. Only the
-    layout of b_last counts. ROUND rounds the sum to the dtype of M.
+    x is [HC, BM, BN] and b_sum [HG, BM, BN]; with KEYS_FIRST both are [heads, BN, BM]. x takes the
+    dtype of b_m, which `load_mixing` returned. ROUND rounds the sum to that dtype. HC heads of PACK
+    keys are the numbers of a product, and its matrix keeps the keys apart, so NaN stays with its
+    query. Of b_last only the layout counts: see `laid_out`.
     """
     HG: tl.constexpr = b_sum.shape[0]
     b_h = b_x.to(b_m.dtype)
@@ -120,9 +135,14 @@ def mixed_fwd_kernel(
     """Write O of a tile of queries and a group of mixed heads."""
     i_g, i_t, n_tiles, i_b = program_of(n_queries, C.BM, C.GROUPS)
     first = (n_tiles - 1 - i_t) * C.BM  # the longest rows of a causal mask first
-    o_m, o_g = first + tl.arange(0, C.BM), i_g * C.HG + tl.arange(0, C.HG)
-    o_d, o_v = tl.arange(0, C.DP), tl.arange(0, C.DVP)
-    q, k, v, m = rows.at(q, i_b, 0), rows.at(k, i_b, 0), rows.at(v, i_b, 0), rows.at(m, i_b, 0)
+    o_m = first + tl.arange(0, C.BM)
+    o_g = i_g * C.HG + tl.arange(0, C.HG)
+    o_d = tl.arange(0, C.DP)
+    o_v = tl.arange(0, C.DVP)
+    q = rows.at(q, i_b, 0)
+    k = rows.at(k, i_b, 0)
+    v = rows.at(v, i_b, 0)
+    m = rows.at(m, i_b, 0)
     b_o = tl.full([C.HG, C.DVP, C.BM], 0.0, tl.float32)  # [HG, DVP, BM]
     seed = tl.load(dropout.seed) if dropout is not None else 0
     # see `mix`
@@ -185,15 +205,17 @@ def mixed_bwd_dm_kernel(
     queries. delta [B, GROUPS, H, Nq] takes the group's part of delta_j = sum_i M_ji G_ji.
     """
     i_p, i_t, n_tiles, i_b = program_of(n_queries, C.BM, C.GROUPS * C.CHUNKS)
-    i_g, i_h, i_t = i_p % C.GROUPS, i_p // C.GROUPS * C.HC, n_tiles - 1 - i_t
+    i_g = i_p % C.GROUPS
+    i_h = i_p // C.GROUPS * C.HC
+    i_t = n_tiles - 1 - i_t
     first = i_t * C.BM
-    o_m, o_h, o_g = (
-        first + tl.arange(0, C.BM),
-        i_h + tl.arange(0, C.HC),
-        i_g * C.HG + tl.arange(0, C.HG),
-    )
-    o_d, o_v = tl.arange(0, C.DP), tl.arange(0, C.DVP)
-    k, v = rows.at(k, i_b, 0), rows.at(v, i_b, 0)
+    o_m = first + tl.arange(0, C.BM)
+    o_h = i_h + tl.arange(0, C.HC)
+    o_g = i_g * C.HG + tl.arange(0, C.HG)
+    o_d = tl.arange(0, C.DP)
+    o_v = tl.arange(0, C.DVP)
+    k = rows.at(k, i_b, 0)
+    v = rows.at(v, i_b, 0)
     # [HC, BM, DP]
     b_q = rows.load_heads_upright(rows.at(q, i_b, 0), o_h, o_m, o_d, n_queries, C.H, C.D)
     # [HG, BM, DVP]
@@ -221,9 +243,11 @@ def mixed_bwd_dm_kernel(
         b_dw = tl.permute(b_dw.to(b_kt.dtype), (1, 0, 2))  # [BM, HG, BN]
         if C.HC == C.HG:
             b_like = tl.max(b_g, 2)[:, :, None]  # [BM, HC, 1]
-            b_p, b_dw = laid_out(b_p, b_like), laid_out(b_dw, b_like)
+            b_p = laid_out(b_p, b_like)
+            b_dw = laid_out(b_dw, b_like)
         b_g = rows.add_product(b_p, transposed(b_dw), b_g, C)
-    m, d_m = rows.at(m, i_b, 0), rows.at(d_m, i_b, 0)
+    m = rows.at(m, i_b, 0)
+    d_m = rows.at(d_m, i_b, 0)
     if C.PER_QUERY:
         rows.store_heads(d_m, tl.permute(b_g, (1, 0, 2)), o_h, o_m, o_g, n_queries, C.H, C.H)
     else:
@@ -260,9 +284,14 @@ def mixed_bwd_dq_kernel(
     """Write dQ of a tile of queries and a group of source heads."""
     i_g, i_t, n_tiles, i_b = program_of(n_queries, C.BM, C.GROUPS)
     first = (n_tiles - 1 - i_t) * C.BM
-    o_m, o_g = first + tl.arange(0, C.BM), i_g * C.HG + tl.arange(0, C.HG)
-    o_d, o_v = tl.arange(0, C.DP), tl.arange(0, C.DVP)
-    k, v, d_o, m = rows.at(k, i_b, 0), rows.at(v, i_b, 0), rows.at(d_o, i_b, 0), rows.at(m, i_b, 0)
+    o_m = first + tl.arange(0, C.BM)
+    o_g = i_g * C.HG + tl.arange(0, C.HG)
+    o_d = tl.arange(0, C.DP)
+    o_v = tl.arange(0, C.DVP)
+    k = rows.at(k, i_b, 0)
+    v = rows.at(v, i_b, 0)
+    d_o = rows.at(d_o, i_b, 0)
+    m = rows.at(m, i_b, 0)
     m_t = Strided(m.p, m.s_b, m.s_d, m.s_n, m.s_h)  # from mixed heads to source heads
     # [HG, BM, DP]
     b_q = rows.load_heads_upright(rows.at(q, i_b, 0), o_g, o_m, o_d, n_queries, C.H, C.D)
@@ -330,9 +359,14 @@ def mixed_bwd_dkv_kernel(
     """
     i_g, i_t, _, i_b = program_of(n_keys, C.BN, C.GROUPS)
     first = i_t * C.BN
-    o_n, o_g = first + tl.arange(0, C.BN), i_g * C.HG + tl.arange(0, C.HG)
-    o_d, o_v = tl.arange(0, C.DP), tl.arange(0, C.DVP)
-    q, k, v, m = rows.at(q, i_b, 0), rows.at(k, i_b, 0), rows.at(v, i_b, 0), rows.at(m, i_b, 0)
+    o_n = first + tl.arange(0, C.BN)
+    o_g = i_g * C.HG + tl.arange(0, C.HG)
+    o_d = tl.arange(0, C.DP)
+    o_v = tl.arange(0, C.DVP)
+    q = rows.at(q, i_b, 0)
+    k = rows.at(k, i_b, 0)
+    v = rows.at(v, i_b, 0)
+    m = rows.at(m, i_b, 0)
     d_o = rows.at(d_o, i_b, 0)
     m_t = Strided(m.p, m.s_b, m.s_d, m.s_n, m.s_h)
     b_dk = tl.full([C.HG, C.DP, C.BN], 0.0, tl.float32)  # [HG, DP, BN]

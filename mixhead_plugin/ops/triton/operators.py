@@ -35,34 +35,36 @@ class Call:
     """
 
     def __init__(self, inputs: AttentionInputs, candidate: int | None = None):
+        query, key, value = inputs[:3]
+        self.inputs = inputs
         self.candidate = candidate
-        query, key, value, padding, p = *inputs[:3], inputs.key_padding_mask, inputs.dropout_p
-        self.query, self.mixing, self.inputs = query, inputs.mixing, inputs
+        self.query = query
+        self.mixing = inputs.mixing
         self.batch, self.heads, self.n_queries, head_dim = query.shape
         self.n_keys, value_dim = value.shape[2:]
-        # Heads of size 0 are computed: their scores are 0, their weights are not.
-        self.empty = 0 in (self.batch, self.heads, self.n_queries, self.n_keys, value_dim)
-        self.attn_mask, mask = None, None
+        # Not head_dim: in heads of size 0 the scores are 0, but the weights are not.
+        sizes = (self.batch, self.heads, self.n_queries, self.n_keys, value_dim)
+        self.empty = 0 in sizes
+
+        self.attn_mask = None
         if inputs.attn_mask is not None:
             self.attn_mask = readable_mask(inputs.attn_mask)  # [1 or B, 1 or H, 1 or Nq, 1 or Nk]
-            mask = self.attn_mask.expand(self.batch, self.heads, self.n_queries, self.n_keys)
-        # not bytes: see rows.load_wide
-        hidden = None if padding is None else padding.int().contiguous()
-        spans = None if self.empty else spans_of(self.attn_mask)
-        s_b, s_h, s_n, s_d = (None,) * 4 if mask is None else mask.stride()
-        self.masks = Masks(mask, s_b, s_h, s_n, s_d, padding=hidden, spans=spans)
-        self.dropout = None
-        if p > 0:
-            # A float, because triton compiles small and large integers apart; 2^32 - 256 is the
-            # largest below 2^32.
-            self.dropout = Dropout(
-                inputs.seed, min(p * 2.0**32, 2.0**32 - 256), 1 / (1 - p) if p < 1 else 0.0
-            )
-        self.q, self.k, self.v = strided(query), strided(key), strided(value)
-        self.m = None if self.mixing is None else strided_mixing(self.mixing)
-        self.sink = None if inputs.sink is None else inputs.sink.float() * LOG2E.value  # [H]
+        self.masks = self._masks()
+        self.dropout = self._dropout()
+        self.q = strided(query)
+        self.k = strided(key)
+        self.v = strided(value)
+        self.m = None
+        if self.mixing is not None:
+            self.m = strided_mixing(self.mixing)
+        # Scores in units of log2(e), because the kernels compute 2^s.
         self.scale = inputs.scale * LOG2E.value
+        self.sink = None
+        if inputs.sink is not None:
+            self.sink = inputs.sink.float() * LOG2E.value  # [H]
+
         padded_dim, padded_value_dim = padded(head_dim, value_dim)
+        tf32 = query.dtype == torch.float32 and allows_tf32()
         self.constants = Constants(
             H=self.heads,
             D=head_dim,
@@ -71,21 +73,46 @@ class Call:
             DVP=padded_value_dim,
             NORMALIZER=inputs.normalizer,
             CAUSAL=inputs.causal,
-            PRECISION="tf32" if query.dtype == torch.float32 and allows_tf32() else "ieee",
+            PRECISION="tf32" if tf32 else "ieee",
             PER_QUERY=self.mixing is not None and self.mixing.dim() == 4,
             MASK_HEADS=self.attn_mask is not None and self.attn_mask.shape[1] > 1,
         )
-        dtypes = [
-            None if tensor is None else tensor.dtype
-            for tensor in (query, self.mixing, self.attn_mask)
-        ]
+        # For `tuning`: calls with equal keys use the same tiles.
+        dtypes = []
+        for tensor in (query, self.mixing, self.attn_mask):
+            dtypes.append(None if tensor is None else tensor.dtype)
         self.key = (
             self.constants,
             *dtypes,
-            padding is not None,
-            p > 0,
+            inputs.key_padding_mask is not None,
+            inputs.dropout_p > 0,
             power_of_2(max(self.n_queries, self.n_keys)),
         )
+
+    def _masks(self) -> Masks:
+        """Return what hides keys or adds to scores, as the kernels read it."""
+        padding = self.inputs.key_padding_mask
+        if padding is not None:
+            padding = padding.int().contiguous()  # not bytes: see `rows.load_wide`
+        if self.attn_mask is None:
+            return Masks(None, None, None, None, None, padding=padding, spans=None)
+
+        mask = self.attn_mask.expand(self.batch, self.heads, self.n_queries, self.n_keys)
+        s_b, s_h, s_n, s_d = mask.stride()
+        spans = None
+        if not self.empty:
+            spans = spans_of(self.attn_mask)
+        return Masks(mask, s_b, s_h, s_n, s_d, padding=padding, spans=spans)
+
+    def _dropout(self) -> Dropout | None:
+        p = self.inputs.dropout_p
+        if p <= 0:
+            return None
+        # A float, because triton compiles small and large integers apart; 2^32 - 256 is the largest
+        # float32 below 2^32.
+        threshold = min(p * 2.0**32, 2.0**32 - 256)
+        gain = 1 / (1 - p) if p < 1 else 0.0
+        return Dropout(self.inputs.seed, threshold, gain)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return O [B, H, Nq, Dv] and the peak and the factor of each row, [2, B, H, Nq]."""
@@ -94,62 +121,56 @@ class Call:
         if self.empty:
             return out.zero_(), rows.zero_()
         peak, factor = rows
+        o = strided(out)
         if self.mixing is None:
-            self._run(
-                flash.flash_fwd_kernel,
-                self.q,
-                self.k,
-                self.v,
-                strided(out),
-                self.sink,
-                peak,
-                factor,
-            )
-        else:
-            self._run(flash.flash_fwd_kernel, self.q, self.k, None, None, self.sink, peak, factor)
-            self._run(
-                mixed.mixed_fwd_kernel, self.q, self.k, self.v, self.m, strided(out), peak, factor
-            )
+            self._run(flash.flash_fwd_kernel, self.q, self.k, self.v, o, self.sink, peak, factor)
+            return out, rows
+
+        # First the statistics of all rows, without values: a mixed head needs those of all heads.
+        self._run(flash.flash_fwd_kernel, self.q, self.k, None, None, self.sink, peak, factor)
+        self._run(mixed.mixed_fwd_kernel, self.q, self.k, self.v, self.m, o, peak, factor)
         return out, rows
 
     def backward(self, d_out: Tensor, rows: Tensor, out: Tensor | None) -> list[Tensor]:
-        """Return the gradients of query, key and value, and of mixing and the sink, if any."""
-        grads = [
-            self._unwritten(torch.empty_like(tensor)) for tensor in self.inputs.given().values()
-        ]
+        """Return the gradients of query, key and value, and of mixing and the sink, if any.
+
+        Args:
+            d_out: the gradient of the output, [B, H, Nq, Dv]
+            rows: what `forward` has returned, [2, B, H, Nq]
+            out: what `forward` has returned, [B, H, Nq, Dv]; not read where heads mix
+        """
+        grads = []
+        for tensor in self.inputs.given().values():
+            grads.append(self._unwritten(torch.empty_like(tensor)))
         if self.empty:
             return [grad.zero_() for grad in grads]
-        d_q, d_k, d_v = map(strided, grads[:3])
+        d_q = strided(grads[0])
+        d_k = strided(grads[1])
+        d_v = strided(grads[2])
         peak, factor = rows
+
+        # delta = P . dP of each row, which dQ and dK need.
+        given: tuple[Any, ...]
         if self.mixing is None:
             assert out is not None  # saved where heads are not mixed
-            dq_kernel, dkv_kernel = flash.flash_bwd_dq_kernel, flash.flash_bwd_dkv_kernel
-            given: tuple[Any, ...] = (self.q, self.k, self.v, strided(d_out), peak, factor)
-            delta, tile = self._unwritten(torch.empty_like(peak)), Tile(64, 16, 4, 1)
-            arguments = (
-                strided(out),
-                strided(d_out),
-                delta,
-                self.n_queries,
-                with_tile(self.constants, tile),
-            )
-            programs = self.batch * self.heads * ceil_div(self.n_queries, tile.BM)
-            start(flash.flash_bwd_delta_kernel, programs, arguments, tile)
+            given = (self.q, self.k, self.v, strided(d_out), peak, factor)
+            delta = self._delta(out, d_out)
+            dq_kernel = flash.flash_bwd_dq_kernel
+            dkv_kernel = flash.flash_bwd_dkv_kernel
         else:
-            dq_kernel, dkv_kernel = mixed.mixed_bwd_dq_kernel, mixed.mixed_bwd_dkv_kernel
             given = (self.q, self.k, self.v, self.m, strided(d_out), peak, factor)
             delta = self._mixing_grad(given, grads[3])
-        self._run(dq_kernel, *given, delta, d_q, self.inputs.scale)
-        spans = None if self.attn_mask is None else spans_of(self.attn_mask.transpose(2, 3))
-        self._run(
-            dkv_kernel,
-            *given,
-            delta,
-            d_k,
-            d_v,
-            self.inputs.scale,
-            masks=self.masks._replace(spans=spans),
-        )
+            dq_kernel = mixed.mixed_bwd_dq_kernel
+            dkv_kernel = mixed.mixed_bwd_dkv_kernel
+
+        scale = self.inputs.scale
+        self._run(dq_kernel, *given, delta, d_q, scale)
+        # The programs of dK and dV each have some keys, so they need the spans of queries.
+        spans = None
+        if self.attn_mask is not None:
+            spans = spans_of(self.attn_mask.transpose(2, 3))
+        by_key = self.masks._replace(spans=spans)
+        self._run(dkv_kernel, *given, delta, d_k, d_v, scale, masks=by_key)
         if self.sink is not None:
             grads[-1].copy_(self._sink_grad(peak, factor, delta))
         return grads
@@ -157,42 +178,74 @@ class Call:
     def _sink_grad(self, peak: Tensor, factor: Tensor, delta: Tensor) -> Tensor:
         """Return dS of triton.md for the sink, whose dP is 0, summed to [H].
 
-        The statistics are [B, H, Nq].
+        Args:
+            peak: of each row, [B, H, Nq]
+            factor: of each row, [B, H, Nq]
+            delta: of each row, [B, H, Nq]
         """
         assert self.inputs.sink is not None
         score = self.inputs.sink.float()[:, None]  # [H, 1]
         sigsoftmax = self.inputs.normalizer == "sigsoftmax"
-        exponent = score + score.clamp(max=0) if sigsoftmax else score
+
+        # The sink's weight in each row, as `rows.weights_of` computes those of keys
+        exponent = score
+        if sigsoftmax:
+            exponent = score + score.clamp(max=0)
         weights = torch.exp2(exponent * LOG2E.value - peak) * factor  # [B, H, Nq]
-        weights = weights * torch.sigmoid(score.abs()) if sigsoftmax else weights
-        slope = (
-            2 - torch.sigmoid(score)
-            if sigsoftmax
-            else weights
-            if self.inputs.normalizer == "l2"
-            else 1
-        )
-        return -(weights * slope * delta).sum((0, 2))
+        if sigsoftmax:
+            weights = weights * torch.sigmoid(score.abs())
+
+        # -dS / delta, as in `rows.score_gradient`
+        slope = weights
+        if sigsoftmax:
+            slope = weights * (2 - torch.sigmoid(score))
+        elif self.inputs.normalizer == "l2":
+            slope = weights * weights
+        return -(slope * delta).sum((0, 2))
+
+    def _delta(self, out: Tensor, d_out: Tensor) -> Tensor:
+        """Return delta = O . dO [B, H, Nq] of heads that do not mix."""
+        delta = self.query.new_empty(self.query.shape[:3], dtype=torch.float32)
+        delta = self._unwritten(delta)
+        tile = Tile(64, 16, 4, 1)
+        constants = with_tile(self.constants, tile)
+        arguments = (strided(out), strided(d_out), delta, self.n_queries, constants)
+        programs = self.batch * self.heads * ceil_div(self.n_queries, tile.BM)
+        start(flash.flash_bwd_delta_kernel, programs, arguments, tile)
+        return delta
 
     def _mixing_grad(self, given: tuple[Any, ...], d_mixing: Tensor) -> Tensor:
-        """Return delta [B, H, Nq] of mixed heads; write dM into `d_mixing`."""
+        """Return delta [B, H, Nq] of mixed heads; write dM into `d_mixing`.
+
+        Args:
+            given: the first arguments of the kernel
+            d_mixing: [H, H] or [B, Nq, H, H]
+        """
 
         def outputs(tile: Tile) -> tuple[Tensor, Strided]:
-            groups, d_m = ceil_div(self.heads, tile.HG), d_mixing
+            # Each group of heads has a part of delta, which are summed below.
+            groups = ceil_div(self.heads, tile.HG)
             shape = (self.batch, groups, self.heads, self.n_queries)
             delta = self._unwritten(self.query.new_empty(shape, dtype=torch.float32))
+            d_m = d_mixing
             if d_mixing.dim() == 2:  # a sum for each tile of queries
-                shape = (self.batch, ceil_div(self.n_queries, tile.BM), self.heads, self.heads)
+                tiles = ceil_div(self.n_queries, tile.BM)
+                shape = (self.batch, tiles, self.heads, self.heads)
                 d_m = self._unwritten(self.query.new_empty(shape, dtype=torch.float32))
             return delta, strided_mixing(d_m)
 
         delta, d_m = self._run(mixed.mixed_bwd_dm_kernel, *given, outputs=outputs)
         if d_mixing.dim() == 2:
             d_mixing.copy_(d_m.p.sum((0, 1)))
-        return delta[:, 0] if delta.shape[1] == 1 else delta.sum(1)
+        if delta.shape[1] == 1:
+            return delta[:, 0]
+        return delta.sum(1)
 
     def _unwritten(self, memory: Tensor) -> Tensor:
-        return memory if self.candidate is None else memory.fill_(torch.nan)
+        """Return memory for a result; in a trial it holds NaN."""
+        if self.candidate is None:
+            return memory
+        return memory.fill_(torch.nan)
 
     def _run(
         self,
@@ -201,31 +254,49 @@ class Call:
         outputs: Callable[[Tile], tuple[Any, ...]] = lambda tile: (),
         masks: Masks | None = None,
     ) -> tuple[Any, ...]:
-        """Launch a kernel with the tile that suits it; return its `outputs`.
+        """Launch a kernel with the tile that suits it.
 
-        They are the arguments that depend on the tile.
+        Args:
+            kernel: the kernel
+            arguments: its first ones
+            outputs: returns the next ones, which depend on the tile
+            masks: in place of the call's own
+
+        Returns:
+            what `outputs` has returned
         """
-        name, rest = (
-            kernel.fn.__name__,
-            (masks or self.masks, self.dropout, self.scale, self.n_queries, self.n_keys),
-        )
+        name = kernel.fn.__name__
+        rest = (masks or self.masks, self.dropout, self.scale, self.n_queries, self.n_keys)
 
         def launch(tile: Tile) -> tuple[Any, ...]:
-            constants, more = with_tile(self.constants, tile), outputs(tile)
-            tiles = (
-                ceil_div(self.n_keys, tile.BN)
-                if "_dkv_" in name
-                else ceil_div(self.n_queries, tile.BM)
-            )
-            parts = constants.GROUPS * (constants.CHUNKS if "_dm_" in name else 1)
-            start(kernel, self.batch * tiles * parts, (*arguments, *more, *rest, constants), tile)
+            constants = with_tile(self.constants, tile)
+            more = outputs(tile)
+            programs = self.batch * _programs(name, constants, self.n_queries, self.n_keys)
+            start(kernel, programs, (*arguments, *more, *rest, constants), tile)
             return more
 
         head_dim = max(self.constants.DP, self.constants.DVP)
         tiles = tuning.tiles_for(name, self.heads, head_dim, self.query.element_size())
         if self.candidate is not None:
-            return tuning.first_fitting(tiles[self.candidate :] or tiles[-1:], launch)[1]
+            # A kernel with fewer candidates than others takes its last one.
+            left = tiles[self.candidate :] or tiles[-1:]
+            return tuning.first_fitting(left, launch)[1]
         return tuning.run((name, self.key), tiles, launch, self.query.device)
+
+
+def _programs(name: str, constants: Constants, n_queries: int, n_keys: int) -> int:
+    """Return how many programs a kernel needs for one sentence.
+
+    A program has one tile and one part of the heads: those of a group, HG, which it adds to. In a
+    kernel for heads that do not mix, HG is 1. The kernel for dM has one source of HC heads as well.
+    """
+    tiles = ceil_div(n_queries, constants.BM)
+    if "_dkv_" in name:
+        tiles = ceil_div(n_keys, constants.BN)
+    parts = constants.GROUPS
+    if "_dm_" in name:
+        parts *= constants.CHUNKS
+    return tiles * parts
 
 
 def start(kernel: Any, programs: int, arguments: tuple[Any, ...], tile: Tile) -> Any:
@@ -235,7 +306,13 @@ def start(kernel: Any, programs: int, arguments: tuple[Any, ...], tile: Tile) ->
 
 def with_tile(constants: Constants, tile: Tile) -> Constants:
     """Complete the constants of a call by those of a tile."""
+    # Tensor cores multiply at least 16 numbers: with fewer heads, those of several keys.
     pack = max(1, 16 // tile.HC)
+    # An M of each query needs a product for each query. The product by an M for all queries is
+    # divided into up to 8, of at least 16 rows.
+    parts = tile.BM
+    if not constants.PER_QUERY:
+        parts = max(1, min(8, tile.BM * tile.BN // pack // 16))
     return constants._replace(
         BM=tile.BM,
         BN=tile.BN,
@@ -244,14 +321,12 @@ def with_tile(constants: Constants, tile: Tile) -> Constants:
         GROUPS=ceil_div(constants.H, tile.HG),
         CHUNKS=ceil_div(constants.H, tile.HC),
         PACK=pack,
-        PARTS=tile.BM if constants.PER_QUERY else max(1, min(8, tile.BM * tile.BN // pack // 16)),
+        PARTS=parts,
     )
 
 
 def padded(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """Return both sizes as powers of 2.
-
-    The smaller one is raised to the larger one, but to no more than 64.
+    """Return both sizes as powers of 2; the smaller one is raised to the larger, or to 64.
 
     Then the rows of queries, keys and values are swizzled alike in shared memory. ptxas 12.8 takes
     a wrong address where two products read one place in two ways (triton.md, 'A fault of ptxas').
@@ -273,35 +348,37 @@ def strided_mixing(mixing: Tensor) -> Strided:
 
 def readable_mask(attn_mask: Tensor) -> Tensor:
     """Return attn_mask with four dimensions, in a dtype that the kernels read."""
-    attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    missing = 4 - attn_mask.dim()
+    attn_mask = attn_mask[(None,) * missing]
     for dim, stride in enumerate(attn_mask.stride()):
-        # made by `expand`: the kernels read such numbers once
+        # Made by `expand`: one row in memory stands for all, and is kept as one.
         if stride == 0 and attn_mask.shape[dim] > 1:
             attn_mask = attn_mask.narrow(dim, 0, 1)
-    return attn_mask.float() if attn_mask.dtype == torch.float64 else attn_mask
+    if attn_mask.dtype == torch.float64:
+        return attn_mask.float()
+    return attn_mask
 
 
 def spans_of(mask: Tensor | None) -> Tensor | None:
-    """Return start and stop of the keys that the mask leaves visible, and of those it changes.
+    """Return start and stop of the keys that a mask leaves visible, and of those it changes.
 
-    int32 [Nq, 4].
+    With them a causal mask of floats, as fairseq passes it, skips the tiles that `causal` skips.
 
-    Return those of queries, [Nk, 4], for a transposed mask. With them a causal mask of floats, as
-    fairseq passes it, skips the tiles that `causal` skips. Return None for masks that are broadcast
-    over queries or keys, and for masks that differ by sentence or head: there the search could cost
-    more than it saves.
+    Args:
+        mask: [1 or B, 1 or H, 1 or Nq, 1 or Nk], or transposed for the spans of queries
+
+    Returns:
+        int32 [Nq, 4], or [Nk, 4] of a transposed mask; None for masks that are broadcast over
+            queries or keys, and for masks that differ by sentence or head: there the search could
+            cost more than it saves
     """
     if mask is None or mask.shape[:2] != (1, 1) or 1 in mask.shape[2:]:
         return None
     rows, n = mask.shape[2:]
     spans = torch.empty(rows, 4, dtype=torch.int32, device=mask.device)
     tile = Tile(16, 256, 4, 1)
-    start(
-        spans_kernel,
-        ceil_div(rows, tile.BM),
-        (strided(mask), spans, rows, n, tile.BM, tile.BN),
-        tile,
-    )
+    arguments = (strided(mask), spans, rows, n, tile.BM, tile.BN)
+    start(spans_kernel, ceil_div(rows, tile.BM), arguments, tile)
     return spans
 
 
@@ -327,15 +404,14 @@ def _backward(
 def _backward_fake(
     d_output: Tensor, rows: Tensor, output: Tensor | None, *fields: Any
 ) -> tuple[Tensor, ...]:
-    grads = {
-        name: torch.empty_like(tensor) for name, tensor in AttentionInputs(*fields).given().items()
-    }
+    given = AttentionInputs(*fields).given()
+    grads = {name: torch.empty_like(tensor) for name, tensor in given.items()}
     return all_gradients(grads, d_output)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     out, rows = output
-    # then delta comes from dM and not from the output
+    # Where heads mix, delta comes from dM and not from the output.
     mixes = AttentionInputs(*inputs).mixing is not None
     save_inputs(ctx, inputs, rows, None if mixes else out)
     ctx.mark_non_differentiable(rows)

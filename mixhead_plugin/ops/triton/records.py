@@ -1,7 +1,4 @@
-"""Records that the host fills and the kernels read.
-
-So neither repeats strides, masks and sizes one by one.
-"""
+"""Records that the host fills and the kernels read, in place of arguments one by one."""
 
 from typing import Any, NamedTuple
 
@@ -33,6 +30,8 @@ class Masks(NamedTuple):
 
 
 class Dropout(NamedTuple):
+    """Hold what dropout draws from, and which draws drop a weight."""
+
     seed: Any  # pointer
     threshold: Any  # a weight whose draw of 32 bits is below it is dropped
     gain: Any  # 1 / (1 - p)

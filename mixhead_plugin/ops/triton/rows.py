@@ -1,9 +1,7 @@
-"""Device functions of all kernels (triton.md).
+"""Device functions of all kernels: loads and stores, masks, weights and gradients, dropout.
 
-Loads and stores, masks, weights and their gradients, dropout.
-
-Tiles are named b_x, pointers p_x, offsets o_x, strides s_x, indices i_x. Scores are multiplied by
-log2(e), because the hardware computes exp2.
+triton.md explains them. Tiles are named b_x, pointers p_x, offsets o_x, strides s_x, indices i_x.
+Scores are multiplied by log2(e), because the hardware computes exp2.
 """
 
 import triton
@@ -47,7 +45,8 @@ def store_rows(x, b_x, o_n, o_d, n, D):
 @triton.jit
 def heads_at(x, o_h, o_n, o_d, n, H, D):
     """Return pointers to [heads, N, D] of one sentence, and which of them are inside x."""
-    p_h, p_n = o_h.to(tl.int64)[:, None, None] * x.s_h, o_n.to(tl.int64)[None, :, None] * x.s_n
+    p_h = o_h.to(tl.int64)[:, None, None] * x.s_h
+    p_n = o_n.to(tl.int64)[None, :, None] * x.s_n
     p_x = x.p + p_h + p_n + o_d.to(tl.int64)[None, None, :] * x.s_d  # [heads, N, D]
     return p_x, (o_h < H)[:, None, None] & (o_n < n)[None, :, None] & (o_d < D)[None, None, :]
 
@@ -113,15 +112,21 @@ def load_statistic(x, i_b, o_h, o_n, n, H: tl.constexpr, other: tl.constexpr):
 def key_span(first, n_queries, n_keys, masks, C: tl.constexpr):
     """Return start, whole and stop of the keys that some query of the tile sees.
 
+        keys   0 ...  start ...  whole ...  stop ...  n_keys
+                      |  seen by |  some    |
+                      |  all     |  hidden  |
+
     From `start`, a multiple of BN, to `whole` the tiles need no `bias_of`: every query sees every
     key, without a bias.
     """
-    start, stop = 0, n_keys
+    start = 0
+    stop = n_keys
     if C.CAUSAL:
         stop = tl.minimum(stop, tl.maximum(first + C.BM + n_keys - n_queries, 0))
     if masks.spans is not None:
         o_m = first + tl.arange(0, C.BM)
-        p_span, inside = masks.spans + 4 * o_m, o_m < n_queries  # [BM]
+        p_span = masks.spans + 4 * o_m  # [BM]
+        inside = o_m < n_queries
         start = tl.min(tl.load(p_span, mask=inside, other=n_keys)) // C.BN * C.BN
         stop = tl.minimum(stop, tl.max(tl.load(p_span + 1, mask=inside, other=0)))
     whole = start
@@ -139,15 +144,18 @@ def key_span(first, n_queries, n_keys, masks, C: tl.constexpr):
 def query_span(first, n_queries, n_keys, masks, C: tl.constexpr):
     """Return start, whole and stop of the queries that see some key of the tile.
 
-    From `whole` on the tiles need no `bias_of`. `start` is a multiple of BM, and so is `whole` if
-    it is not `stop`.
+    The tiles at the edge of a mask come first here, because later queries see more keys. From
+    `whole` on the tiles need no `bias_of`. `start` is a multiple of BM, and so is `whole` if it is
+    not `stop`.
     """
-    start, stop = 0, n_queries
+    start = 0
+    stop = n_queries
     if C.CAUSAL:
         start = tl.maximum(first - (n_keys - n_queries), 0) // C.BM * C.BM
     if masks.spans is not None:
         o_n = first + tl.arange(0, C.BN)
-        p_span, inside = masks.spans + 4 * o_n, o_n < n_keys  # [BN]
+        p_span = masks.spans + 4 * o_n  # [BN]
+        inside = o_n < n_keys
         start = tl.maximum(
             start, tl.min(tl.load(p_span, mask=inside, other=n_queries)) // C.BM * C.BM
         )
@@ -173,13 +181,17 @@ def spans_kernel(mask, spans, rows, n, BM: tl.constexpr, BN: tl.constexpr):
     The first is of what is not -inf, the second of what is not 0.
     """
     o_m = tl.program_id(0) * BM + tl.arange(0, BM)
-    b_seen, b_biased = tl.zeros([BM], tl.int32) + n, tl.zeros([BM], tl.int32) + n  # starts, [BM]
-    b_unseen, b_plain = tl.zeros([BM], tl.int32), tl.zeros([BM], tl.int32)  # stops, [BM]
+    # Starts and stops of both spans, [BM]; a span without keys starts at n and stops at 0.
+    b_seen = tl.zeros([BM], tl.int32) + n
+    b_biased = tl.zeros([BM], tl.int32) + n
+    b_unseen = tl.zeros([BM], tl.int32)
+    b_plain = tl.zeros([BM], tl.int32)
     for i_n in range(0, n, BN):
         o_n = i_n + tl.arange(0, BN)
         p_a, inside = rows_at(mask, o_m, o_n, rows, n)
         b_a = tl.load(p_a, mask=inside, other=0.0).to(tl.float32)  # [BM, BN]
-        seen, biased = inside & (b_a != float("-inf")), inside & (b_a != 0.0)
+        seen = inside & (b_a != float("-inf"))
+        biased = inside & (b_a != 0.0)
         b_seen = tl.minimum(b_seen, tl.min(tl.where(seen, o_n[None, :], n), 1))
         b_unseen = tl.maximum(b_unseen, tl.max(tl.where(seen, o_n[None, :] + 1, 0), 1))
         b_biased = tl.minimum(b_biased, tl.min(tl.where(biased, o_n[None, :], n), 1))
@@ -209,7 +221,7 @@ def load_wide(p, mask, other: tl.constexpr):
 def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, C: tl.constexpr):
     """Return what is added to the scores, -inf where a key is hidden.
 
-    The shapes of the offsets broadcast.
+    The shapes of o_h, o_m and o_n broadcast to that of the tile.
     """
     seen = (o_m < n_queries) & (o_n < n_keys)
     if C.CAUSAL:
@@ -232,7 +244,7 @@ def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, C: tl.constexpr):
 def visible_keys(i_b, i_h, o_m, start, whole, stop, masks, n_queries, n_keys, C: tl.constexpr):
     """Return log2 of the number of keys that each query sees, [BM]; inf for none.
 
-    The span is that of `key_span`.
+    `start`, `whole` and `stop` are those of `key_span`: up to `whole` nothing has to be counted.
     """
     b_n = tl.full([C.BM], 0.0, tl.float32) + (whole - start)  # [BM]
     for i_n in range(whole, stop, C.BN):
@@ -258,9 +270,7 @@ def exponent(b_s, C: tl.constexpr):
 def weights_of(b_s, b_peak, b_factor, C: tl.constexpr):
     """Return the weights P from the scores and the statistics of their rows.
 
-    0 where the peak is inf.
-
-    The peak of sigmoid is log2(n), n the number of visible keys.
+    They are 0 where the peak is inf. The peak of sigmoid is log2(n), n the number of visible keys.
 
     The peak and the factor stay separate. Beside a peak of -1e8, their combination would lose
     differences below 8.
@@ -293,22 +303,27 @@ def score_gradient(b_s, b_p, b_dp, b_delta, C: tl.constexpr):
 
 @triton.jit
 def kept(seed, dropout, rows, o_m, o_n, RANK: tl.constexpr, C: tl.constexpr):
-    """Return which weights dropout keeps, [BM, BN] or [heads, BM, BN].
+    """Return which weights dropout keeps, [BM, BN] with RANK 2, or [heads, BM, BN].
 
-    o_m and o_n are the first positions.
+    A weight has the same draw in every tile, and in every pass. The counter of the random numbers
+    is (key / 4, query, sentence * H + head), and each gives four draws, for four keys.
 
-    A weight has the same draw in every tile. The counter is (key / 4, query, sentence * H + head),
-    four draws each.
+    `rows` is sentence * H + head, one number or [heads]; o_m and o_n are the first positions of the
+    tile.
     """
     c_n = o_n // 4 + tl.arange(0, C.BN // 4)
     c_m = o_m + tl.arange(0, C.BM)
     if RANK == 2:
-        c_n, c_m = c_n[None, :], c_m[:, None]
+        c_n = c_n[None, :]
+        c_m = c_m[:, None]
         zeros = tl.full([C.BM, C.BN // 4], 0, tl.int32)
     else:
-        c_n, c_m, rows = c_n[None, None, :], c_m[None, :, None], rows[:, None, None]
+        c_n = c_n[None, None, :]
+        c_m = c_m[None, :, None]
+        rows = rows[:, None, None]
         zeros = tl.full([rows.shape[0], C.BM, C.BN // 4], 0, tl.int32)
     r0, r1, r2, r3 = tl.philox(seed, zeros + c_n, zeros + c_m, zeros + rows, zeros, 7)
+    # `join` adds a last dimension of 2, so in memory the draws of a counter are r0, r1, r2, r3.
     draws = tl.join(tl.join(r0, r2), tl.join(r1, r3))
     shape: tl.constexpr = [C.BM, C.BN] if RANK == 2 else [zeros.shape[0], C.BM, C.BN]
     return tl.reshape(draws, shape) >= tl.cast(dropout.threshold, tl.uint32)

@@ -134,18 +134,27 @@ _MIXED = {
 def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Tile]:
     """Return the candidates of a kernel, the likeliest first.
 
-    They depend on the number of heads and a padded head size.
+    Args:
+        kernel: its name
+        heads: H
+        head_dim: the larger one of the padded head sizes
+        itemsize: bytes of a number
     """
     if kernel in _FLASH:
         by_size = _FLASH[kernel][itemsize]
-        return [
-            Tile(*sizes) for sizes in by_size[min(size for size in by_size if size >= head_dim)]
-        ]
+        smallest = min(size for size in by_size if size >= head_dim)
+        return [Tile(*sizes) for sizes in by_size[smallest]]
+
     table = _MIXED[kernel][itemsize]
     fitting = next((most, size) for most, size in table if heads <= most and head_dim <= size)
-    # triton 3.7.1 makes a wrong product of single rows and columns, so one head has zeros beside it
-    tiles, most = [Tile(*sizes) for sizes in table[fitting]], max(2, power_of_2(heads))
-    return [tile._replace(HC=min(tile.HC, most), HG=min(tile.HG, most)) for tile in tiles]
+    # No more heads than there are; but at least 2, because triton 3.7.1 makes a wrong product of
+    # single rows and columns. So one head has zeros beside it.
+    most_heads = max(2, power_of_2(heads))
+    tiles = []
+    for sizes in table[fitting]:
+        tile = Tile(*sizes)
+        tiles.append(tile._replace(HC=min(tile.HC, most_heads), HG=min(tile.HG, most_heads)))
+    return tiles
 
 
 _chosen: dict[Hashable, Tile] = {}
@@ -157,6 +166,12 @@ def run(
 ) -> Any:
     """Return what `launch` returns for the fastest of the tiles, chosen once for each `key`.
 
+    Args:
+        key: of calls for which the same tile is fastest
+        tiles: the candidates, the likeliest first
+        launch: launches the kernel with a tile
+        device: of the call
+
     Off the GPU and while a CUDA graph is captured nothing can be timed. Under
     `torch.use_deterministic_algorithms` every process must choose alike. In these cases the first
     tile that fits is taken.
@@ -166,9 +181,8 @@ def run(
     if key in _chosen:
         try:
             return launch(_chosen[key])
-        except (
-            OutOfResources
-        ):  # nothing was launched; the call that chose this tile needed less memory
+        except OutOfResources:
+            # The call that chose this tile needed less memory. Nothing was launched; choose again.
             pass
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return first_fitting(tiles, launch)[1]
@@ -195,7 +209,8 @@ def _fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> Iterator[tuple
 
     If none fits, the last one is made smaller until it does.
     """
-    left, found = list(tiles), False
+    left = list(tiles)
+    found = False
     while left:
         tile = left.pop(0)
         try:
@@ -236,7 +251,8 @@ def _milliseconds(function: Callable[[], Any], repeats: int = 3, launches: int =
     """
     found = []
     for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(_QUEUEING)
         begin.record()
         for _ in range(launches):

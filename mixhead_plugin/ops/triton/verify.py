@@ -31,14 +31,15 @@ from mixhead_plugin.ops.triton import allows_tf32, tuning
 from mixhead_plugin.ops.triton.operators import Call
 
 logger = logging.getLogger(__name__)
-# sizes in triton's interpreter, which takes a second for one such problem
+# Numbers of queries and keys, p of dropout and sentences in triton's interpreter, which takes a
+# second for one such problem.
 INTERPRETED = ((19, 18, 0.1, 1),)
 CAPTURED = (
     "was not tried on this GPU yet, and cannot be while a CUDA graph is captured; run one step "
     "before"
 )
-_faults: dict[CallKind, str] = {}
-_said: set[CallKind] = set()
+_faults: dict[CallKind, str] = {}  # of the kinds that were tried
+_said: set[CallKind] = set()  # those that a warning has named
 _lock = threading.Lock()
 
 
@@ -47,6 +48,7 @@ def fault(inputs: AttentionInputs) -> str:
 
     The first call of a kind tries it.
     """
+    # As numbers, names and dtypes, which the compiler takes as constants.
     return _fault_of(*call_kind(inputs))
 
 
@@ -81,32 +83,39 @@ def try_on_device(kind: CallKind) -> str:
 
 
 def _try(kind: CallKind) -> str:
-    head_dim, on_gpu = max(kind.head_dim, kind.value_dim), kind.device.type == "cuda"
+    head_dim = max(kind.head_dim, kind.value_dim)
+    on_gpu = kind.device.type == "cuda"
     with torch.cuda.device(kind.device if on_gpu else -1):
         try:
             most = tuning.most_candidates(
                 kind.heads, head_dim, kind.dtype.itemsize, kind.mixing is not None
             )
             for place, sizes in itertools.product(range(most), SIZES if on_gpu else INTERPRETED):
-                if found := _fault_with(kind, sizes, place):
+                found = _fault_with(kind, sizes, place)
+                if found:
                     return found
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the compiler, the driver or the device: all count
-            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            lines = str(error).splitlines() or [""]
+            return f"{type(error).__name__}: {lines[0]}"
     return ""
 
 
 def _fault_with(kind: CallKind, sizes: Sequence[Any], candidate: int) -> str:
-    """Return what the tiles at a place of their lists do wrong; empty if nothing.
+    """Return what one candidate of each kernel does wrong; empty if nothing.
 
-    They are tried with problems of some sizes.
+    Args:
+        kind: of the calls
+        sizes: of the problems, as further arguments of `sample_call`
+        candidate: the place of the tile in the list of each kernel
     """
     kept = torch.ones(1, device=kind.device)
     inputs, _ = sample_call(kind, *sizes)
     if inputs.dropout_p > 0:  # all draws drop the same
         kept = _kept(inputs, candidate)
-        if not abs((share := float(kept.mean())) - (1 - inputs.dropout_p)) < 0.05:
+        share = float(kept.mean())
+        if not abs(share - (1 - inputs.dropout_p)) < 0.05:  # which is true of NaN
             return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
         kept = kept / (1 - inputs.dropout_p)
 
@@ -114,29 +123,43 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], candidate: int) -> str:
         inputs, d_out = sample_call(kind, *sizes, nth=nth)  # type: ignore[misc]
         call = Call(inputs, candidate)
         out, rows = call.forward()
-        found = {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
+        grads = call.backward(d_out, rows, out)
+        found = {"output": out, **dict(zip(inputs.given(), grads))}
         return compare(inputs, d_out, kept, found)
 
-    return fault_in(finite_draws(draw, enough_draws(kind) if kind.device.type == "cuda" else 1))
+    draws = 1
+    if kind.device.type == "cuda":
+        draws = enough_draws(kind)
+    return fault_in(finite_draws(draw, draws))
 
 
 def _kept(inputs: AttentionInputs, candidate: int) -> Tensor:
-    """Return 1 for each weight that dropout keeps, else 0.
+    """Return 1 for each weight that dropout keeps, else 0: [B, H, Nq, Nk].
 
-    The draw depends on the seed and the place alone.
+    The draw depends on the seed and the place alone. So a call with equal weights, and columns of
+    the identity as values, returns which of these keys are kept.
+
+    Args:
+        inputs: of the call
+        candidate: as in `Call`
     """
     n_keys, width = inputs.value.shape[2:]
+    # width further columns of zeros, for the last values
     identity = torch.eye(
         n_keys, n_keys + width, dtype=inputs.value.dtype, device=inputs.value.device
     )
     equal = inputs._replace(
-        query=torch.zeros_like(inputs.query), key=torch.zeros_like(inputs.key), mixing=None
+        query=torch.zeros_like(inputs.query),
+        key=torch.zeros_like(inputs.key),
+        mixing=None,
+        causal=False,
+        attn_mask=None,
+        key_padding_mask=None,
     )
-    equal = equal._replace(causal=False, attn_mask=None, key_padding_mask=None)
     parts = []
     for first in range(0, n_keys, width):
-        columns = (
-            identity[:, first : first + width].expand(*inputs.value.shape[:2], -1, -1).contiguous()
-        )
-        parts.append(Call(equal._replace(value=columns), candidate).forward()[0] != 0)
+        columns = identity[:, first : first + width]
+        value = columns.expand(*inputs.value.shape[:2], -1, -1).contiguous()
+        out, _ = Call(equal._replace(value=value), candidate).forward()
+        parts.append(out != 0)
     return torch.cat(parts, 3)[..., :n_keys].float()
