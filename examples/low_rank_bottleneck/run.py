@@ -25,6 +25,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from common.defaults import complete
 from common.errors import failing
 from low_rank_bottleneck.figure import draw
 from low_rank_bottleneck.fitting import (
@@ -100,12 +101,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     )
     options = parser.parse_args(arguments)
     sizes_given = options.sizes is not None
-    for name, value in (QUICK if options.quick else DEFAULTS).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    for name, least in AT_LEAST.items():
-        if getattr(options, name) < least:
-            fail(f"--{name} {getattr(options, name)}: must be at least {least}")
+    complete(options, QUICK if options.quick else DEFAULTS, AT_LEAST, fail)
     if not 0 < options.sharpness <= 10:
         fail(f"--sharpness {options.sharpness}: must be above 0, and 10 at most")
     n = options.positions

@@ -34,6 +34,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from common.defaults import complete
 from common.errors import failing
 from position_probe.figure import draw
 from position_probe.probe import (
@@ -106,12 +107,7 @@ def parse(arguments: list[str] | None) -> Namespace:
         "--output", type=Path, default=Path("runs/position_probe"), help="(%(default)s)"
     )
     options = parser.parse_args(arguments)
-    for name, value in (QUICK if options.quick else DEFAULTS).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    for name, least in AT_LEAST.items():
-        if getattr(options, name) < least:
-            fail(f"--{name} {getattr(options, name)}: must be at least {least}")
+    complete(options, QUICK if options.quick else DEFAULTS, AT_LEAST, fail)
     if not 0 < options.learning_rate < math.inf:
         fail(f"--learning-rate {options.learning_rate}: must be above 0")
     return options
