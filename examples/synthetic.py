@@ -248,8 +248,9 @@ def write(content: dict[str, Any], unfinished: Path, file: Path) -> None:
 
 
 def load(task: Task) -> tuple[Setting, nn.Module]:
-    """Return the model of CHECKPOINT, or else of SAVE; end the program with one line if there is
-    none of this task.
+    """Return the model of CHECKPOINT, or else of SAVE.
+
+    The program ends with one line if there is none of this task.
     """
     if os.environ.get("CHECKPOINT"):
         file = Path(os.environ["CHECKPOINT"])

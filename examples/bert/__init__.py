@@ -14,9 +14,7 @@ import mixhead_plugin
 
 
 def register() -> None:
-    """Register the plugin, BERT's architectures, tasks and criteria with fairseq, and repair
-    fairseq.
-    """
+    """Register the plugin, BERT's architectures, tasks and criteria; repair fairseq."""
     mixhead_plugin.register()
     from bert import criterions, model, pretraining_task, squad_task  # noqa: F401 (each registers its names)
 

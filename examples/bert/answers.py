@@ -78,8 +78,9 @@ def spans_of(sample: dict[str, Any], logits: Tensor, number: int, longest: int) 
 
 
 class NBestFile:
-    """A file of JSON lines, one for each window, with the question's id, the window's number and
-    the best spans.
+    """A file of JSON lines, one for each window.
+
+    A line has the question's id, the window's number and the best spans.
     """
 
     def __init__(self, path: str | Path):
@@ -123,9 +124,7 @@ def read_spans(path: str | Path, questions: Iterable[Question]) -> dict[str, lis
 
 
 def _lines(path: str | Path) -> Iterator[tuple[str, int, int, list[Span]]]:
-    """Yield of each line the question's id, the window's number, how many there are, and the
-    spans.
-    """
+    """Yield the question's id, the window's number, how many there are, and the spans."""
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             try:

@@ -117,8 +117,9 @@ def report_left_out(where: Path, state: State) -> None:
 
 
 def read_tensors(folder: Path) -> State:
-    """Read model.safetensors or pytorch_model.bin, in float32 and under the present names of the
-    tensors.
+    """Read model.safetensors or pytorch_model.bin as float32.
+
+    The tensors get their present names, which older files do not have.
     """
     present = [folder / name for name in WEIGHTS if (folder / name).exists()]
     if not present:
@@ -303,8 +304,9 @@ def fairseqs_order(words: list[str]) -> list[str]:
 
 
 def load(model: BertModel, ours: State, folder: Path) -> None:
-    """Load the tensors into the model. Heads and the pooler may be missing; they keep their initial
-    values.
+    """Load the tensors into the model.
+
+    Heads and the pooler may be missing; they keep their initial values.
     """
     own = model.state_dict()
     may_be_fresh = ("pooler.", "encoder.lm_head.", "classification_heads.")

@@ -26,8 +26,9 @@ NEXT_SENTENCE = "next_sentence"
 
 
 def infer_segments(tokens: Tensor, separator: int, pad: int) -> Tensor:
-    """Return the token types of `[CLS] a [SEP] b [SEP]`: 0 up to the first separator and for
-    padding, 1 after it.
+    """Return the token types of `[CLS] a [SEP] b [SEP]`.
+
+    They are 0 up to the first separator and for padding, and 1 after it.
 
     Args:
         tokens: [B, N], int64
@@ -235,9 +236,7 @@ class BertModel(RobertaModel):
     def _take_head(
         self, head: str, found: dict[str, Tensor], state_dict: dict[str, Tensor], prefix: str
     ) -> None:
-        """Replace the model's head in `state_dict` by the checkpoint's, from `found`, if the shapes
-        are equal.
-        """
+        """Put the checkpoint's head, from `found`, into `state_dict` if the shapes are equal."""
         entries = {key: value for key, value in found.items() if key.startswith(f"{head}.")}
         shapes = {key: value.shape for key, value in entries.items()}
         embed_dim = self.args.encoder_embed_dim

@@ -1,5 +1,6 @@
-"""The task of BERT's pre-training: masked words and next sentences (Devlin et al., 2018, section
-3.1).
+"""The task of BERT's pre-training: masked words and next sentences.
+
+See Devlin et al. 2019, section 3.1.
 """
 
 import logging
@@ -59,8 +60,9 @@ class BertPretrainingConfig(FairseqDataclass):
 
 @register_task("bert_pretraining", dataclass=BertPretrainingConfig)
 class BertPretrainingTask(Task):
-    """Make pairs of segments with masked words, see `SentencePairs`, and give the model its second
-    head.
+    """Make pairs of segments with masked words, and give the model its second head.
+
+    The pairs are `SentencePairs`.
     """
 
     cfg: BertPretrainingConfig

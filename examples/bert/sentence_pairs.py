@@ -1,5 +1,6 @@
-"""Pairs of segments A and B for BERT's pre-training: half of the B follow A in the text (Devlin et
-al., 2018).
+"""Pairs of segments A and B for BERT's pre-training (Devlin et al. 2019).
+
+Half of the B follow A in the text.
 """
 
 from typing import Any, NamedTuple
@@ -94,8 +95,9 @@ class SentencePairs(SizedDataset):
         self._pack(longest, short_probability)
 
     def _cut_into_units(self, lengths: np.ndarray, longest: int, lines_per_document: int) -> None:
-        """Find the units, which are never cut: lines, and parts of lines that are longer than half
-        a pair.
+        """Find the units, which are never cut.
+
+        They are lines, and parts of lines that are longer than half a pair.
         """
         number = -(-lengths // longest)  # of units in each line; an empty line has none
         self.unit_line = np.repeat(np.arange(len(lengths)), number)  # [U]
@@ -112,8 +114,9 @@ class SentencePairs(SizedDataset):
         self.unit_document = np.repeat(np.arange(len(first)), np.diff(self.document_start))  # [U]
 
     def _pack(self, longest: int, short_probability: float) -> None:
-        """Fill each span with the units of one document that fit into `longest` tokens, or into a
-        short span.
+        """Fill each span with units of one document, up to `longest` tokens.
+
+        Some spans are short.
         """
         rng = np.random.default_rng([self.seed, 0])
         end = np.append(0, self.unit_length.cumsum())  # [U + 1], tokens before each unit
@@ -166,8 +169,9 @@ class SentencePairs(SizedDataset):
         return np.concatenate(parts)
 
     def _candidate(self, start: int, room: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Find a B of at most `room` tokens from unit `start` on; return the unit that it stops
-        before, and its length.
+        """Find a B of at most `room` tokens from unit `start` on.
+
+        Return the unit that it stops before, and its length.
 
         If the document ends before that, B ends at random within the document's last unit.
         """

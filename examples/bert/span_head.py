@@ -11,8 +11,9 @@ logger = logging.getLogger(__name__)
 
 
 class SpanHead(nn.Module):
-    """Map the features of each token to the logits of being first and last (Devlin et al. 2019,
-    section 4.2).
+    """Map the features of each token to the logits of being first and last.
+
+    See Devlin et al. 2019, section 4.2.
 
     It replaces the head of the masked language model. So it acts inside the model's `forward`, as
     data parallel training needs it, and no parameter goes unused.
@@ -33,14 +34,16 @@ class SpanHead(nn.Module):
     def forward(
         self, features: Tensor, masked_tokens: Optional[Tensor] = None, **unused: Any
     ) -> Tensor:
-        """Return [B, N, 2] for features [B, N, C]. fairseq passes `masked_tokens` to every head of
-        a language model.
+        """Return [B, N, 2] for features [B, N, C].
+
+        fairseq passes `masked_tokens` to every head of a language model.
         """
         return self.out_proj(features)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Drop the head of a language model from a checkpoint; keep this head if the checkpoint has
-        none.
+        """Drop the head of a language model from a checkpoint.
+
+        This head stays as it is if the checkpoint has none.
         """
         own = {f"{name}.{key}": value for key, value in self.state_dict().items()}
         for key in list(state_dict):

@@ -109,8 +109,9 @@ def _field(value: Any, name: str, kind: type, place: str) -> Any:
 
 
 def locate(context: str, answers: Iterable[Answer]) -> Optional[tuple[int, int]]:
-    """Return the first character and the last + 1 of the first answer found at its `start`, or
-    None.
+    """Return where the first answer begins and ends of those that stand at their `start`.
+
+    These are its first character, and the last + 1; None if no answer stands there.
     """
     for answer in answers:
         if answer.text and answer.start >= 0 and context.startswith(answer.text, answer.start):
@@ -135,8 +136,9 @@ def exact_match(prediction: str, gold: str) -> float:
 
 
 def f1(prediction: str, gold: str) -> float:
-    """Return F1 of the bags of words; it is 0 if either is empty, even if both are and match
-    exactly.
+    """Return F1 of the bags of words.
+
+    It is 0 if either is empty, even if both are and match exactly.
     """
     predicted = normalise(prediction).split()
     expected = normalise(gold).split()
@@ -156,8 +158,9 @@ class Score(NamedTuple):
 
 
 def score(questions: Iterable[Question], predictions: dict[str, str]) -> Score:
-    """Return the means over all questions with gold answers; of several answers the best one
-    counts.
+    """Return the means over all questions with gold answers.
+
+    Of several answers the best one counts.
 
     A question without a prediction is wrong.
     """

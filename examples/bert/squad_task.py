@@ -1,5 +1,6 @@
-"""The task of SQuAD 1.1: the answer to a question is a span of its context (Devlin et al. 2019,
-section 4.2).
+"""The task of SQuAD 1.1: the answer to a question is a span of its context.
+
+See Devlin et al. 2019, section 4.2.
 
 The data are a folder with dict.txt, a WordPiece vocabulary, and a file of SQuAD's layout for each
 set, train.json and valid.json. Loading a set cuts the text into windows; fairseq's --batch-size

@@ -37,8 +37,9 @@ class Pieces(NamedTuple):
     characters: np.ndarray  # int32 [n, 2]: the first character of each piece, and its last + 1
 
     def covering(self, start: int, end: int) -> Optional[tuple[int, int]]:
-        """Return the first and the last piece of the characters start to end - 1; None if no piece
-        has any.
+        """Return the first and the last piece of the characters start to end - 1.
+
+        None if no piece has any.
         """
         first = int(np.searchsorted(self.characters[:, 1], start, side="right"))
         last = int(np.searchsorted(self.characters[:, 0], end, side="left")) - 1
@@ -46,8 +47,9 @@ class Pieces(NamedTuple):
 
 
 def windows_of(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Return the beginning and the length of each window of a text of `length` tokens; at least
-    one.
+    """Return the beginning and the length of each window of a text of `length` tokens.
+
+    There is at least one.
 
     The library `tokenizers` would take the overlap of two windows instead, which depends on the
     question's length.
@@ -57,8 +59,9 @@ def windows_of(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def has_most_context(windows: Sequence[tuple[int, int]], number: int) -> np.ndarray:
-    """Return which tokens of window `number` have more context in it than in any other window; bool
-    [its length].
+    """Return which tokens of a window have more context in it than in any other window.
+
+    The result is bool, [length of the window].
 
     The context of a token is the smaller of its distances to both ends, plus a hundredth of the
     window's length. The first of equal windows wins. By this rule of Devlin et al. an answer may
@@ -230,8 +233,9 @@ class SquadWindows(SizedDataset):
         return torch.tensor(answer) - first + before
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a batch of B windows, padded on the right to N tokens; padding is no start and no
-        end.
+        """Return a batch of B windows, padded on the right to N tokens.
+
+        Padding is no start and no end.
         """
         if not samples:
             return {}

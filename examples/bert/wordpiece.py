@@ -1,5 +1,6 @@
-"""BERT's WordPiece tokeniser (Wu et al. 2016, section 4.1), whose ids are those of fairseq's
-dictionary.
+"""BERT's WordPiece tokeniser (Wu et al. 2016, section 4.1).
+
+Its ids are those of fairseq's dictionary.
 """
 
 import re
@@ -25,15 +26,17 @@ _NO_SPACES = re.compile(r"[^\t\n\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u
 
 
 def normalizer(lowercase: bool) -> normalizers.Normalizer:
-    """Clean the text and set ideographs apart;
-    with `lowercase` also fold case and strip accents.
+    """Clean the text and set ideographs apart.
+
+    With `lowercase` also fold case and strip accents.
     """
     return normalizers.BertNormalizer(lowercase=lowercase)
 
 
 def wordpiece(dictionary: Dictionary, lowercase: bool) -> Tokenizer:
-    """Build the tokeniser of a dictionary. A special token in a text, such as '[SEP]', is text to
-    it.
+    """Build the tokeniser of a dictionary.
+
+    A special token in a text, such as '[SEP]', is text to it.
 
     Args:
         dictionary: fairseq's, of the pieces of a vocab.txt
@@ -52,8 +55,9 @@ def wordpiece(dictionary: Dictionary, lowercase: bool) -> Tokenizer:
 
 
 def characters_of(text: str, encoding: Encoding) -> list[tuple[int, int]]:
-    """Return for each piece the characters of `text` that it stands for: the first, and the last +
-    1.
+    """Return for each piece the characters of `text` that it stands for.
+
+    These are the first, and the last + 1.
 
     Accents and invisible characters that the tokeniser drops belong to the piece before them.
     """
@@ -85,8 +89,9 @@ def read_vocabulary(path: str | Path) -> list[str]:
 
 
 def write_dictionary(words: Sequence[str], path: Path, source: str | Path) -> Dictionary:
-    """Write fairseq's dictionary of a vocabulary, in its order, without the special symbols that
-    fairseq adds.
+    """Write fairseq's dictionary of a vocabulary, in its order.
+
+    The special symbols that fairseq adds are left out.
 
     Args:
         words: the pieces of a vocab.txt

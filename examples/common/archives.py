@@ -57,8 +57,9 @@ def note(message: str) -> None:
 
 
 def bar(total: int | None, title: str, **settings: Any) -> tqdm:
-    """Return a progress bar in bytes. Outside a terminal it stays, so that the next message begins
-    a new line.
+    """Return a progress bar in bytes.
+
+    Outside a terminal it stays, so that the next message begins a new line.
     """
     settings["leave"] = settings.get("leave", True) or not sys.stderr.isatty()
     return tqdm(
@@ -85,8 +86,9 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def complete(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for a file or folder to write; rename it to `path` if the block
-    succeeds.
+    """Yield a temporary path for a file or folder to write.
+
+    It is renamed to `path` if the block succeeds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
@@ -116,8 +118,9 @@ def sha256(path: Path) -> str:
 
 
 def obtain(archive: Archive, data: Path) -> Path:
-    """Return the path of the archive: in the folder ARCHIVES if the environment has it, else
-    fetched to data/archives.
+    """Return the path of the archive.
+
+    It is in the folder ARCHIVES if the environment has it, else fetched to data/archives.
 
     A fetched file must have the published sum. A local one may have another; the program prints a
     note, and `check_counts` checks the content. MIRROR of the environment replaces everything
@@ -178,8 +181,9 @@ def _length(path: Path) -> int:
 
 
 class _Resuming:
-    """A downloader for pooch that keeps <file>.part and asks for the rest; pooch's own starts from
-    the beginning.
+    """A downloader for pooch that keeps <file>.part and asks for the rest.
+
+    pooch's own starts from the beginning.
     """
 
     def __init__(self, path: Path):
@@ -359,8 +363,9 @@ def count(lines: Iterable[str]) -> dict[str, int]:
 
 
 def check_counts(name: str, found: Mapping[str, int], expected: Mapping[str, int]) -> None:
-    """End the program unless `found` has all numbers of `expected`; `name` is the text in the
-    message.
+    """End the program unless `found` has all numbers of `expected`.
+
+    `name` is the text in the message.
     """
     wrong = [
         f"{found[what]:,} {what}, must be {number:,}"

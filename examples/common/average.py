@@ -34,8 +34,9 @@ def last_checkpoints(folder: Path, number: int) -> list[Path]:
 
 
 def average(paths: list[Path], target: Path) -> None:
-    """Write the last checkpoint, with the mean of all models' floating-point tensors; sums are in
-    double precision.
+    """Write the last checkpoint, with the mean of all models' floating-point tensors.
+
+    Sums are in double precision.
     """
     import torch  # takes seconds; wrong arguments are refused before
 

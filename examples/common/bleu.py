@@ -1,5 +1,6 @@
-"""Compute BLEU from the output of fairseq-generate; with --score-reference, the likelihood of the
-references.
+"""Compute BLEU from the output of fairseq-generate.
+
+With --score-reference, compute the likelihood of the references.
 
 `python -m common.bleu DATA RESULTS [FLAG OF fairseq-generate ...]`: RESULTS is its --results-path,
 unless the flags name another. The translations are also written there, in the order of the corpus.
@@ -40,8 +41,9 @@ def in_corpus_order(output: Iterable[str], number: int) -> list[str]:
 
 
 def nats_a_token(output: Iterable[str], number: int) -> float:
-    """Return the negative log-likelihood of `number` references, which fairseq prints in bits a
-    token.
+    """Return the negative log-likelihood of `number` references, in nats a token.
+
+    fairseq prints it in bits a token.
 
     Every token counts once, the end of the sentence too; nothing is smoothed.
 
@@ -63,8 +65,9 @@ def nats_a_token(output: Iterable[str], number: int) -> float:
 
 
 def compounds_split(line: str) -> str:
-    """Split hyphenated words, as papers on English-German have done since 2017 before scoring
-    tokens.
+    """Split hyphenated words.
+
+    Papers on English-German have done so since 2017 before scoring tokens.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 

@@ -6,8 +6,9 @@ from typing import NoReturn
 
 
 def failing(program: str) -> Callable[[str], NoReturn]:
-    """Return a function that ends `program` with one line, `<program>: error: <message>`, and
-    status 1.
+    """Return a function that ends `program` with one line and status 1.
+
+    The line is `<program>: error: <message>`.
     """
 
     def fail(message: str) -> NoReturn:

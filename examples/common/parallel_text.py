@@ -13,8 +13,9 @@ LANGUAGES = (SOURCE, TARGET)
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines without their ends. Only a line feed ends a line: sentences of TED contain
-    other separators.
+    """Return the lines without their ends.
+
+    Only a line feed ends a line: sentences of TED contain other separators.
     """
     try:
         text = path.read_bytes().decode("utf-8")
@@ -31,8 +32,9 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def pairs_of(source: Sequence[str], target: Sequence[str], name: str) -> list[tuple[str, str]]:
-    """Pair the sentences of both languages. If their numbers differ, the program ends and names
-    `name`.
+    """Pair the sentences of both languages.
+
+    If their numbers differ, the program ends and names `name`.
     """
     if len(source) != len(target):
         fail(
@@ -43,8 +45,9 @@ def pairs_of(source: Sequence[str], target: Sequence[str], name: str) -> list[tu
 
 
 def read_text(folder: Path, form: str = "{split}.{language}") -> dict[str, list[str]]:
-    """Return the lines of each split and language, by "train.de" and so on; `form` is the pattern
-    of file names.
+    """Return the lines of each split and language, by "train.de" and so on.
+
+    `form` is the pattern of file names.
     """
     files = {}
     for split in SPLITS:

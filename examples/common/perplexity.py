@@ -123,8 +123,9 @@ def main(
     count: Callable[[Path, str], Counts] = counts_of_index,
     report: Callable[[Path, str, Counts, Perplexity], list[str]] = per_word,
 ) -> int:
-    """Pass the log on to stderr, then print the lines of `report`; `count` reads the numbers of the
-    set.
+    """Pass the log on to stderr, then print the lines of `report`.
+
+    `count` reads the numbers of the set.
     """
     arguments = argparse.ArgumentParser(prog="evaluate.sh", allow_abbrev=False)
     arguments.add_argument("data", type=Path)

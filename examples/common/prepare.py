@@ -1,5 +1,6 @@
-"""Share code between the prepare.py of all recipes: start and end, folders, flags,
-fairseq-preprocess.
+"""What the prepare.py of all recipes share.
+
+These are start and end, folders, flags, and fairseq-preprocess.
 """
 
 import argparse
@@ -26,8 +27,9 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal of ENDINGS has arrived. As after Ctrl-C, unfinished files are removed on the way
-    out.
+    """A signal of ENDINGS has arrived.
+
+    As after Ctrl-C, unfinished files are removed on the way out.
     """
 
     def __init__(self, number: int):
@@ -42,8 +44,9 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def start(main: Callable[..., Any], *arguments: Any) -> NoReturn:
-    """Run `main` as the program. After a signal it prints one line and exits with 128 + the
-    signal's number.
+    """Run `main` as the program.
+
+    After a signal it prints one line and exits with 128 + the signal's number.
     """
     for number in ENDINGS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
@@ -57,8 +60,9 @@ def start(main: Callable[..., Any], *arguments: Any) -> NoReturn:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let signals end the process at once, without clean-up. Python cannot handle them during a
-    long call of C++.
+    """Let signals end the process at once, without clean-up.
+
+    Python cannot handle them during a long call of C++.
     """
     before = {number: signal.getsignal(number) for number in ENDINGS}
     ours = [number for number, handler in before.items() if handler == _interrupt]
@@ -113,8 +117,9 @@ def mark_unchecked(folder: Path) -> None:
 
 
 def refuse_unchecked(folders: Iterable[Path], any_counts: bool) -> None:
-    """End the program if one of the folders was made with --any-counts, unless this run has the
-    flag, too.
+    """End the program if one of the folders was made with --any-counts.
+
+    It goes on if this run has the flag, too.
     """
     for folder in folders:
         if (folder / UNCHECKED).exists() and not any_counts:
@@ -134,8 +139,9 @@ def require_files(folder: Path, names: Iterable[str]) -> None:
 def is_ready(
     folder: Path, settings: Mapping[str, Any], files: Iterable[str], any_counts: bool
 ) -> bool:
-    """Return True if the folder exists; end the program if it lacks one of `files` or has other
-    settings.
+    """Return True if the folder exists.
+
+    The program ends if it lacks one of `files` or has other settings.
     """
     if not folder.exists():
         return False

@@ -41,8 +41,9 @@ class WikiText(NamedTuple):
 
 
 def found_counts(path: Path) -> dict[str, int]:
-    """Count a text as WikiText's authors do: each line ends in an <eos>, which is a token and a
-    type.
+    """Count a text as WikiText's authors do.
+
+    Each line ends in an <eos>, which is a token and a type.
     """
     found = count(read_lines(path, f"counting {path.name}"))
     return {
@@ -53,8 +54,9 @@ def found_counts(path: Path) -> dict[str, int]:
 
 
 def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
-    """Return the folder with wiki.{train,valid,test}.tokens; unpack and count them if it does not
-    exist.
+    """Return the folder with wiki.{train,valid,test}.tokens.
+
+    If it does not exist, they are unpacked and counted.
     """
     folder = data / "text"
     if folder.exists():
@@ -83,8 +85,9 @@ def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
 
 
 def articles(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the words of every article. A title has blank lines around it; other lines that look
-    like one do not.
+    """Yield the words of every article.
+
+    A title has blank lines around it; other lines that look like one do not.
     """
     words: list[str] = []
     before = ""
@@ -112,8 +115,9 @@ def join_articles(source: Path, target: Path) -> None:
 
 
 def spell_bytes(source: Path, target: Path) -> None:
-    """Write each byte of the text as a word of two hexadecimal digits. The </s> is the byte that
-    ends a line.
+    """Write each byte of the text as a word of two hexadecimal digits.
+
+    The </s> is the byte that ends a line.
     """
     with source.open("rb") as lines, target.open("w", encoding="ascii") as file:
         for line in lines:
@@ -124,8 +128,9 @@ REWRITE = {"articles": join_articles, "bytes": spell_bytes}  # by --breaks
 
 
 def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
-    """Run fairseq-preprocess on `text`, with an </s> after every line or after every article; or on
-    its bytes.
+    """Run fairseq-preprocess on `text`.
+
+    An </s> stands after every line or after every article; or the words are bytes.
     """
     unchecked = (text / UNCHECKED).exists()
     with complete(destination) as unfinished:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Read the flags of scripts/demo.sh. It needs the standard library alone, because nothing is
-installed yet.
+"""Read the flags of scripts/demo.sh.
+
+It needs the standard library alone, because nothing is installed yet.
 """
 
 import argparse

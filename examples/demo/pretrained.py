@@ -71,8 +71,9 @@ def write_text(folder: Path) -> None:
 
 
 def shrink(trained: Path, data: Path, target: Path) -> None:
-    """Write the dictionaries, and the checkpoint in half precision without the optimizer and
-    without local folders.
+    """Write the dictionaries, and the checkpoint in half precision.
+
+    The optimizer and local folders are left out.
     """
     mixhead_plugin.register()  # torch's safe loader then takes fairseq's classes
     state = torch.load(trained)

@@ -71,8 +71,9 @@ def lowercase(line: str) -> str:
 
 
 def is_clean(source: str, target: str, longest: int = 175, ratio: float = 1.5) -> bool:
-    """Return True if `clean-corpus-n.perl -ratio RATIO ... 1 LONGEST` keeps this pair of tokenised
-    lines.
+    """Return True if Moses keeps this pair of tokenised lines.
+
+    That is `clean-corpus-n.perl -ratio RATIO ... 1 LONGEST`.
     """
     lengths = [len(source.split()), len(target.split())]
     if min(lengths) < 1 or max(lengths) > longest or max(lengths) > ratio * min(lengths):

@@ -1,5 +1,6 @@
-"""Prepare the One Billion Word benchmark (Chelba et al., 2013) for fairseq, in words and in 32,768
-subwords.
+"""Prepare the One Billion Word benchmark (Chelba et al. 2013) for fairseq.
+
+It is made in words and in 32,768 subwords.
 
 After an interruption the next run continues with the shard that was unfinished. A process holds one
 block of a shard in memory, or the vocabulary.
@@ -120,8 +121,9 @@ def is_shard(name: str) -> bool:
 def counted(
     text: Text, data: Path, workers: int, expected: Mapping[str, Mapping[str, int]]
 ) -> Counter[bytes]:
-    """Return how often each word of the training set occurs; end the program unless all counts are
-    as `expected`.
+    """Return how often each word of the training set occurs.
+
+    The program ends unless all counts are as `expected`.
 
     Args:
         text: the files
@@ -151,8 +153,9 @@ def counted(
 def _check(
     data: Path, name: str, found: Mapping[str, int], expected: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Print the counts. If they are wrong, remove the text, so that the next run unpacks it again;
-    end the program.
+    """Print the counts, and end the program if they are wrong.
+
+    Then the text is removed, so that the next run unpacks it again.
     """
     numbers = [f"{number:,} {what}" for what, number in found.items()]
     note(f"{name}: {', '.join(numbers)}")
@@ -177,8 +180,9 @@ def _lines_and_tokens(path: Path) -> dict[str, int]:
 def prepare_words(
     data: Path, text: Text, words: Counter[bytes], workers: int, checked: bool
 ) -> None:
-    """Make DATA/word. The dictionary has the words that occur at least three times, the most
-    frequent first.
+    """Make DATA/word.
+
+    The dictionary has the words that occur at least three times, the most frequent first.
     """
     from fairseq.data import Dictionary
 
@@ -216,8 +220,9 @@ def prepare_words(
 def prepare_subwords(
     data: Path, text: Text, workers: int, size: int, sample: int, checked: bool
 ) -> None:
-    """Make DATA/subword: sentencepiece's byte-pair encoding, learned on a sample; no word is
-    unknown.
+    """Make DATA/subword by sentencepiece's byte-pair encoding, learned on a sample.
+
+    No word is unknown.
     """
     from fairseq.data import Dictionary
     from sentencepiece import SentencePieceProcessor
@@ -296,8 +301,9 @@ def _binarise(
     source: Path,
     kept: Sequence[str],
 ) -> dict[str, dict[str, int]]:
-    """Make DATA/<unit>: every data set, the files named `kept`, and statistics.json for
-    evaluate.sh.
+    """Make DATA/<unit>.
+
+    It has every data set, the files named `kept`, and statistics.json for evaluate.sh.
 
     statistics.json counts words as the benchmark does: an end of line is one.
     """

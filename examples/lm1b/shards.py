@@ -50,8 +50,9 @@ def lines_of(block: bytes) -> list[bytes]:
 
 
 def count_shard(shard: Path, folder: Path) -> None:
-    """Write `folder`: counts.json (lines, tokens) and words.txt (each type and how often it
-    occurs).
+    """Write counts.json and words.txt into `folder`.
+
+    The first has lines and tokens, the second each type and how often it occurs.
 
     ASCII white space separates tokens; the corpus has other spaces inside words.
     """
@@ -114,8 +115,9 @@ def word_encoder(dictionary: Path, symbols: Symbols) -> Encoder:
 
 
 def piece_encoder(model: Path, symbols: Symbols) -> Encoder:
-    """Return an encoder to sentencepiece's pieces; dict.txt has them in the model's order, without
-    control symbols.
+    """Return an encoder to sentencepiece's pieces.
+
+    dict.txt has them in the model's order, without control symbols.
     """
     import sentencepiece
 
@@ -137,8 +139,9 @@ def piece_encoder(model: Path, symbols: Symbols) -> Encoder:
 def binarise_shard(
     shard: Path, folder: Path, encode: Encoder, symbols: Symbols, dtype: type
 ) -> None:
-    """Write `folder`: tokens.bin, sizes.bin (tokens of each line) and counts.json (lines, tokens,
-    unknown).
+    """Write tokens.bin, sizes.bin and counts.json into `folder`.
+
+    sizes.bin has the tokens of each line; counts.json has lines, tokens and unknown ones.
     """
     counts = {"lines": 0, "tokens": 0, "unknown": 0}
     folder.mkdir()
@@ -164,8 +167,9 @@ def binarise_shard(
 
 
 def join(folders: Sequence[Path], prefix: Path, dtype: type) -> dict[str, int]:
-    """Join the shards to one MMapIndexedDataset of fairseq, `prefix`.bin and `prefix`.idx; return
-    its counts.
+    """Join the shards to one MMapIndexedDataset of fairseq; return its counts.
+
+    Its files are `prefix`.bin and `prefix`.idx.
 
     fairseq's own builder keeps the offset of every line as a Python object, which takes a gigabyte
     for LM1B.
@@ -281,8 +285,9 @@ def _each(
 
 
 def _side_by_side(tasks: Mapping[Path, tuple], workers: int) -> Iterator[Path]:
-    """Call `function(*arguments)` for each (function, *arguments) in a process; yield its key when
-    it has ended.
+    """Call `function(*arguments)` for each (function, *arguments) in a process.
+
+    Yield the key of each when it has ended.
     """
     # spawned, because forking a process that has threads may hang
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
@@ -302,8 +307,9 @@ def _side_by_side(tasks: Mapping[Path, tuple], workers: int) -> Iterator[Path]:
 
 
 def count_shards(shards: Sequence[Path], folder: Path, workers: int) -> list[Path]:
-    """Call `count_shard` for every shard that was not counted; return the folders in the order of
-    the shards.
+    """Call `count_shard` for every shard that was not counted.
+
+    Return the folders in the order of the shards.
     """
     _each("counting words", shards, folder, workers, count_shard)
     return [folder / shard.name for shard in shards]
@@ -319,8 +325,9 @@ def binarise_shards(
     symbols: Symbols,
     dtype: type,
 ) -> list[Path]:
-    """Call `binarise_shard` for every shard that has no folder; return the folders in the order of
-    the shards.
+    """Call `binarise_shard` for every shard that has no folder.
+
+    Return the folders in the order of the shards.
 
     Each process makes its own encoder by `make(source, symbols)`.
     """

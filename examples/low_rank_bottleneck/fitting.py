@@ -30,8 +30,9 @@ class Fit(NamedTuple):
 
 
 def random_problem(positions: int, heads: int, seeds: int, sharpness: float) -> Problem:
-    """Draw targets; a row is the softmax of independent normal numbers with the standard deviation
-    `sharpness`.
+    """Draw targets.
+
+    A row is the softmax of independent normal numbers with the standard deviation `sharpness`.
 
     A seed gives the same matrices whatever the number of seeds. Every embedding of full row rank
     allows a head the same matrices; an orthogonal one is easiest for the optimizer.
@@ -48,15 +49,17 @@ def random_problem(positions: int, heads: int, seeds: int, sharpness: float) -> 
 
 
 def uniform_squares(targets: Tensor) -> Tensor:
-    """Return ||1/n - P||_F^2 [S, H], the error of uniform attention;
-    all errors are divided by it.
+    """Return ||1/n - P||_F^2 [S, H], the error of uniform attention.
+
+    All errors are divided by it.
     """
     return (targets - 1 / targets.shape[-1]).square().sum((-2, -1))
 
 
 def effective_rank(matrices: Tensor) -> Tensor:
-    """Return exp of the entropy of the normalized singular values, [...]: n if all are equal, 1 if
-    there is one.
+    """Return exp of the entropy of the normalized singular values, [...].
+
+    It is n if all are equal, 1 if there is one.
     """
     values = torch.linalg.svdvals(matrices)
     shares = values / values.sum(-1, keepdim=True)
@@ -66,8 +69,9 @@ def effective_rank(matrices: Tensor) -> Tensor:
 def layer_weights(
     embedding: Tensor, query: Tensor, key: Tensor, normalizer: str, mixing: Tensor | None = None
 ) -> Tensor:
-    """Return the (mixed) attention weights of a layer: the output of `ops.attention` if the values
-    are the identity.
+    """Return the (mixed) attention weights of a layer.
+
+    They are the output of `ops.attention` if the values are the identity.
 
     Args:
         embedding: [S, n, d]

@@ -115,8 +115,9 @@ def parse(arguments: list[str] | None) -> Namespace:
 
 
 def measure(options: Namespace, problem: Problem) -> list[dict[str, Any]]:
-    """Return a row for every task, attention and head size; fixhead's are those of softmax at size
-    n.
+    """Return a row for every task, attention and head size.
+
+    fixhead's are those of softmax at size n.
     """
     plan = []
     for size in options.sizes:
@@ -222,8 +223,9 @@ def print_checks(found: list[Check]) -> None:
 
 
 def table(task: str, rows: list[dict[str, Any]], sizes: list[int]) -> str:
-    """Return a Markdown table: a line for every head size, mean and standard deviation over the
-    seeds.
+    """Return a Markdown table with a line for every head size.
+
+    The cells are mean and standard deviation over the seeds.
     """
     cells = {}
     for row in rows:

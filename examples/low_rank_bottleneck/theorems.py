@@ -1,5 +1,6 @@
-"""Check theorem 1 of 'Low-Rank Bottleneck in Multi-head Attention Models' by computations that can
-fail.
+"""Check theorem 1 of 'Low-Rank Bottleneck in Multi-head Attention Models'.
+
+The checks are computations that can fail.
 
 Positions are rows here, columns in the paper: X is [n, d], and the rows of P sum to 1. All tensors
 are float64.
@@ -33,8 +34,9 @@ def project(embedding: Tensor, projection: Tensor) -> Tensor:
 
 
 def scores_of(weights: Tensor, normalizer: str) -> Tensor:
-    """Return scores [..., n, n] that the normalizer turns into `weights` p; these are positive with
-    row sums 1.
+    """Return scores [..., n, n] that the normalizer turns into `weights` p.
+
+    The weights must be positive with row sums 1.
 
     softmax: s = log p minus the mean of its row. A constant in a row changes no weight. Without it
     the rank is at most n - 1. sigsoftmax: s solves exp(s) sigmoid(s) = n p, a quadratic equation in
@@ -121,8 +123,9 @@ def _construction(n: int) -> list[Check]:
 
 
 def _counterexample() -> list[Check]:
-    """Check theorem 1, second part: for n = 2 and X = [1, 0] of size 1, the second row always has
-    equal scores.
+    """Check theorem 1, second part.
+
+    For n = 2 and X = [1, 0] of size 1, the second row always has equal scores.
     """
     embedding = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
     target = torch.tensor([[0.5, 0.5], [0.75, 0.25]], dtype=torch.float64)
@@ -143,8 +146,9 @@ def _counterexample() -> list[Check]:
 
 
 def _full_rank(n: int) -> list[Check]:
-    """Check what the theorem does not exclude: for points on a circle, heads of size 2 give weights
-    of full rank.
+    """Check what the theorem does not exclude.
+
+    For points on a circle, heads of size 2 give weights of full rank.
     """
     angles = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
     points = torch.stack([angles.cos(), angles.sin()], 1)  # [n, 2]

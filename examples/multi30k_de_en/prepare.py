@@ -64,8 +64,9 @@ def prepare_text(
     counts: Mapping[str, Mapping[str, int]] = COUNTS,
     any_counts: bool = False,
 ) -> None:
-    """Write the archives to `folder`/{train,valid,test}.{de,en}; the folder appears when it is
-    complete.
+    """Write the archives to `folder`/{train,valid,test}.{de,en}.
+
+    The folder appears when it is complete.
     """
     remove(data / "subwords")  # perhaps from another text
     with complete(folder) as unfinished:

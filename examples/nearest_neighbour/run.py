@@ -19,8 +19,9 @@ ROWS = 32  # of a batch
 
 
 def draw(width: int, generator: torch.Generator) -> Batch:
-    """Draw points [B, N, d] and queries [B, Q, d] on the sphere, and the point next to each query
-    [B, Q, d].
+    """Draw points and queries on the sphere, and the point next to each query.
+
+    They are [B, N, d], [B, Q, d] and [B, Q, d].
     """
     both = torch.randn(ROWS, POINTS + QUERIES, DIMENSION, generator=generator)
     points, queries = F.normalize(both, dim=-1).split((POINTS, QUERIES), 1)

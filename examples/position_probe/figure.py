@@ -13,8 +13,9 @@ COLUMNS = 3
 
 
 def draw(folder: Path, rows: list[dict[str, Any]], n: int) -> None:
-    """Write position_probe.png and .svg: a panel for each attention of the first model, first
-    seeds.
+    """Write position_probe.png and .svg.
+
+    Each attention of the first model has a panel, with its first seeds.
     """
     # fairseq turns on everyone's debugging messages
     logging.getLogger("matplotlib").setLevel(logging.WARNING)

@@ -1,5 +1,6 @@
-"""Train fairseq's models, with the plugin's attention, to number a row of zeros 1 .. n. They see
-only distances.
+"""Train fairseq's models, with the plugin's attention, to number a row of zeros 1 .. n.
+
+The models see only distances.
 
 B rows, N positions, E is the size of the embedding.
 """
@@ -210,8 +211,9 @@ def _parse(arch: str, flags: list[str]) -> Any:
 
 
 def spread(probe: Probe, lengths: list[int]) -> float:
-    """Return the largest difference between a state and that of the first zero, relative to the
-    largest state.
+    """Return the largest difference between a state and that of the first zero.
+
+    It is relative to the largest state.
 
     In float64 rounding alone gives about 1e-15. If the difference is 0, the states tell neither the
     position nor the length of the row.
@@ -224,8 +226,9 @@ def spread(probe: Probe, lengths: list[int]) -> float:
 
 
 def random_spread(setting: Setting, size: float = 0.3, impl: str = "auto") -> float:
-    """Return the `spread` of an untrained model, after random numbers were added to all its
-    parameters.
+    """Return the `spread` of an untrained model.
+
+    Random numbers were added to all its parameters.
     """
     probe = Probe(setting, impl)
     generator = torch.Generator().manual_seed(setting.seed)

@@ -193,8 +193,9 @@ def row_of(results: list[tuple[Setting, Outcome, float]]) -> dict[str, Any]:
 
 
 def against_theory(rows: list[dict[str, Any]]) -> list[str]:
-    """Return what contradicts the theory: only blind attentions have equal states, and they never
-    pass.
+    """Return what contradicts the theory.
+
+    By the theory only blind attentions have equal states, and they never pass.
     """
     problems = []
     for row in rows:
@@ -216,8 +217,9 @@ def against_theory(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]], kind: str) -> str:
-    """Return a Markdown table: a line for every attention and kind of position of a model, means
-    over the seeds.
+    """Return a Markdown table with the means over the seeds.
+
+    Every attention and kind of position of a model has a line.
     """
     rows = [row for row in rows if row["model"] == kind]
     lengths = list(rows[0]["error_of_longer"])

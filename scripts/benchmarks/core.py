@@ -52,6 +52,9 @@ def cores(device: str, dtype: str, dropout_p: float, without: Sequence[str] = ()
     """Return the contenders, torch's own first.
 
     Args:
+        device: "cpu" or "cuda"
+        dtype: the name of the numbers
+        dropout_p: probability of dropping a weight
         without: words; a contender whose name holds one is left out
     """
     if (device, dtype) == ("cuda", "bfloat16"):
@@ -67,10 +70,13 @@ def cores(device: str, dtype: str, dropout_p: float, without: Sequence[str] = ()
         found += [Core(provider, *variant) for variant in VARIANTS]
     for provider in mixing:
         found += [Core(provider, *variant) for variant in MIXED]
+
     needed = (found[0], Core("auto"))  # others are compared with these two
-    return [
-        core for core in found if core in needed or not any(word in core.name for word in without)
-    ]
+    kept = []
+    for core in found:
+        if core in needed or not any(word in core.name for word in without):
+            kept.append(core)
+    return kept
 
 
 class Inputs:
@@ -158,7 +164,8 @@ class Inputs:
 
 
 def title(size: Size, dropout_p: float) -> str:
-    return "batch {}, heads {}, length {}, head size {}".format(*size) + f", dropout {dropout_p}"
+    b, h, n, d = size
+    return f"batch {b}, heads {h}, length {n}, head size {d}, dropout {dropout_p}"
 
 
 def tables(

@@ -1,8 +1,6 @@
-"""Count what kernels execute: `scripts/emulate.py --count`.
+"""Count what kernels execute for a pair of query and key of one head: `scripts/emulate.py --count`.
 
-All numbers are for a pair of query and key of one head.
-
-They do not tell how long a kernel takes on a GPU: triton.md, 'Measured'.
+The counts do not tell how long a kernel takes on a GPU: triton.md, 'Measured'.
 """
 
 from collections import Counter
@@ -17,7 +15,8 @@ from tests.ptx import launch, machine
 from tests.ptx.memory import Memory
 from tests.ptx.shared import Shared
 
-CONTENDERS = {"FlashAttention-2": 0, "no mixing": 0, "shared": 2, "per query": 4}  # dimensions of M
+# With the dimensions of M; 0 without it.
+CONTENDERS = {"FlashAttention-2": 0, "no mixing": 0, "shared": 2, "per query": 4}
 # Instructions and products are of a thread; a warp multiplies 16 x 8 x 16 numbers at once. Cycles
 # are times 32.
 COLUMNS = ("instr.", "mma", "ex2", "shared B", "cycles", "conflicts", "global B")
@@ -26,20 +25,25 @@ tally: Counter = Counter()
 
 
 class CountingShared(Shared):
-    """Count the bytes and the cycles.
+    """Count the bytes and the cycles of the accesses.
 
-    In a cycle, 32 banks of 4 bytes serve the threads of at most 128 bytes.
+    In a cycle, 32 banks of 4 bytes serve a group of threads: a warp, or fewer threads if they want
+    more than 4 bytes each, so that they have at most 128 together.
     """
 
     def _places(self, site, on, address, size):
-        group = np.unique(on // (32 if size <= 4 else 128 // size), return_inverse=True)[1]
+        threads = 32 if size <= 4 else 128 // size  # of a group
+        group = np.unique(on // threads, return_inverse=True)[1]
         words = address.astype(np.int64)[:, None] // 4 + np.arange(-(-size // 4))
-        # threads that touch one word are served together
+        # Threads of a group that touch one word are served together, so it counts once. The group
+        # stands in the upper half of a number, the word in the lower half.
         found = np.unique(group[:, None] << 32 | words)
-        banks = np.bincount((found >> 32) * 32 + found % 32, minlength=32 * (group.max() + 1))
+        groups = group.max() + 1
+        banks = np.bincount((found >> 32) * 32 + found % 32, minlength=32 * groups)
+        # A group takes as many cycles as its fullest bank has words; without conflicts it is one.
         cycles = int(banks.reshape(-1, 32).max(1).sum())
         tally.update({"shared B": len(on) * size, "cycles": 32 * cycles})
-        tally["conflicts"] += 32 * (cycles - group.max() - 1)
+        tally["conflicts"] += 32 * (cycles - groups)
         return super()._places(site, on, address, size)
 
 
@@ -68,28 +72,25 @@ def passes(
 
     def start(kernel, blocks, arguments, tile):
         tally.clear()
-        for opcode, threads in launch.launch(kernel, blocks, arguments, tile.warps, tile.stages)[
-            1
-        ].items():
+        _, executed = launch.launch(kernel, blocks, arguments, tile.warps, tile.stages)
+        for opcode, threads in executed.items():
             tally.update({"instr.": threads, opcode.split(".")[0]: threads})
         line = {column: tally[column] / (heads * length**2) for column in COLUMNS}
         found[f"{kernel.fn.__name__} {'x'.join(map(str, tile))}"] = line
 
-    machine.Shared, machine.Memory, operators.start = CountingShared, CountingMemory, start
+    machine.Shared = CountingShared
+    machine.Memory = CountingMemory
+    operators.start = start
     if contender == "FlashAttention-2":
-        tiles = [
-            tuning.tiles_for(f"flash_{name}_kernel", heads, size, 2)
-            for name in ("fwd", "bwd_dq", "bwd_dkv")
-        ]
-        results = flash_attention.run(
-            *inputs[:3], d_out, inputs.scale, [t[0] for t in tiles], start
-        )
+        tiles = []
+        for name in flash_attention.PASSES:
+            tiles.append(tuning.tiles_for(f"flash_{name}_kernel", heads, size, 2)[0])
+        results = flash_attention.run(*inputs[:3], d_out, inputs.scale, tiles, start)
     else:
         call = operators.Call(inputs, place)
         out, rows = call.forward()
         results = [out, *call.backward(d_out, rows, out)]
-    fault = fault_in(
-        [compare(inputs, d_out, torch.ones(1), dict(zip(("output", *inputs.given()), results)))]
-    )
+    named = dict(zip(("output", *inputs.given()), results))
+    fault = fault_in([compare(inputs, d_out, torch.ones(1), named)])
     assert not fault, f"{contender}: {fault}"
     return found

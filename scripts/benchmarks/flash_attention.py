@@ -1,6 +1,4 @@
-"""FlashAttention-2 (Dao 2023) in triton and nothing else.
-
-The project's kernels are counted beside it.
+"""FlashAttention-2 (Dao 2023) in triton and nothing else, which our kernels are counted beside.
 
 Heads, queries and keys lie one after the other, and all lengths are multiples of the tiles. As in
 the project's kernels two passes make dQ, and dK and dV; the authors' own kernel makes both at once,
@@ -19,6 +17,13 @@ PASSES = ("fwd", "bwd_dq", "bwd_dkv")
 
 
 @triton.jit
+def place_of(n, BLOCK: tl.constexpr):
+    """Return the first position of the program's tile, and its head."""
+    tiles = n // BLOCK
+    return tl.program_id(0) % tiles * BLOCK, tl.program_id(0) // tiles
+
+
+@triton.jit
 def tile_at(x, i_h, first, n, D: tl.constexpr, BLOCK: tl.constexpr):
     """Return pointers to [BLOCK, D] of head i_h."""
     return x + (i_h * n + first + tl.arange(0, BLOCK))[:, None] * D + tl.arange(0, D)[None, :]
@@ -27,17 +32,20 @@ def tile_at(x, i_h, first, n, D: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def forward_kernel(q, k, v, o, lse, scale, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Write O and log2 of the sum of each row."""
-    first, i_h = tl.program_id(0) % (n // BM) * BM, tl.program_id(0) // (n // BM)
+    first, i_h = place_of(n, BM)
     b_q = tl.load(tile_at(q, i_h, first, n, D, BM))  # [BM, D]
-    b_max, b_sum = tl.full([BM], float("-inf"), tl.float32), tl.full([BM], 0.0, tl.float32)
+    b_max = tl.full([BM], float("-inf"), tl.float32)
+    b_sum = tl.full([BM], 0.0, tl.float32)
     b_o = tl.full([BM, D], 0.0, tl.float32)
     for i_n in range(0, n, BN):
-        # [BM, BN]
-        b_s = tl.dot(b_q, tl.trans(tl.load(tile_at(k, i_h, i_n, n, D, BN)))) * (scale * LOG2E)
+        b_k = tl.load(tile_at(k, i_h, i_n, n, D, BN))  # [BN, D]
+        b_s = tl.dot(b_q, tl.trans(b_k)) * (scale * LOG2E)  # [BM, BN]
         b_new = tl.maximum(b_max, tl.max(b_s, 1))
-        b_p, b_shrink = tl.exp2(b_s - b_new[:, None]), tl.exp2(b_max - b_new)
-        b_sum, b_max = b_sum * b_shrink + tl.sum(b_p, 1), b_new
-        b_v = tl.load(tile_at(v, i_h, i_n, n, D, BN))
+        b_p = tl.exp2(b_s - b_new[:, None])
+        b_shrink = tl.exp2(b_max - b_new)
+        b_sum = b_sum * b_shrink + tl.sum(b_p, 1)
+        b_max = b_new
+        b_v = tl.load(tile_at(v, i_h, i_n, n, D, BN))  # [BN, D]
         b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * b_shrink[:, None])
     tl.store(tile_at(o, i_h, first, n, D, BM), (b_o / b_sum[:, None]).to(b_q.dtype))
     tl.store(lse + i_h * n + first + tl.arange(0, BM), b_max + tl.log2(b_sum))
@@ -45,30 +53,29 @@ def forward_kernel(q, k, v, o, lse, scale, n, D: tl.constexpr, BM: tl.constexpr,
 
 @triton.jit
 def delta_kernel(o, d_o, delta, n, D: tl.constexpr, BM: tl.constexpr):
-    first, i_h = tl.program_id(0) % (n // BM) * BM, tl.program_id(0) // (n // BM)
-    b_o, b_do = (
-        tl.load(tile_at(o, i_h, first, n, D, BM)),
-        tl.load(tile_at(d_o, i_h, first, n, D, BM)),
-    )
-    tl.store(
-        delta + i_h * n + first + tl.arange(0, BM),
-        tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1),
-    )
+    """Write delta = O . dO of each row."""
+    first, i_h = place_of(n, BM)
+    b_o = tl.load(tile_at(o, i_h, first, n, D, BM))  # [BM, D]
+    b_do = tl.load(tile_at(d_o, i_h, first, n, D, BM))  # [BM, D]
+    b_delta = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)
+    tl.store(delta + i_h * n + first + tl.arange(0, BM), b_delta)
 
 
 @triton.jit
 def dq_kernel(
     q, k, v, d_o, lse, delta, d_q, scale, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):
-    first, i_h = tl.program_id(0) % (n // BM) * BM, tl.program_id(0) // (n // BM)
-    b_q, b_do = (
-        tl.load(tile_at(q, i_h, first, n, D, BM)),
-        tl.load(tile_at(d_o, i_h, first, n, D, BM)),
-    )
+    """Write dQ of a tile of queries."""
+    first, i_h = place_of(n, BM)
+    b_q = tl.load(tile_at(q, i_h, first, n, D, BM))  # [BM, D]
+    b_do = tl.load(tile_at(d_o, i_h, first, n, D, BM))  # [BM, D]
     at = i_h * n + first + tl.arange(0, BM)[:, None]
-    b_lse, b_delta, b_dq = tl.load(lse + at), tl.load(delta + at), tl.full([BM, D], 0.0, tl.float32)
+    b_lse = tl.load(lse + at)  # [BM, 1]
+    b_delta = tl.load(delta + at)  # [BM, 1]
+    b_dq = tl.full([BM, D], 0.0, tl.float32)
     for i_n in range(0, n, BN):
-        b_k, b_v = tl.load(tile_at(k, i_h, i_n, n, D, BN)), tl.load(tile_at(v, i_h, i_n, n, D, BN))
+        b_k = tl.load(tile_at(k, i_h, i_n, n, D, BN))  # [BN, D]
+        b_v = tl.load(tile_at(v, i_h, i_n, n, D, BN))  # [BN, D]
         b_p = tl.exp2(tl.dot(b_q, tl.trans(b_k)) * (scale * LOG2E) - b_lse)  # [BM, BN]
         b_ds = b_p * (tl.dot(b_do, tl.trans(b_v)) - b_delta)
         b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq)
@@ -91,14 +98,15 @@ def dkv_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    first, i_h = tl.program_id(0) % (n // BN) * BN, tl.program_id(0) // (n // BN)
-    b_k, b_v = tl.load(tile_at(k, i_h, first, n, D, BN)), tl.load(tile_at(v, i_h, first, n, D, BN))
-    b_dk, b_dv = tl.full([BN, D], 0.0, tl.float32), tl.full([BN, D], 0.0, tl.float32)
+    """Write dK and dV of a tile of keys; the weights are transposed, [BN, BM]."""
+    first, i_h = place_of(n, BN)
+    b_k = tl.load(tile_at(k, i_h, first, n, D, BN))  # [BN, D]
+    b_v = tl.load(tile_at(v, i_h, first, n, D, BN))  # [BN, D]
+    b_dk = tl.full([BN, D], 0.0, tl.float32)
+    b_dv = tl.full([BN, D], 0.0, tl.float32)
     for i_m in range(0, n, BM):
-        b_q, b_do = (
-            tl.load(tile_at(q, i_h, i_m, n, D, BM)),
-            tl.load(tile_at(d_o, i_h, i_m, n, D, BM)),
-        )
+        b_q = tl.load(tile_at(q, i_h, i_m, n, D, BM))  # [BM, D]
+        b_do = tl.load(tile_at(d_o, i_h, i_m, n, D, BM))  # [BM, D]
         at = i_h * n + i_m + tl.arange(0, BM)[None, :]
         b_p = tl.exp2(tl.dot(b_k, tl.trans(b_q)) * (scale * LOG2E) - tl.load(lse + at))  # [BN, BM]
         b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv)
@@ -114,26 +122,31 @@ def forward(q, k, v, scale: float, tile, start) -> tuple:
     Queries, keys and values are [1, H, N, D]; D is at least 16.
     """
     _, heads, n, size = q.shape
-    o, lse = torch.empty_like(q), torch.empty(heads, n, device=q.device)
-    start(
-        forward_kernel,
-        heads * n // tile.BM,
-        (q, k, v, o, lse, scale, n, size, tile.BM, tile.BN),
-        tile,
-    )
+    o = torch.empty_like(q)
+    lse = torch.empty(heads, n, device=q.device)
+    arguments = (q, k, v, o, lse, scale, n, size, tile.BM, tile.BN)
+    start(forward_kernel, heads * n // tile.BM, arguments, tile)
     return o, lse
 
 
 def backward(q, k, v, o, lse, d_o, scale: float, tiles, start) -> list:
-    """Launch the passes for delta, dQ, and dK and dV by `start`.
+    """Launch the passes for delta, dQ, and dK and dV; return the gradients of q, k and v.
 
-    Return the gradients of q, k and v.
+    Args:
+        q, k, v, o, d_o: [1, H, N, D]
+        lse: [H, N], log2 of the sum of each row
+        scale: factor on the scores
+        tiles: that of dQ, and that of dK and dV
+        start: launches a kernel
     """
     _, heads, n, size = q.shape
-    d_q, d_k, d_v = (torch.empty_like(q) for _ in range(3))
-    delta, (dq, dkv) = torch.empty(heads, n, device=q.device), tiles
+    d_q = torch.empty_like(q)
+    d_k = torch.empty_like(q)
+    d_v = torch.empty_like(q)
+    delta = torch.empty(heads, n, device=q.device)
+    dq, dkv = tiles
     start(delta_kernel, heads * n // dq.BM, (o, d_o, delta, n, size, dq.BM), dq)
-    given = q, k, v, d_o, lse, delta
+    given = (q, k, v, d_o, lse, delta)
     start(dq_kernel, heads * n // dq.BM, (*given, d_q, scale, n, size, dq.BM, dq.BN), dq)
     start(dkv_kernel, heads * n // dkv.BN, (*given, d_k, d_v, scale, n, size, dkv.BM, dkv.BN), dkv)
     return [d_q, d_k, d_v]
@@ -141,10 +154,11 @@ def backward(q, k, v, o, lse, d_o, scale: float, tiles, start) -> list:
 
 def run(q, k, v, d_o, scale: float, tiles: list, start) -> list:
     """Launch all passes by `start`; return O and the gradients of q, k and v, [1, H, N, D]."""
-    narrow = q.shape[3]
+    size = q.shape[3]
     q, k, v, d_o = map(wide, (q, k, v, d_o))
     o, lse = forward(q, k, v, scale, tiles[0], start)
-    return [x[..., :narrow] for x in (o, *backward(q, k, v, o, lse, d_o, scale, tiles[1:], start))]
+    grads = backward(q, k, v, o, lse, d_o, scale, tiles[1:], start)
+    return [found[..., :size] for found in (o, *grads)]
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
@@ -153,21 +167,19 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 
 
 class Attention(torch.autograd.Function):
-    """The passes as an operation of torch.
-
-    Queries, keys and values are [B, H, N, D], of one length.
-    """
+    """The passes as an operation of torch, for [B, H, N, D] of one length."""
 
     @staticmethod
     def forward(ctx, q, k, v, scale):
-        ctx.shape, ctx.scale = q.shape, scale
+        ctx.shape = q.shape
+        ctx.scale = scale
         q, k, v = (wide(x).flatten(0, 1)[None] for x in (q, k, v))  # [1, B * H, N, D]
         sizes = (q.shape[1], q.shape[3], q.element_size())
-        tiles = [tuning.tiles_for(f"flash_{name}_kernel", *sizes)[0] for name in PASSES]
-        ctx.tiles = [
-            tile._replace(BM=min(tile.BM, q.shape[2]), BN=min(tile.BN, q.shape[2]))
-            for tile in tiles
-        ]
+        n = q.shape[2]
+        ctx.tiles = []
+        for name in PASSES:
+            tile = tuning.tiles_for(f"flash_{name}_kernel", *sizes)[0]
+            ctx.tiles.append(tile._replace(BM=min(tile.BM, n), BN=min(tile.BN, n)))
         o, lse = forward(q, k, v, scale, ctx.tiles[0], operators.start)
         ctx.save_for_backward(q, k, v, o, lse)
         return o[..., : ctx.shape[3]].reshape(ctx.shape)
@@ -176,7 +188,8 @@ class Attention(torch.autograd.Function):
     def backward(ctx, d_o):
         d_o = wide(d_o).flatten(0, 1)[None]
         grads = backward(*ctx.saved_tensors, d_o, ctx.scale, ctx.tiles[1:], operators.start)
-        return (*(grad[..., : ctx.shape[3]].reshape(ctx.shape) for grad in grads), None)
+        size = ctx.shape[3]
+        return *[grad[..., :size].reshape(ctx.shape) for grad in grads], None
 
 
 def attend(call: AttentionInputs) -> torch.Tensor:

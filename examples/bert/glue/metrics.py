@@ -18,8 +18,9 @@ METRICS = {
 
 
 def measure(task: Task, gold: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
-    """Return the metrics of a task by name, the papers' last; nan for a correlation that does not
-    exist.
+    """Return the metrics of a task by name, the papers' last.
+
+    A correlation that does not exist is nan.
 
     Args:
         task: names the metrics

@@ -1,5 +1,6 @@
-"""Read examples from GLUE's tables. Tabs separate the columns, nothing is quoted, and a few rows
-are broken.
+"""Read examples from GLUE's tables.
+
+Tabs separate the columns, nothing is quoted, and a few rows are broken.
 """
 
 import re

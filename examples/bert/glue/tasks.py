@@ -31,8 +31,9 @@ class Task(NamedTuple):
 
 
 def _task(name: str, entry: dict[str, Any]) -> Task:
-    """Return a task; `files` and `predictions` have defaults that depend on the folder and on the
-    name.
+    """Return a task.
+
+    `files` and `predictions` have defaults that depend on the folder and on the name.
     """
     folder = entry.pop("folder", None)
     files = {

@@ -1,5 +1,6 @@
-"""Check and prepare a phase of pre-training: `python -m bert.pretraining.begin BINARY SAVE
-VARIANT`.
+"""Check and prepare a phase of pre-training.
+
+    python -m bert.pretraining.begin BINARY SAVE VARIANT
 
 Copy dict.txt and vocab.txt to SAVE; refuse a SAVE with others. Refuse the second phase before the
 first has ended.
@@ -35,8 +36,9 @@ def keep_pieces(binary: Path, save: Path) -> None:
 
 
 def check_first_phase(checkpoint: Path, early: bool) -> None:
-    """Print the update that the second phase begins with; end the program if the first phase has
-    not ended.
+    """Print the update that the second phase begins with.
+
+    The program ends if the first phase has not ended.
     """
     if not checkpoint.is_file():
         fail(

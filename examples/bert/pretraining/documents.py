@@ -27,8 +27,9 @@ class Text(NamedTuple):
 
 
 def sentences(paragraph: str) -> Iterator[str]:
-    """Cut a paragraph of WikiText's tokens into sentences; a closing quotation mark stays with its
-    sentence.
+    """Cut a paragraph of WikiText's tokens into sentences.
+
+    A closing quotation mark stays with its sentence.
     """
     sentence: list[str] = []
     ended = False
@@ -73,8 +74,9 @@ def wikitext(folder: Path) -> Text:
 
 
 def own_text(paths: Sequence[Path], hold_out: int) -> Text:
-    """Read files in BERT's format in turn; one of `hold_out` documents goes to the validation
-    set.
+    """Read files in BERT's format in turn.
+
+    One of `hold_out` documents goes to the validation set.
     """
     for path in paths:
         if path.is_dir():
@@ -107,8 +109,9 @@ def _own_lines(paths: Sequence[Path], hold_out: int) -> Iterator[tuple[str, str]
 
 
 def _held_out(first: int, number: int) -> int:
-    """Draw one of `number` documents from `first` on; the draw depends on `first` alone, not on the
-    text.
+    """Draw one of `number` documents from `first` on.
+
+    The draw depends on `first` alone, not on the text.
     """
     digest = hashlib.sha256(str(first).encode()).digest()
     return first + int.from_bytes(digest, "big") % number

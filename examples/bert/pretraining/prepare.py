@@ -93,8 +93,9 @@ def check(found: dict[str, dict[str, Any]], hold_out: Optional[int], vocabulary:
 
 
 def vocabulary_of(args: Any, text: Text, data: Path) -> list[str]:
-    """Return the pieces that --vocab or --learn-vocab ask for, by default those of
-    bert-base-uncased.
+    """Return the pieces that --vocab or --learn-vocab ask for.
+
+    By default they are those of bert-base-uncased.
     """
     if args.learn_vocab is not None:
         from bert.pretraining.vocabulary import learn

@@ -8,8 +8,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 
 def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> list[str]:
-    """Return the pieces of a vocab.txt: special ones, all characters, and the first merges of
-    byte-pair encoding.
+    """Return the pieces of a vocab.txt.
+
+    They are special ones, all characters, and the first merges of byte-pair encoding.
 
     Args:
         lines: returns the text from its beginning with every call

@@ -1,4 +1,5 @@
-"""Prepare SQuAD 1.1 and a pre-trained BERT in $DATA/text and $DATA/bert;
+"""Prepare SQuAD 1.1 and a pre-trained BERT in $DATA/text and $DATA/bert.
+
 `examples/bert/squad/prepare.sh` runs this.
 """
 
@@ -47,8 +48,9 @@ def prepare_text(data: Path, dictionary: Path, cased: bool, any_counts: bool) ->
 
 
 def check_set(path: Path, name: str, questions: Optional[int]) -> None:
-    """End the program unless the file has SQuAD's layout and, if `questions` is a number, so many
-    questions.
+    """End the program unless the file has SQuAD's layout.
+
+    If `questions` is a number, it must have so many questions.
     """
     try:
         squad = read_squad(path)
