@@ -47,10 +47,7 @@ def steps(study: Study, row: Row) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Sign:
-    """How many seeds learned in fewer steps than with the other attention.
-
-    With the exact sign test.
-    """
+    """How many seeds learned in fewer steps than with the other attention, and the sign test."""
 
     faster: int
     slower: int
@@ -157,9 +154,8 @@ def log_ratios(study: Study, row: Row, base: Row) -> dict[int, float]:
     """Return log(error of the base / error of the row), for each seed that both have."""
     ours = study.values(row, study.metric)
     theirs = study.values(base, study.metric)
-    return {
-        seed: math.log(theirs[seed] / ours[seed]) for seed in sorted(ours.keys() & theirs.keys())
-    }
+    both = sorted(ours.keys() & theirs.keys())
+    return {seed: math.log(theirs[seed] / ours[seed]) for seed in both}
 
 
 def errors_table(study: Study) -> str:
