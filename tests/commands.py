@@ -109,8 +109,9 @@ def free_port():
 
 
 def in_workers(number, *arguments, **settings):
-    """Start fairseq-train in `number` workers on the CPU;
-    return them in the order of their ranks.
+    """Start fairseq-train in `number` workers on the CPU.
+
+    Return them in the order of their ranks.
     """
     flags = [
         f"--distributed-world-size={number}",

@@ -49,8 +49,9 @@ VERBS = {"sieht": "sees", "hört": "hears", "mag": "likes", "sucht": "seeks"}
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Return the number for `-n auto`: one more than there are cores, since many tests wait for
-    other processes.
+    """Return the number for `-n auto`: one more than there are cores.
+
+    Many tests wait for other processes.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return cores + 1

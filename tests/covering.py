@@ -1,5 +1,6 @@
-"""Choose the default cases of a product: `@covering` pairwise, `@each_once` every value,
-`@first_of` one case.
+"""Choose the default cases of a product.
+
+`@covering` is pairwise, `@each_once` has every value, `@first_of` one case.
 
 `scripts/test.sh --all` runs the whole product. `scripts/test.sh` makes the chosen cases alone,
 because making the others, only to deselect them, would take longer than many of the tests.
@@ -25,8 +26,9 @@ def covering(**axes: Iterable[Any]) -> pytest.MarkDecorator:
 
 
 def each_once(**axes: Iterable[Any]) -> pytest.MarkDecorator:
-    """Parametrise a test over the product of `axes`; the default suite has as few cases as have
-    every value.
+    """Parametrise a test over the product of `axes`.
+
+    The default suite has as few cases as have every value.
     """
     return _product(axes, diagonal)
 
@@ -54,8 +56,9 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 def cases(axes: dict[str, list[Any]], choose: Choice, with_slow: bool) -> list[Any]:
-    """Return the chosen cases, or the whole product, the others marked slow; the last axis moves
-    fastest.
+    """Return the chosen cases, or the whole product, the others marked slow.
+
+    The last axis moves fastest.
     """
     sizes = [len(values) for values in axes.values()]
     chosen = set(choose(sizes))

@@ -1,5 +1,6 @@
-"""A second device that needs no hardware: tensors that say `meta` and hold their numbers on the
-CPU.
+"""A second device that needs no hardware.
+
+Its tensors say `meta` and hold their numbers on the CPU.
 
 Inside of `Elsewhere()` an operation that meets tensors of both devices raises, as on a GPU.
 """

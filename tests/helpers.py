@@ -77,8 +77,9 @@ OWN = {
 
 
 def build(arch: str, seed: int = 1, **flags):
-    """Return a tiny model of `arch` from fairseq's factory;
-    without dropout unless `flags` say so.
+    """Return a tiny model of `arch` from fairseq's factory.
+
+    It has no dropout unless `flags` say so.
     """
     tiny = next(flags for name, flags in {**OWN, **TINY}.items() if name.split("_base")[0] in arch)
     args = Namespace(arch=arch, **{"dropout": 0.0, "attention_dropout": 0.0, **tiny, **flags})

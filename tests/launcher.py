@@ -46,8 +46,9 @@ class Started:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def wait(self, timeout=LIMIT):
-        """Return the CompletedProcess; after `timeout` seconds kill the command
-        and its children.
+        """Return the CompletedProcess.
+
+        After `timeout` seconds kill the command and its children.
         """
         deadline = time.monotonic() + timeout
         while self.status is None:
@@ -64,8 +65,9 @@ class Started:
 
 
 class Launcher:
-    """Runs Python programs in forks of one process that has imported `modules`; the process starts
-    at first use.
+    """Runs Python programs in forks of one process that has imported `modules`.
+
+    The process starts at first use.
     """
 
     def __init__(self, *modules):
@@ -100,8 +102,9 @@ class Launcher:
         return self.start(program, *arguments, **settings).wait(timeout)
 
     def ask(self, **request):
-        """Return the server's answer; the server ends, with all that it has started, when this
-        process does.
+        """Return the server's answer.
+
+        The server ends, with all that it has started, when this process does.
         """
         if self.server is None:
             self._start_server()
@@ -135,8 +138,9 @@ class Launcher:
 
 
 def serve(channel):
-    """Answer requests until the other side closes. Return None then, and in each fork the command
-    to run.
+    """Answer requests until the other side closes.
+
+    Return None then, and in each fork the command to run.
     """
     running = set()
     for line in channel:

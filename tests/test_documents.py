@@ -1,5 +1,6 @@
-"""Every command of a document parses with its program's flags, every link holds, and every Python
-program runs.
+"""Every command of a document parses with its program's flags.
+
+Every link holds, and every Python program runs.
 
 tests/examples/test_recipes.py parses the commands of the recipes; test_readme.py runs the programs
 of README.md.

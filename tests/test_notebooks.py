@@ -25,8 +25,9 @@ def cells(file, kind):
 
 
 def run_cells(file, **parameters):
-    """Run the cells in one namespace, with other values for its cell of parameters; return what
-    they print.
+    """Run the cells in one namespace, with other values for its cell of parameters.
+
+    Return what they print.
     """
     names = {"__name__": "notebook"}
     printed = io.StringIO()

@@ -1,5 +1,6 @@
-"""Checkpoints that version 0.1.0 wrote still load and give the outputs that they gave then; so do
-fairseq 0.9's.
+"""Checkpoints that version 0.1.0 wrote still load and give the outputs that they gave then.
+
+So do fairseq 0.9's.
 
 `tests/checkpoints/<model>` holds a checkpoint of four updates, its dictionaries, and the outputs
 for one sentence.
@@ -42,8 +43,9 @@ def test_a_checkpoint_of_the_version_before_gives_its_outputs(name):
 
 @pytest.mark.parametrize("arch", ["transformer", "mixhead_transformer"])
 def test_a_file_laid_out_as_fairseq_0_9_wrote_it_gives_its_outputs(arch, tmp_path):
-    """It was made by hand from fairseq's loader of old files:
-    no file of that version was at hand.
+    """It was made by hand from fairseq's loader of old files.
+
+    No file of that version was at hand.
     """
     flags = Namespace(
         arch="transformer",

@@ -103,8 +103,9 @@ def without_numbers(text):
 
 
 def test_the_program_of_transformers_prints_what_stands_below_it(tmp_path, monkeypatch):
-    """The numbers of the pretrained model need 83 MB from the network: here a random model has
-    other ones.
+    """The numbers of the pretrained model need 83 MB from the network.
+
+    Here a random model has other ones.
     """
     monkeypatch.chdir(tmp_path)
     save_small_sentence_encoder(tmp_path / "all-MiniLM-L6-v2")

@@ -1,5 +1,6 @@
-"""The pinned packages are installed, with all that they need; those that run code at installation
-are pinned by hash.
+"""The pinned packages are installed, with all that they need.
+
+Those that run code at installation are pinned by hash.
 """
 
 import importlib.metadata
@@ -128,8 +129,9 @@ def test_all_that_a_pinned_package_needs_is_pinned():
 
 
 def test_what_runs_code_when_it_is_installed_has_a_hash():
-    """Check source distributions, whose setup.py runs, and fairseq's wheels, which nobody else has
-    looked at.
+    """Check source distributions, whose setup.py runs.
+
+    Also fairseq's wheels, which nobody else has looked at.
     """
     for file, fairseq in {
         "fairseq_source.txt": "fairseq-fixed",

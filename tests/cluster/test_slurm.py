@@ -1,5 +1,6 @@
-"""Trainings under a real SLURM with two tasks: requeue, time limit, a dead task, one lock for a
-folder.
+"""Trainings under a real SLURM with two tasks.
+
+They are requeued, meet their time limit, lose a task, and share one lock for a folder.
 """
 
 import os

@@ -30,8 +30,9 @@ def pairs():
 
 @pytest.fixture
 def plain_environment(monkeypatch):
-    """Remove the variables that the recipes read; put the programs of this interpreter first on the
-    PATH.
+    """Remove the variables that the recipes read.
+
+    Put the programs of this interpreter first on the PATH.
     """
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)

@@ -75,8 +75,9 @@ def tar_of(path, files, extra=()):
 
 
 def wait_until_unlocked(path, timeout=20):
-    """Wait until nobody holds the lock on a file; a killed process holds it for a moment longer
-    than its pipes.
+    """Wait until nobody holds the lock on a file.
+
+    A killed process holds it for a moment longer than its pipes.
     """
     deadline = time.monotonic() + timeout
     with path.open() as file:
@@ -99,8 +100,9 @@ def dry_run(line, **environment):
 
 
 def commands_of(text):
-    """Return the commands that contain a recipe's script: indented, fenced, or code in a table or a
-    sentence.
+    """Return the commands that contain a recipe's script.
+
+    They are indented, fenced, or code in a table or a sentence.
     """
     fenced = r"(?ms)^```\w*\n(.*?)^```$"
     indented = r"(?m)(?:^    .*\n)+"

@@ -1,5 +1,6 @@
-"""Every recipe keeps one contract: the variables of examples/README.md, and one line where
-something cannot be.
+"""Every recipe keeps one contract: the variables of examples/README.md.
+
+Something that cannot be gives one line.
 """
 
 import os
@@ -51,8 +52,9 @@ def test_the_table_has_every_recipe():
 
 
 def contract(name, recipe, folder):
-    """Return for each line of shell the one line of its error; `folder` is DATA with what the
-    recipe needs.
+    """Return for each line of shell the one line of its error.
+
+    `folder` is DATA with what the recipe needs.
     """
     train = f"DATA={folder} examples/{name}/train.sh"
     evaluate = f"DATA={folder} examples/{name}/evaluate.sh"

@@ -1,5 +1,6 @@
-"""examples/low_rank_bottleneck checks theorem 1
-and fits heads of growing size to random matrices.
+"""examples/low_rank_bottleneck checks theorem 1.
+
+It also fits heads of growing size to random matrices.
 """
 
 import json

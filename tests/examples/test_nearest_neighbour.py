@@ -1,5 +1,6 @@
-"""examples/nearest_neighbour draws points on the sphere, and one full-rank head finds the nearest
-one.
+"""examples/nearest_neighbour draws points on the sphere.
+
+One full-rank head finds the nearest one.
 """
 
 import pytest

@@ -1,5 +1,6 @@
-"""examples/position_probe shows which attentions can see positions, at random weights and after
-training.
+"""examples/position_probe shows which attentions can see positions.
+
+It looks at random weights and after training.
 """
 
 import contextlib

@@ -8,8 +8,9 @@ from synthetic import Setting, run
 
 
 def solve(row):
-    """Return the answers of a row by reading it: each key that came before, with the token behind
-    it the first time.
+    """Return the answers of a row by reading it.
+
+    An answer is the token behind the key the first time.
     """
     known = {}
     answers = []

@@ -1,5 +1,6 @@
-"""fairseq's parsers take the commands of every recipe's README,
-and recipe.sh keeps its promises.
+"""fairseq's parsers take the commands of every recipe's README.
+
+recipe.sh keeps its promises.
 """
 
 import re
@@ -33,8 +34,9 @@ LONG = ("glue", "iwslt14_de_en", "lm1b", "pretraining", "squad", "wikitext103", 
 
 
 def dry_runs(lines):
-    """Run lines of shell dry in one shell; return the status of each and the fairseq commands that
-    it prints.
+    """Run lines of shell dry in one shell.
+
+    Return the status of each and the fairseq commands that it prints.
     """
     whole = "\n".join(f"(\n{line}\n); echo ends: $?" for line in lines)
     found = []
@@ -131,8 +133,9 @@ def test_the_tokens_of_an_update_do_not_depend_on_the_gpus(recipe):
 
 @pytest.mark.parametrize("recipe, rows", [("wikitext103", 60), ("wikitext2", 32), ("lm1b", 224)])
 def test_the_rows_of_a_text_with_memory_are_shared_and_rounded_up(recipe, rows):
-    """Check the number of rows: fewer of them, with more windows an update, would be another
-    training.
+    """Check the number of rows.
+
+    Fewer of them, with more windows an update, would be another training.
     """
     for gpus, command in trainings(f"MODEL=transformer-xl examples/{recipe}/train.sh").items():
         assert "--update-freq" not in command and "--max-tokens" not in command
@@ -256,8 +259,9 @@ def test_torchrun_gives_every_process_its_rank(monkeypatch):
 
 @pytest.mark.parametrize("per_node", [1, 4])
 def test_fairseq_finds_its_place_under_slurm(per_node, monkeypatch, tmp_path):
-    """Start one task on each of two machines, whose four processes fairseq starts; or one for each
-    of eight GPUs.
+    """Start one task on each of two machines, or one for each of eight GPUs.
+
+    fairseq starts the four processes of a machine.
     """
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho first\necho second\n")
     (tmp_path / "scontrol").chmod(0o755)

@@ -1,5 +1,6 @@
-"""WikiText-2 and WikiText-103 are prepared from archives of the same layout, trained on and
-evaluated.
+"""WikiText-2 and WikiText-103 are prepared, trained on and evaluated.
+
+Their archives have the same layout.
 """
 
 import io
@@ -32,8 +33,9 @@ TINY = """--decoder-layers 1 --decoder-embed-dim 16 --decoder-input-dim 16 --dec
 
 
 def article(title, *sections):
-    """Return an article as WikiText writes it: blank lines around the titles, spaces around
-    everything.
+    """Return an article as WikiText writes it.
+
+    Blank lines are around the titles, spaces around everything.
     """
     lines = [f" = {title} = ", " "]
     for section in sections:
@@ -253,8 +255,9 @@ def test_bytes_are_evaluated_in_bits(tmp_path):
 
 
 def figures_of(tmp_path, monkeypatch, *flags):
-    """Let the program of evaluate.sh read a Transformer-XL's log, in this process; return its exit
-    status.
+    """Let the program of evaluate.sh read a Transformer-XL's log, in this process.
+
+    Return its exit status.
     """
     log = b"Evaluated 58 tokens in 0.1s\nLoss (base 2): 3.0000, Perplexity: 8.01\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log)))

@@ -66,8 +66,9 @@ def variant(normalizer, mixing):
 
 
 def build(kind="self", mixing="none", normalizer="softmax", **options):
-    """Build a module in evaluation mode; its parameters of mixing and distances are away from their
-    start.
+    """Build a module in evaluation mode.
+
+    Its parameters of mixing and distances are away from their start.
     """
     torch.manual_seed(3)
     options = {
@@ -179,8 +180,9 @@ def mixed(part, heads, q, x):
 
 
 def finish(module, scores, hidden, v, q, x, biases=0):
-    """Mix scores [B, H, Nq, Nk], normalize, mix and project; return outputs and mixed weights [H',
-    B, Nq, Nk].
+    """Mix scores [B, H, Nq, Nk], normalize, mix and project.
+
+    Return outputs and mixed weights [H', B, Nq, Nk].
     """
     n_queries, n_keys = scores.shape[2:]
     scores = (mixed(module.score_mixing, scores, q, x) + biases).masked_fill(hidden, float("-inf"))
@@ -206,8 +208,9 @@ def finish(module, scores, hidden, v, q, x, biases=0):
 
 
 def definition(module, query, key, hidden):
-    """Compute mixhead eqs 8-12 with relative positions; `hidden`, bool, is broadcastable to [B, H,
-    Nq, Nk].
+    """Compute mixhead eqs 8-12 with relative positions.
+
+    `hidden`, bool, is broadcastable to [B, H, Nq, Nk].
     """
     q = features(module, "query", module.q_proj(query))
     k = features(module, "key", module.k_proj(key))
@@ -243,8 +246,9 @@ def check_half_precision(found, formula, module, tensors, dtype):
 
 
 def decode(module, x, key=None, state=None, **options):
-    """Call the module with one query at a time, as beam search does; return the outputs and the
-    state.
+    """Call the module with one query at a time, as beam search does.
+
+    Return the outputs and the state.
     """
     state = {} if state is None else state
     steps = []

@@ -1,5 +1,6 @@
-"""Test what the module adds to the op: projections, caches, kinds of masks, beams, constant keys,
-TorchScript.
+"""Test what the module adds to the op.
+
+That is projections, caches, kinds of masks, beams, constant keys and TorchScript.
 """
 
 import itertools

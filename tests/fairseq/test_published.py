@@ -20,8 +20,9 @@ from tests.helpers import TINY, build, task, tokens
 
 
 class PublishedAttention(nn.Module):
-    """Attention with the parameters of the authors' module, written from its equations: no cache,
-    no dropout.
+    """Attention with the parameters of the authors' module, written from its equations.
+
+    It has no cache and no dropout.
     """
 
     def __init__(self, of: MultiheadAttention, kind: str):
@@ -65,8 +66,9 @@ class PublishedAttention(nn.Module):
 
 
 def published(path, arch, kind, sites=("self_attn", "encoder_attn"), **arguments):
-    """Write a checkpoint of the authors' code, and return its model; only attentions of `sites`
-    mix.
+    """Write a checkpoint of the authors' code, and return its model.
+
+    Only attentions of `sites` mix.
     """
     model = build(arch).eval()
     torch.manual_seed(2)

@@ -1,5 +1,6 @@
-"""Adapters of PEFT change the queries that mixings read; an adapter is not saved without the
-mixing.
+"""Adapters of PEFT change the queries that mixings read.
+
+An adapter is not saved without the mixing.
 """
 
 import copy
@@ -13,8 +14,9 @@ peft = pytest.importorskip("peft")
 
 
 def adapt(model, **options):
-    """Return a model with a low-rank adapter of its queries; all that is trained is away from its
-    start.
+    """Return a model with a low-rank adapter of its queries.
+
+    All that is trained is away from its start.
     """
     model = peft.get_peft_model(model, peft.LoraConfig(target_modules=QUERIES, **options))
     for parameter in model.parameters():

@@ -1,5 +1,6 @@
-"""A call of a mixed model keeps what it needs by itself, whatever hooks, threads and compilers do
-around it.
+"""A call of a mixed model keeps what it needs by itself.
+
+Hooks, threads and compilers around it change nothing.
 """
 
 import copy

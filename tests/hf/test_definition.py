@@ -28,8 +28,9 @@ MAPS = ("encoder_attentions", "decoder_attentions", "cross_attentions", "attenti
 def attend(
     module, query, key, value, mask, scaling=None, dropout=0.0, position_bias=None, **others
 ):
-    """Compute attention with the parts in `module.parts`; `module.x` is the input of the attention
-    [B, Nq, C].
+    """Compute attention with the parts in `module.parts`.
+
+    `module.x` is the input of the attention [B, Nq, C].
     """
     parts = module.parts
     x = module.x

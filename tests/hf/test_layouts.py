@@ -1,5 +1,6 @@
-"""Attentions that go through the AttentionInterface are found without a row. Those of other sizes
-or another order are refused; towers that cannot be mixed are named.
+"""Attentions that go through the AttentionInterface are found without a row.
+
+Those of other sizes or another order are refused; towers that cannot be mixed are named.
 """
 
 import copy

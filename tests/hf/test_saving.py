@@ -1,5 +1,6 @@
-"""Whoever saves the tensors of a mixing saves what is needed to load it, or is refused; whoever
-loads them is told.
+"""Whoever saves the tensors of a mixing saves what is needed to load it, or is refused.
+
+Whoever loads them is told.
 """
 
 import ast
@@ -94,8 +95,9 @@ def test_a_new_model_from_the_config_of_a_mixed_one_is_refused(way, tmp_path):
 
 
 def as_bin(model, folder, size):
-    """Write the tensors of a model as transformers did before safetensors; `size` is that of a
-    shard.
+    """Write the tensors of a model as transformers did before safetensors.
+
+    `size` is that of a shard.
     """
     model.config.save_pretrained(folder)
     state = model.state_dict()

@@ -1,5 +1,6 @@
-"""MixedAttention is torch's attention before training, and fairseq's module of the plugin with
-every variant.
+"""MixedAttention is torch's attention before training.
+
+With every variant it is fairseq's module of the plugin.
 """
 
 import copy

@@ -50,8 +50,9 @@ def tensors(
     value_dim=DV,
     normalizer="",
 ):
-    """Return the tensors of a call by name, relative scores as two; a sink for a normalizer of
-    SINKS.
+    """Return the tensors of a call by name, relative scores as two.
+
+    There is a sink for a normalizer of SINKS.
     """
     all_distances = max(0, n_queries + n_keys - 1)
     shapes = {"query": (batch, H, n_queries, D), "key": (batch, H, n_keys, D)}
@@ -100,8 +101,9 @@ def run(tensors, function=attention, **options):
 
 
 def outcome(tensors, function=attention, **options):
-    """Return the output and the gradient of every tensor; the gradient of the output differs at
-    every place.
+    """Return the output and the gradient of every tensor.
+
+    The gradient of the output differs at every place.
     """
     tensors = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
     out = run(tensors, function, **options)

@@ -1,5 +1,6 @@
-"""Compute the papers' definitions apart from the package;
-every test of values compares with them.
+"""Compute the papers' definitions apart from the package.
+
+Every test of values compares with them.
 """
 
 import torch

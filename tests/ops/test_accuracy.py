@@ -1,5 +1,6 @@
-"""Test the law of errors: right implementations pass, faults of three times the error of the
-formula do not.
+"""Test the law of errors: right implementations pass.
+
+Faults of three times the error of the formula do not.
 """
 
 import random

@@ -354,8 +354,9 @@ def test_on_the_device_meta_there_are_shapes(impl, normalizer):
 
 @covering(impl=["reference", "blockwise"], mixing=MIXINGS)
 def test_dropout_comes_after_the_mixing(impl, mixing):
-    """With V the identity, the output is the dropped and mixed weights: each is 0 or the mixed
-    weight / (1 - p).
+    """With V the identity, the output is the dropped and mixed weights.
+
+    Each is 0 or the mixed weight / (1 - p).
     """
     n = 64
     given = {

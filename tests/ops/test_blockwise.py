@@ -1,5 +1,6 @@
-"""Test what blocks add: little memory, threads, dropout that is drawn again, operators that torch
-can compile.
+"""Test what blocks add.
+
+That is little memory, threads, dropout that is drawn again, operators that torch can compile.
 """
 
 from unittest import mock

@@ -19,8 +19,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def tensors(largest, dtype, mixed=None):
-    """Return queries, keys and values whose largest score, with scale 1, is +-`largest`; and a
-    mixing.
+    """Return queries, keys, values and a mixing.
+
+    The largest score, with scale 1, is +-`largest`.
     """
 
     def random(*shape):

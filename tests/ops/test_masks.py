@@ -1,5 +1,6 @@
-"""Test what masks save: blocks, scores and memory. test_attention.py compares their values with the
-definition.
+"""Test what masks save: blocks, scores and memory.
+
+test_attention.py compares their values with the definition.
 """
 
 import pytest

@@ -1,5 +1,6 @@
-"""Test padding and precision of the penalties; tests/fairseq/criterions/test_orthogonal.py has
-their equations.
+"""Test padding and precision of the penalties.
+
+tests/fairseq/criterions/test_orthogonal.py has their equations.
 """
 
 import pytest

@@ -1,5 +1,6 @@
-"""Test torch's transformations: each is right, or is refused in one line that names the
-implementation.
+"""Test torch's transformations.
+
+Each is right, or is refused in one line that names the implementation.
 """
 
 import pytest

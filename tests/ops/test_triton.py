@@ -39,8 +39,9 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def extreme():
-    """Return low and high scores: a low one is not a hidden key,
-    and a large one does not overflow.
+    """Return low and high scores.
+
+    A low one is not a hidden key, and a large one does not overflow.
     """
     bias = torch.full((NQ, NK), -INF, device=DEVICE)
     for first, number in enumerate([torch.finfo(torch.float32).min, -300.0, 300.0]):

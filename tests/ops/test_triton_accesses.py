@@ -1,5 +1,6 @@
-"""Test which memory the interpreted kernels read and write: never outside of a tensor, never in a
-race.
+"""Test which memory the interpreted kernels read and write.
+
+It is never outside of a tensor, and never in a race.
 """
 
 import numpy as np

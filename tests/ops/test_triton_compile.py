@@ -41,8 +41,9 @@ MIXED = [None, "shared", "per query"]
 
 
 def skipping(ttgir):
-    """Return the products that skip some of their numbers: four threads multiply kWidth neighbours
-    each, or more.
+    """Return the products that skip some of their numbers.
+
+    Four threads multiply kWidth neighbours each there, or more.
     """
     products = re.findall(
         r"(tt\.dot .*tensor<[\dx]*x(\d+)x\w+, #ttg.dot_op<{opIdx = 0.*kWidth = (\d+)}>>.*)", ttgir
@@ -73,8 +74,9 @@ class Stopped(Exception):
 
 
 def stop_at(stage, *compiler):
-    """Let triton's compiler stop before a stage: as its hook, for which it gives the stages, or
-    asks a key.
+    """Let triton's compiler stop before a stage.
+
+    It is the compiler's hook, for which it gives the stages, or asks a key.
     """
 
     def stop(module, metadata):
@@ -86,8 +88,9 @@ def stop_at(stage, *compiler):
 
 
 def compile_kernel(kernel, arguments, tile, machine, stage=None):
-    """Compile as the first launch would, but for another machine and before a stage; return a line
-    of the report.
+    """Compile as the first launch would, but for another machine and before a stage.
+
+    Return a line of the report.
     """
     import triton
     from triton import knobs
@@ -142,8 +145,9 @@ def compile_kernel(kernel, arguments, tile, machine, stage=None):
 
 
 def compile_all(machine, tiles, calls):
-    """Return the report of every kernel that the calls launch, with every tile or the first; or
-    compile up to a stage.
+    """Return the report of every kernel that the calls launch.
+
+    They are compiled with every tile or the first, or up to a stage.
 
     As at run time, a tile that does not fit is made smaller until one does.
     """
@@ -295,8 +299,9 @@ UNALIGNED = dict(heads=2, length=777, odd=True, dropout=0.1, causal=False)
 
 @pytest.mark.slow
 def test_no_place_of_shared_memory_is_read_in_two_ways():
-    """ptxas 12.8 takes a wrong address then: an H200 stopped the program with values of 9 and keys
-    of 64.
+    """ptxas 12.8 takes a wrong address then.
+
+    An H200 stopped the program with values of 9 and keys of 64.
     """
     must_be_read_in_one_way(report_of([dict(UNALIGNED, head_dim=64, value_dim=9)], "cubin"), 20)
 

@@ -55,8 +55,9 @@ def full_size(
 
 @pytest.fixture
 def set_tf32():
-    """Return a function that sets torch's switch, which is put back. monkeypatch cannot: the switch
-    is no attribute.
+    """Return a function that sets torch's switch, which is put back.
+
+    monkeypatch cannot: the switch is no attribute.
     """
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
@@ -119,8 +120,9 @@ def test_full_size_with_dropout(length, dtype, normalizer, mixed):
 @pytest.mark.parametrize("width", [128, 9])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
 def test_values_that_are_columns_of_a_wide_matrix(place, width, dropout_p):
-    """Rows of 777 numbers are never aligned, and all heads share them. Each tile runs alone, so a
-    crash is its own.
+    """Rows of 777 numbers are never aligned, and all heads share them.
+
+    Each tile runs alone, so a crash is its own.
     """
     n = 777
     dtype = torch.bfloat16

@@ -1,5 +1,6 @@
-"""Test what surrounds the fused kernels: refusals, operators of torch, spans of masks, addresses,
-choice of tiles.
+"""Test what surrounds the fused kernels.
+
+That is refusals, operators of torch, spans of masks, addresses, choice of tiles.
 """
 
 from types import SimpleNamespace

@@ -1,5 +1,6 @@
-"""Mixhead A is softmax with the same patterns, each with a value map of full rank
-(docs/does-it-help.md, 'Why').
+"""Mixhead A is softmax with the same patterns, each with a value map of full rank.
+
+See docs/does-it-help.md, 'Why'.
 """
 
 import pytest

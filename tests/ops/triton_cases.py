@@ -1,5 +1,6 @@
-"""Build calls of the fused kernels and compare them with the formula: interpreted on a CPU,
-compiled on a GPU.
+"""Build calls of the fused kernels and compare them with the formula.
+
+The kernels are interpreted on a CPU and compiled on a GPU.
 
 This file must be the first that imports the kernels. Tests import `operators`, `tuning` and `Tile`
 from here.
@@ -65,8 +66,9 @@ def use_few_large_tiles(monkeypatch):
 
 
 def interpret(monkeypatch):
-    """Interpret the kernels; mend bfloat16, which the interpreter multiplies as integers and
-    truncates.
+    """Interpret the kernels, and mend bfloat16.
+
+    The interpreter multiplies bfloat16 as integers and truncates.
     """
     import numpy as np
     from triton import language as tl
@@ -217,8 +219,9 @@ def reference(**arguments):
 
 
 def with_gradients(function, tensors, **options):
-    """Return the output and the gradient of every tensor; all functions get the same gradient of
-    the output.
+    """Return the output and the gradient of every tensor.
+
+    All functions get the same gradient of the output.
     """
     out = function(**tensors, **options)
     d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(
@@ -280,8 +283,9 @@ def kept_weights(p, query, key, mixing=None):
 
 
 def must_be_right_with_dropout(tensors, normalizer, p):
-    """Compare with the formula, which drops what the kernels drop; that depends on the seed and the
-    place alone.
+    """Compare with the formula, which drops what the kernels drop.
+
+    What is dropped depends on the seed and the place alone.
     """
     kept = kept_weights(p, torch.zeros_like(tensors["query"]), torch.zeros_like(tensors["key"]))
 

@@ -1,5 +1,6 @@
-"""Run the project's kernels, compiled for NVIDIA, in the emulator;
-judge them by `ops/accuracy.py`.
+"""Run the project's kernels, compiled for NVIDIA, in the emulator.
+
+Judge them by `ops/accuracy.py`.
 """
 
 import time
@@ -103,8 +104,9 @@ def cover(axes: dict[str, list]) -> list[Case]:
 
 
 def slow_cases() -> Iterator[Case]:
-    """Yield cases of more values of the axes, capability 9.0 for small tiles; one head, many tiles,
-    longer rows.
+    """Yield cases of more values of the axes.
+
+    They have capability 9.0 for small tiles, one head, many tiles and longer rows.
     """
     for n, case in enumerate(cover(AXES | MORE)):
         yield case._replace(
@@ -123,8 +125,9 @@ def slow_cases() -> Iterator[Case]:
 
 
 def philox(seed: int, c: list) -> list:
-    """Return four draws of 32 bits for each counter of four words: Philox 4x32 with 7 rounds
-    (Salmon 2011).
+    """Return four draws of 32 bits for each counter of four words.
+
+    This is Philox 4x32 with 7 rounds (Salmon 2011).
     """
     mask = 0xFFFFFFFF
     k = [seed & mask, seed >> 32 & mask]

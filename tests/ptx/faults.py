@@ -1,5 +1,6 @@
-"""Put faults into the kernels, and print which are noticed: python -m tests.ptx.faults [machine |
-source] [KIND ...]
+"""Put faults into the kernels, and print which are noticed.
+
+    python -m tests.ptx.faults [machine | source] [KIND ...]
 
 `machine` changes the compiled PTX, one place at a time (each fourth product), and runs the kernel
 again on the same memory. A fault that stays silent is shown to be redundant, by a reason. `source`
@@ -202,8 +203,9 @@ class Launch(NamedTuple):
 
 
 def in_machine_code(case: Case) -> Iterator[dict]:
-    """Run a case of two sizes, then each kernel with each fault. What is silent has one reason for
-    both sizes.
+    """Run a case of two sizes, then each kernel with each fault.
+
+    What is silent has one reason for both sizes.
     """
     launches = []
 

@@ -1,5 +1,6 @@
-"""Compile a triton kernel as its first launch on a GPU would, but to PTX alone and without a GPU;
-run it.
+"""Compile a triton kernel as its first launch on a GPU would, without a GPU, and run it.
+
+It is compiled to PTX alone.
 """
 
 import struct
@@ -48,8 +49,9 @@ def prepare(
 
 
 def without_ptxas(*compiler: Any) -> tuple[str, str]:
-    """Let triton's compiler end with PTX: as its hook, for which it gives the backend and the
-    stages, or asks a key.
+    """Let triton's compiler end with PTX.
+
+    It is the compiler's hook, for which it gives the backend and the stages, or asks a key.
     """
     if compiler:
         compiler[1]["cubin"] = lambda ptx, metadata: b""

@@ -34,8 +34,9 @@ def run(program: Program, blocks: int, warps: int, shared: int, values: list[Any
 
 
 class Machine:
-    """Hold the registers and the shared memory of some blocks; its methods are the instructions
-    that need them.
+    """Hold the registers and the shared memory of some blocks.
+
+    Its methods are the instructions that need them.
 
     A method gets the step, the lanes that take part, and the sources, of these lanes alone.
     """

@@ -15,8 +15,9 @@ class Fault(Exception):
 
 
 def refuse(what: str, bad, place: str, first, site: Any, who) -> None:
-    """Raise the first fault of some accesses; `who` holds the blocks of their threads and the
-    threads' numbers.
+    """Raise the first fault of some accesses.
+
+    `who` holds the blocks of their threads and the threads' numbers.
     """
     for n in np.flatnonzero(bad)[:1]:
         thread = f"thread {who[1, n]} of block {who[0, n]}"
@@ -47,8 +48,9 @@ class _Tensor:
 
 
 class Memory:
-    """Find the tensor of each access; refuse accesses outside or not aligned, and races between
-    blocks.
+    """Find the tensor of each access.
+
+    Refuse accesses outside or not aligned, and races between blocks.
     """
 
     def __init__(self, tensors: list[Any]):

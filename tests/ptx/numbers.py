@@ -1,5 +1,6 @@
-"""Arithmetic of PTX that numpy lacks, on arrays: one number for each thread, or a single one where
-all agree.
+"""Arithmetic of PTX that numpy lacks, on arrays.
+
+An array has one number for each thread, or a single one where all agree.
 """
 
 import numpy as np
@@ -50,8 +51,9 @@ def flushing(function):
 
 
 def fma(a, b, c):
-    """Multiply and add with one rounding; float64 holds the product exactly, and its sum is rounded
-    twice.
+    """Multiply and add with one rounding.
+
+    float64 holds the product exactly, and its sum is rounded twice.
     """
     return (a.astype(F64) * b + c).astype(F32)
 
@@ -95,8 +97,9 @@ def divide(a, b):
 
 
 def bit_field(a, first, length):
-    """Return `length` bits of a from bit `first` on, extended; beyond bit 31 there are zeros, or
-    the sign of s32.
+    """Return `length` bits of a from bit `first` on, extended.
+
+    Beyond bit 31 there are zeros, or the sign of s32.
     """
     x = wide(a)
     rest = 64 - np.minimum(length & 255, 32)
@@ -106,8 +109,9 @@ def bit_field(a, first, length):
 
 
 def permute(a, b, selector):
-    """Pick four of the eight bytes of b:a by the nibbles of the selector; bit 3 of a nibble spreads
-    the byte's sign.
+    """Pick four of the eight bytes of b:a by the nibbles of the selector.
+
+    Bit 3 of a nibble spreads the byte's sign.
     """
     both = b.astype(U64) << 32 | a
     picked = 0

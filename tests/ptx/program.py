@@ -1,5 +1,6 @@
-"""Parse the PTX of one kernel: basic blocks of steps,
-which are instructions with decoded operands.
+"""Parse the PTX of one kernel.
+
+It becomes basic blocks of steps, which are instructions with decoded operands.
 """
 
 import functools

@@ -1,5 +1,6 @@
-"""The shared memory of blocks that run together: what is written, by whom, and what is still being
-copied.
+"""The shared memory of blocks that run together.
+
+It notes what is written, by whom, and what is still being copied.
 """
 
 from typing import Any
@@ -96,8 +97,9 @@ class Shared:
         return base + address
 
     def _claim(self, site: Any, on, address, data):
-        """Return the places; refuse to change what another warp has touched since the barrier, or
-        what is copied.
+        """Return the places.
+
+        Refuse to change what another warp has touched since the barrier, or what is copied.
         """
         at = self._places(site, on, address, data.shape[1])
         copying = self._gather(self.state, at, data.shape[1]) == COPYING

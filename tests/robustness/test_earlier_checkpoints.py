@@ -27,8 +27,9 @@ VARIANT = {
 
 
 def train(criterion, data, save, updates):
-    """Train with a criterion of the plugin until `updates`; go on from the last checkpoint if there
-    is one.
+    """Train with a criterion of the plugin until `updates`.
+
+    Go on from the last checkpoint if there is one.
     """
     flags = [
         f"--user-dir={PLUGIN}",

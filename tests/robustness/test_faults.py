@@ -1,5 +1,6 @@
-"""Kill trainings, fill their disk and end their workers: nothing is lost, and every error is
-reported.
+"""Kill trainings, fill their disk and end their workers.
+
+Nothing is lost, and every error is reported.
 """
 
 import os
@@ -300,8 +301,9 @@ def children(process):
 
 @contextmanager
 def spawned(arguments, folder):
-    """Start a training whose two workers fairseq starts; yield its process and its log once it has
-    saved.
+    """Start a training whose two workers fairseq starts.
+
+    Yield its process and its log once it has saved.
     """
     (folder / "train.py").write_text(SPAWN)
     flags = [

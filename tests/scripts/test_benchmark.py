@@ -1,5 +1,6 @@
-"""Benchmarks check results before they time them,
-and compare every contender with both yardsticks.
+"""Benchmarks check results before they time them.
+
+They compare every contender with both yardsticks.
 """
 
 import benchmark

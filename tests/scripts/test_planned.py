@@ -1,5 +1,6 @@
-"""The tables of the planned experiments are those of the runs: shares, sign tests, ratios and
-changes, by hand.
+"""The tables of the planned experiments are those of the runs.
+
+Shares, sign tests, ratios and changes are computed by hand.
 """
 
 import dataclasses
@@ -62,8 +63,9 @@ def points_of(steps):
 
 
 def study_of(grid, content, found, tmp_path):
-    """Return the study of a grid's saved runs. The file of results has another name, as that of
-    pilots may have.
+    """Return the study of a grid's saved runs.
+
+    The file of results has another name, as that of pilots may have.
     """
     return Study(
         "saved",
@@ -102,8 +104,9 @@ def test_a_recipe_without_fairseq_has_validation_losses_in_the_unit_of_its_endpo
 
 
 def exact_p(faster, slower):
-    """Return the two-sided sign test from its definition: as many sequences of signs are at least
-    as uneven.
+    """Return the two-sided sign test from its definition.
+
+    As many sequences of signs are at least as uneven.
     """
     count = faster + slower
     signs = itertools.product((0, 1), repeat=count)

@@ -38,8 +38,9 @@ VALUES = {"softmax": [100.0, 110.0, 104.0], "A": [90.0, 101.0, 96.0], "new": [12
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Return a study of two rows with three seeds and one with two; other rows have no run. Seed 4
-    is a pilot's.
+    """Return a study of two rows with three seeds and one with two; other rows have no run.
+
+    Seed 4 is a pilot's.
     """
     for name in (*commands.TRAINING, "SAVE", "CHECKPOINT"):
         monkeypatch.delenv(name, raising=False)

@@ -1,5 +1,6 @@
-"""scripts/setup.sh and scripts/test.sh run in a copy of the checkout, with a Python that only
-records its calls.
+"""scripts/setup.sh and scripts/test.sh run in a copy of the checkout.
+
+Their Python only records its calls.
 
 The probe of the interpreter is real; venv and pip are not, so nothing is installed and nothing is
 downloaded.
@@ -56,8 +57,9 @@ LINUX = (
 
 
 class Checkout:
-    """A copy of what the scripts touch, in a folder with a space in its name, with a PATH of fakes
-    and basics.
+    """A copy of what the scripts touch, with a PATH of fakes and basics.
+
+    Its folder has a space in its name.
     """
 
     def __init__(self, tmp_path):

@@ -1,5 +1,6 @@
-"""The steps of a report run in processes of their own; whatever one does, the others run to their
-end.
+"""The steps of a report run in processes of their own.
+
+Whatever one does, the others run to their end.
 """
 
 import os

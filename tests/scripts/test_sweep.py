@@ -486,8 +486,9 @@ GRIDS = [
     "path", GRIDS, ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS]
 )
 def test_fairseq_takes_every_command_of_a_grid(path):
-    """Append the flags of a run to the script's own command, as the scripts do; every label and
-    cell comes once.
+    """Append the flags of a run to the script's own command, as the scripts do.
+
+    Every label and cell comes once.
     """
     grid = grids.read_grid(path)
     own = {}

@@ -164,8 +164,9 @@ def test_the_metrics_of_the_task_are_those_of_the_answers_in_its_file(outputs, d
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TRAININGS)
 def test_training_resumed_goes_on_where_it_stopped(task, data):
-    """Train with dropout, with the mixing at its own rate and, in the parts, with a worker that
-    reads ahead.
+    """Train with dropout, and with the mixing at its own rate.
+
+    In the parts, a worker reads ahead.
     """
     flags = [*ALONE, "--dropout=0.2", "--attention-dropout=0.2", "--mixing-lr-scale=4"]
     parts = training(data, task, f"{task}.parts", *flags, "--num-workers=1")

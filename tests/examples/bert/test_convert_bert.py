@@ -1,4 +1,5 @@
-"""The published BERT is converted and converted back;
+"""The published BERT is converted and converted back.
+
 `transformers` judges, without any download.
 """
 
@@ -61,8 +62,9 @@ def ours(folder):
 
 
 def sentences():
-    """Return two pairs of their words, the second one padded,
-    with token types and attention mask.
+    """Return two pairs of their words, with token types and attention mask.
+
+    The second one is padded.
     """
     rows = [[3, 7, 8, 13, 4, 9, 5, 11, 4], [3, 12, 4, 10, 4, 0, 0, 0, 0]]
     types = [[0, 0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0, 0]]
@@ -124,8 +126,9 @@ def test_there_and_back_is_the_same_model(pretrained, tmp_path):
 
 
 def test_old_names_and_files_go_in(pretrained, tmp_path):
-    """Convert pytorch_model.bin with gamma and beta,
-    and the other name of the bias of the words.
+    """Convert pytorch_model.bin with gamma and beta.
+
+    The bias of the words has its other name, too.
     """
     folder = shutil.copytree(pretrained[1] / "theirs", tmp_path / "theirs")
     (folder / "model.safetensors").unlink()

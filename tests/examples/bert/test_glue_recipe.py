@@ -58,8 +58,9 @@ def sentence(dice):
 
 
 def table(name, split, number):
-    """Return a file of a task: texts that end
-    in 'good' have the last label or a large similarity.
+    """Return a file of a task.
+
+    Texts that end in 'good' have the last label or a large similarity.
     """
     task = TASKS[name]
     dice = random.Random(f"{name} {split}")
@@ -100,8 +101,9 @@ def mrpc(number, first):
 
 
 def pack(folder, **changes):
-    """Write all archives; `changes` are other contents of files, by name with _ in place of other
-    signs.
+    """Write all archives.
+
+    `changes` are other contents of files, by name with _ in place of other signs.
     """
     folder.mkdir(exist_ok=True)
     for name, task in TASKS.items():

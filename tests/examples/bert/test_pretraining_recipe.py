@@ -41,8 +41,9 @@ WORDS = (
 
 
 def own(path, documents=24, seed=0):
-    """Write a file in BERT's format, of made-up sentences, with several empty lines between
-    documents.
+    """Write a file in BERT's format, of made-up sentences.
+
+    There are several empty lines between documents.
     """
     dice = random.Random(seed)
     texts = [
@@ -115,8 +116,9 @@ def test_a_learnt_vocabulary_spells_every_word_in_few_pieces(tmp_path):
 
 
 def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
-    """Read documents, sentences and pieces back from the binary set; <unk> of WikiText stays
-    unknown.
+    """Read documents, sentences and pieces back from the binary set.
+
+    <unk> of WikiText stays unknown.
     """
     splits = ("train", "valid", "test")
     zip_of(

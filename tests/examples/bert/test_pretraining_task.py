@@ -35,8 +35,9 @@ def vocabulary(size=4000):
 
 
 def documents(number=40, seed=0):
-    """Return lines of words that are all different, so that a word tells its place; empty lines end
-    documents.
+    """Return lines of words that are all different, so that a word tells its place.
+
+    Empty lines end documents.
     """
     rng = random.Random(seed)
     lines = []

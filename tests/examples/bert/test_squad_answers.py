@@ -71,8 +71,9 @@ SQUAD = Squad(
 
 
 def batch(*names):
-    """Return a batch of windows by name: "a1" and "a2" of question "a", and "b", the only one of
-    its question.
+    """Return a batch of windows by name.
+
+    They are "a1" and "a2" of question "a", and "b", the only one of its question.
     """
     windows = {"a1": (0, 2), "a2": (1, 2), "b": (0, 1)}
     return {

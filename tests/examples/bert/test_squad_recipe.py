@@ -21,8 +21,9 @@ pytestmark = pytest.mark.usefixtures("plain_environment")
 
 @pytest.fixture
 def source(tmp_path):
-    """Write a tiny BERT as convert_bert.py does, and files in the published layout; return the
-    model's folder.
+    """Write a tiny BERT as convert_bert.py does, and files in the published layout.
+
+    Return the model's folder.
     """
     folder = tmp_path / "model"
     folder.mkdir()
@@ -42,8 +43,9 @@ def source(tmp_path):
 
 @pytest.mark.slow
 def test_from_the_archives_to_the_metrics(source, tmp_path):
-    """Prepared, trained from a pre-trained model, and evaluated; the questions are learned by
-    heart.
+    """Prepare, train from a pre-trained model, and evaluate.
+
+    The questions are learned by heart.
     """
     places = {"DATA": tmp_path / "data", "SAVE": tmp_path / "save", "ARCHIVES": tmp_path, "GPUS": 0}
     result = script(f"examples/bert/squad/prepare.sh --any-counts --from {source}", **places)

@@ -87,8 +87,9 @@ def windows_of_the_tokeniser(tokeniser, question, context):
 
 
 def covering(window, inside, start, end):
-    """Return the first and the last token of the characters start to end - 1; [0, 0] if the window
-    lacks a part of them.
+    """Return the first and the last token of the characters start to end - 1.
+
+    They are [0, 0] if the window lacks a part of them.
     """
     covered = []
     for i in inside:

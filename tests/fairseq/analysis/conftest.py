@@ -19,8 +19,9 @@ from tests.helpers import shake
 
 @pytest.fixture(scope="session")
 def write_checkpoint(tmp_path_factory):
-    """Return write(name, data, arch, *flags) -> path; parameters are random, and mixing is not the
-    identity.
+    """Return write(name, data, arch, *flags) -> path.
+
+    Parameters are random, and mixing is not the identity.
     """
 
     def write(name, data, arch, *flags):
@@ -78,8 +79,9 @@ def fairseq_lm_checkpoint(write_checkpoint, text_data):
 
 @pytest.fixture(scope="session")
 def translation_checkpoint(write_checkpoint, translation_data):
-    """Write a model whose decoder has position-independent mixing; the encoder's attention is
-    fairseq's own.
+    """Write a model whose decoder has position-independent mixing.
+
+    The encoder's attention is fairseq's own.
     """
     flags = ["--head-mixing", "position-independent", "--attention-scope", "decoder", *SIZES]
     return write_checkpoint("mixhead_translation", translation_data, "mixhead_transformer", *flags)
@@ -92,8 +94,9 @@ def fairseq_translation_checkpoint(write_checkpoint, translation_data):
 
 @pytest.fixture
 def numbers_alone(monkeypatch):
-    """Draw no figures, because they take most of a command's time; return the names of those that
-    were left out.
+    """Draw no figures, because they take most of a command's time.
+
+    Return the names of those that were left out.
     """
     names = []
 
@@ -107,8 +110,9 @@ def numbers_alone(monkeypatch):
 
 @pytest.fixture
 def analysis(capsys):
-    """Return analysis(*arguments) -> exit status, output, errors; in this process, because a start
-    takes seconds.
+    """Return analysis(*arguments) -> exit status, output, errors.
+
+    It runs in this process, because a start takes seconds.
     """
 
     def run(*arguments):
@@ -131,8 +135,9 @@ def analysis(capsys):
 
 @pytest.fixture
 def numbers(analysis, numbers_alone, tmp_path):
-    """Return numbers(command, *arguments) -> the content of its JSON file, and what it printed;
-    without figures.
+    """Return numbers(command, *arguments) -> its JSON file's content, and what it printed.
+
+    No figures are drawn.
     """
 
     def run(command, *arguments):

@@ -25,8 +25,9 @@ FLAGS = {
 
 
 class Wrapped(torch.nn.Module):
-    """Wrap a model as fairseq does: the criterion calls the wrapper and reads attributes of the
-    inner model.
+    """Wrap a model as fairseq does.
+
+    The criterion calls the wrapper and reads attributes of the inner model.
     """
 
     def __init__(self, inner: torch.nn.Module, **options: Any):

@@ -33,8 +33,9 @@ def band_of(word, cutoffs):
 
 
 def log_prob(softmax, x, word):
-    """Return one word's log-probability by definition: the first band's words and the other bands
-    share a softmax.
+    """Return one word's log-probability by definition.
+
+    The first band's words and the other bands share a softmax.
     """
     band, place = band_of(word, softmax.cutoff)
 
@@ -95,8 +96,9 @@ def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
     targets=[[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]],
 )
 def test_all_losses_and_their_gradients_agree(cutoffs, div_val, targets):
-    """Compare fairseq's adaptive loss, its cross entropy and the definition; some bands may have no
-    target.
+    """Compare fairseq's adaptive loss, its cross entropy and the definition.
+
+    Some bands may have no target.
     """
     _, softmax = modules(cutoffs, div_val)
     x = torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True)

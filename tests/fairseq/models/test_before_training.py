@@ -24,8 +24,9 @@ PLAIN = {"head_mixing": "none"}
 
 
 def begin(model, criterion=CrossEntropyCriterion, **fields):
-    """Begin to train a model with these fields of `model`; fairseq's own part of Trainer would need
-    a whole config.
+    """Begin to train a model with these fields of `model`.
+
+    fairseq's own part of Trainer would need a whole config.
     """
     cfg = OmegaConf.create(
         {"model": {"_name": "mixhead_transformer", **fields}, "criterion": {"_name": "loss"}}

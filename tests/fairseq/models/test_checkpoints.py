@@ -1,5 +1,6 @@
-"""fairseq's checkpoints load, the plugin's load unchanged, and those of other flags are refused in
-one line.
+"""fairseq's checkpoints load, and the plugin's load unchanged.
+
+Those of other flags are refused in one line.
 """
 
 import copy

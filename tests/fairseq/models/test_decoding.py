@@ -1,5 +1,6 @@
-"""Decoding computes the trained model for every entry of the tables: by steps, reordered, and by
-beam search.
+"""Decoding computes the trained model for every entry of the tables.
+
+It does so by steps, reordered, and by beam search.
 """
 
 import pytest

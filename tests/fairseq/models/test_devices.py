@@ -1,5 +1,6 @@
-"""Run models, criteria, beam search and analysis on a device that is not the CPU: nothing may stay
-behind.
+"""Run models, criteria, beam search and analysis on a device that is not the CPU.
+
+Nothing may stay behind.
 """
 
 import dataclasses

@@ -1,5 +1,6 @@
-"""Check the architectures of the papers: their parameters, their flags on the command line and in
-YAML.
+"""Check the architectures of the papers.
+
+The tests read their parameters, and their flags on the command line and in YAML.
 """
 
 from typing import NamedTuple

@@ -42,8 +42,9 @@ def variant(normalizer="softmax", mixing="position-wise", **flags):
 
 
 def by_definition(model, tokens, span=None):
-    """Return the log-probabilities of a whole text, layer by layer; attention and softmax have
-    tests of their own.
+    """Return the log-probabilities of a whole text, layer by layer.
+
+    Attention and softmax have tests of their own.
     """
     decoder = model.decoder
     x = decoder.embed_tokens(tokens).transpose(0, 1)
@@ -155,8 +156,9 @@ def test_what_fills_no_row_is_said_and_nothing_at_all_is_refused(text_data, capl
 
 
 def test_a_checkpoint_of_two_workers_is_validated_by_one(text_data):
-    """Set up the task as fairseq-validate does: by `from_checkpoint`, with the worker of the
-    training.
+    """Set up the task as fairseq-validate does.
+
+    That is by `from_checkpoint`, with the worker of the training.
     """
     saved = bptt_task(text_data, data_parallel_rank=0, data_parallel_size=2)
     saved.load_dataset("valid")
@@ -253,8 +255,9 @@ def test_the_initialisation_is_that_of_the_published_code():
 
 
 def test_the_published_code_has_exactly_as_many_parameters():
-    """Use its vocabularies, which have <unk> and <eos>; fairseq adds <s>, <pad> and words up to a
-    multiple of 8.
+    """Use its vocabularies, which have <unk> and <eos>.
+
+    fairseq adds <s>, <pad> and words up to a multiple of 8.
     """
     assert parameters("sigsoftmax_transformer_xl_wiki103", 267_735) == 151_107_538
     assert parameters("sigsoftmax_transformer_xl_lm1b", 793_471) == 294_452_082

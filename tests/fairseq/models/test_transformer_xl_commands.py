@@ -36,8 +36,9 @@ def losses(output):
 
 @pytest.fixture(scope="module")
 def outputs(text_data, tmp_path_factory):
-    """Return the log of each command: a model with dropout is trained for more than one epoch, once
-    in two parts.
+    """Return the log of each command.
+
+    A model with dropout is trained for more than one epoch, once in two parts.
     """
     folder = tmp_path_factory.mktemp("xl")
     flags = [
@@ -125,8 +126,9 @@ def test_generate_and_interactive_continue_a_text(outputs):
 
 @pytest.mark.slow
 def test_two_workers_share_a_text_as_one_worker_has_it_and_resume(text_data, tmp_path):
-    """Train on the same text, twice two rows and once four; each worker's memory must be of its own
-    text.
+    """Train on the same text, twice two rows and once four.
+
+    Each worker's memory must be of its own text.
     """
     flags = [text_data, *TRAINING, "--criterion", "cross_entropy", "--lr", "0.001"]
     shared = [*flags, "--batch-size", "2", "--save-dir", tmp_path / "two"]

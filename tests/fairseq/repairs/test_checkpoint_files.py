@@ -1,5 +1,6 @@
-"""Hostile, damaged or unsuitable checkpoints:
-the check refuses each, and every command calls it.
+"""Hostile, damaged or unsuitable checkpoints.
+
+The check refuses each, and every command calls it.
 """
 
 import ast
@@ -192,8 +193,9 @@ def test_a_missing_file_is_not_called_damaged(tmp_path):
 
 @pytest.mark.parametrize("meter", [AverageMeter, StopwatchMeter, TimeMeter])
 def test_the_meters_of_fairseq_0_9_load(meter, translation_checkpoint, tmp_path, monkeypatch):
-    """Its checkpoints hold them, pickled under the module's former name; fairseq itself no longer
-    reads them.
+    """Its checkpoints hold them, pickled under the module's former name.
+
+    fairseq itself no longer reads them.
     """
     monkeypatch.setattr(meter, "__module__", "fairseq.meters")
     counted = meter()

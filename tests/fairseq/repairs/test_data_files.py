@@ -177,8 +177,9 @@ def test_a_dictionary_that_cannot_be_right_is_refused_in_one_line(kind, tmp_path
 
 
 def test_counts_below_0_are_refused_only_where_they_are_used(tmp_path):
-    """sentencepiece's vocabulary of BPE has them; a maintainer of fairseq calls such dictionaries
-    right.
+    """sentencepiece's vocabulary of BPE has them.
+
+    A maintainer of fairseq calls such dictionaries right.
     """
     path = tmp_path / "dict.de.txt"
     path.write_bytes(b"hund 0\nkatze -1\n")

@@ -1,5 +1,6 @@
-"""Import the package: outside fairseq nothing changes; as --user-dir it registers and repairs, in
-any order.
+"""Import the package: outside fairseq nothing changes.
+
+As --user-dir it registers and repairs, in any order.
 """
 
 import shutil
@@ -86,8 +87,9 @@ def test_a_user_dir_of_another_name_is_refused_in_one_line(how, tmp_path):
 
 
 def test_a_process_without_fairseq_is_left_as_it_is():
-    """`mixhead_plugin.nn` and what it imports need no fairseq:
-    importing fairseq would raise here.
+    """`mixhead_plugin.nn` and what it imports need no fairseq.
+
+    Importing fairseq would raise here.
     """
     program = """
 import builtins, sys
@@ -106,8 +108,9 @@ print(MixedAttention(4, 2, head_mixing="position-wise")(*torch.randn(3, 1, 3, 4)
 
 @pytest.mark.parametrize("command", ["fairseq-train", "fairseq-hydra-train", "a program"])
 def test_a_training_registers_and_repairs(command, text_data, tmp_path):
-    """A user's file `dummy` in --save-dir shows the repair. --user-dir is `common.user_dir` for
-    Hydra.
+    """A user's file `dummy` in --save-dir shows the repair.
+
+    --user-dir is `common.user_dir` for Hydra.
     """
     save = tmp_path / "save"
     save.mkdir()

@@ -225,8 +225,9 @@ def test_batches_in_groups_have_an_order_too():
 
 
 def test_data_that_the_task_binds_to_workers_begin_the_epoch_anew(caplog):
-    """In truncated_bptt_lm, each worker has its own texts:
-    it is the only one to share its batches.
+    """In truncated_bptt_lm, each worker has its own texts.
+
+    It is the only one to share its batches.
     """
     first = Workers(1)
     first.all[0]._workers = 4
