@@ -265,40 +265,36 @@ def core_steps(settings: Settings) -> list[str]:
 def contenders(settings: Settings, timing: Timing) -> list[core.Core]:
     """Return what is timed: torch's own attention first."""
     on_gpu = settings.device == "cuda"
-    upstream = core.Core("flash" if on_gpu and timing.dtype != "float32" else "is_causal")
+    plain = ("softmax", "")
     mixed = [("softmax", "A"), ("softmax", "B")]
+    in_half = on_gpu and timing.dtype != "float32"
+    found = [core.Core("flash" if in_half else "is_causal")]
+    found += [core.Core("triton", *kind) for kind in (plain, *mixed)]
     if timing.dropout:
-        kernels = [core.Core("triton", *kind) for kind in [("softmax", ""), *mixed]]
-        return [upstream, *kernels, *(core.Core("loop 256", *kind) for kind in mixed)]
-    compiled = []
-    for provider in timing.compiled:
-        kinds = mixed if OPPONENTS[provider].mixes else [("softmax", "")]
-        compiled += [
-            core.Core(provider, *kind) for kind in kinds if not problem(provider, settings.device)
-        ]
+        found += [core.Core("loop 256", *kind) for kind in mixed]
+        return found
+
     # The products of FlashAttention in triton are in tf32 where the numbers are float32, so it
     # would be inexact.
-    not_causal = [core.Core("triton", causal=False)]
     if not on_gpu or timing.dtype != "float32":
-        not_causal.insert(0, core.Core("FlashAttention-2 in triton", causal=False))
-    return [
-        upstream,
-        *(core.Core("triton", *kind) for kind in [("softmax", ""), *mixed]),
-        *not_causal,
-        *compiled,
-        *(
-            core.Core(provider, *kind)
-            for provider in ("loop 256", "formula", "blockwise")
-            for kind in mixed
-        ),
-        *(core.Core("triton", name) for name in ("sigsoftmax", "l2")),
-    ]
+        found.append(core.Core("FlashAttention-2 in triton", causal=False))
+    found.append(core.Core("triton", causal=False))
+
+    for provider in timing.compiled:
+        if problem(provider, settings.device):
+            continue
+        kinds = mixed if OPPONENTS[provider].mixes else [plain]
+        found += [core.Core(provider, *kind) for kind in kinds]
+    for provider in ("loop 256", "formula", "blockwise"):
+        found += [core.Core(provider, *kind) for kind in mixed]
+    found += [core.Core("triton", name) for name in ("sigsoftmax", "l2")]
+    return found
 
 
 def core_step(settings: Settings, step: str) -> Iterator[Row]:
     """Yield the times of each contender, after a check of its numbers.
 
-    Forward alone and with the backward pass.
+    They are those of the forward pass alone, and with the backward pass.
     """
     timing = timing_of(settings, step)
     inputs = core.Inputs(timing.size, settings.device, timing.dtype)
@@ -404,7 +400,9 @@ def compile_steps(settings: Settings) -> list[str]:
     return [*trained, *modules, *by_torch, *by_triton]
 
 
-TRAINING, MODULE = "training", "module"
+# Sizes of `compile_step` that are no key of the timings.
+TRAINING = "training"
+MODULE = "module"
 
 
 def compile_step(settings: Settings, step: str) -> Iterator[Row]:
@@ -415,11 +413,10 @@ def compile_step(settings: Settings, step: str) -> Iterator[Row]:
     size, _, name = step.partition(" | ")
     if size in (TRAINING, MODULE):
         began = time.monotonic()
-        rows = (
-            module_step(settings, name)
-            if size == MODULE
-            else training_step(settings, name, updates=1)
-        )
+        if size == MODULE:
+            rows = module_step(settings, name)
+        else:
+            rows = training_step(settings, name, updates=1)
         for _ in rows:
             pass
         yield {"size": size, "name": name, "seconds": time.monotonic() - began}

@@ -42,9 +42,11 @@ def command_of(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command of a script, and the variables that stand before it.
 
-    name: 'train' or 'evaluate'
-    words: the grid's; {root}, {save} and {start} are filled in
-    save: the folder of the run's checkpoints
+    Args:
+        run: of the grid
+        name: 'train' or 'evaluate'
+        words: the grid's; {root}, {save} and {start} are filled in
+        save: the folder of the run's checkpoints
     """
     start = ""
     if run.start:

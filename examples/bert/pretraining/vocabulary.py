@@ -26,23 +26,19 @@ def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> lis
             found = split.pre_tokenize_str(clean.normalize_str(line))
             yield [word for word, _ in found if len(word) <= LONGEST_WORD]
 
-    characters: set[str] = set()
-    for line in words():
-        for word in line:
-            characters.add(word[0])
-            characters.update(CONTINUATION + character for character in word[1:])
-    # A letter or digit of the text can stand anywhere in a word.
-    letters = {character[-1] for character in characters if character[-1].isalnum()}
-    characters |= letters | {CONTINUATION + letter for letter in letters}
+    characters = _characters_of(words())
     if not characters:
         fail(f"--learn-vocab {size}: the training text has no words")
+
     # As special tokens the characters come first, and in this order.
     trainer = trainers.WordPieceTrainer(
         vocab_size=size, special_tokens=[*SPECIAL, *sorted(characters)], show_progress=False
     )
     learnt = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learnt.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    learnt.train_from_iterator((" ".join(line) for line in words()), trainer)
+    spaced = (" ".join(line) for line in words())
+    learnt.train_from_iterator(spaced, trainer)
+
     pieces = sorted(learnt.get_vocab().items(), key=lambda item: item[1])
     if len(pieces) != size:
         least = len(SPECIAL) + len(characters)
@@ -50,3 +46,17 @@ def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> lis
             fail(f"--learn-vocab {size}: must be at least {least:,} for this text")
         fail(f"--learn-vocab {size}: must be at most {len(pieces):,} for this text")
     return [piece for piece, _ in pieces]
+
+
+def _characters_of(lines: Iterable[list[str]]) -> set[str]:
+    """Return the pieces of one character that spell all words."""
+    characters: set[str] = set()
+    for line in lines:
+        for word in line:
+            characters.add(word[0])
+            characters.update(CONTINUATION + character for character in word[1:])
+    # A letter or digit of the text can stand anywhere in a word.
+    letters = {character[-1] for character in characters if character[-1].isalnum()}
+    characters |= letters
+    characters |= {CONTINUATION + letter for letter in letters}
+    return characters
