@@ -72,9 +72,9 @@ def parameter_groups(
 
 
 def effective(parts: Mapping[str, nn.Module | None]) -> str:
-    """Return the first part without which an attention would compute something else.
+    """Return the name of the first part without which an attention would compute something else.
 
-    An empty string if there is none.
+    It is an empty string if there is none.
 
     Args:
         parts: the parts of one attention by name; None where there is none

@@ -79,7 +79,9 @@ def build(kind="self", mixing="none", normalizer="softmax", **options):
     }
     module = shake(MixheadAttention(E, H, **variant(normalizer, mixing), **options))
     for child in (module.relative_position, module.relative_gain):
-        for parameter in child.parameters() if child is not None else ():
+        if child is None:
+            continue
+        for parameter in child.parameters():
             torch.nn.init.normal_(parameter)
     return module.eval()
 

@@ -3,6 +3,7 @@
 That is projections, caches, kinds of masks, beams, constant keys and TorchScript.
 """
 
+import copy
 import itertools
 
 import pytest
@@ -167,30 +168,46 @@ def test_half_precision_is_as_close_as_the_formula_in_half_precision(
     check_half_precision(found, formula, module, [query, key], dtype)
 
 
-@pytest.mark.parametrize("way", ["plain", "weights", "pre-hook", "hook", "beams"])
+def scale_mixing(module):
+    scales = torch.linspace(0, 1, 8)[:, None]
+    module.register_attention_pre_hook(
+        lambda attention, inputs: inputs.with_mixing(inputs.mixing * scales)
+    )
+
+
+def scale_outputs(module):
+    module.register_attention_hook(
+        lambda attention, inputs, outputs: outputs * inputs.mixing.mean()
+    )
+
+
+def search_with_two_beams(module):
+    module.set_beam_size(2)
+
+
+# What is done to a module before, and what its calls have in addition.
+WAYS = {
+    "plain": (None, {}),
+    "weights": (None, {"need_weights": True}),
+    "pre-hook": (scale_mixing, {}),
+    "hook": (scale_outputs, {}),
+    "beams": (search_with_two_beams, {"static_kv": True, "incremental_state": {}}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
+    prepare, call = WAYS[way]
     module = MixheadAttention(32, 8, encoder_decoder_attention=True, head_mixing="position-wise")
     torch.nn.init.normal_(module.head_mixing.query_weight)
+    if prepare is not None:
+        prepare(module)
     query = torch.randn(20, 4, 32)
     key = torch.randn(9, 2, 32).repeat_interleave(2, 1)
-    options = {}
-    if way == "pre-hook":
-        scales = torch.linspace(0, 1, 8)[:, None]
-        module.register_attention_pre_hook(
-            lambda attention, inputs: inputs.with_mixing(inputs.mixing * scales)
-        )
-    elif way == "hook":
-        module.register_attention_hook(
-            lambda attention, inputs, outputs: outputs * inputs.mixing.mean()
-        )
-    elif way == "beams":
-        module.set_beam_size(2)
-        options = {"static_kv": True}
 
     def outcome(training):
-        cache = {"incremental_state": {}} if way == "beams" else {}
         module.train(training)
-        out, _ = module(query, key, key, need_weights=way == "weights", **options, **cache)
+        out, _ = module(query, key, key, **{"need_weights": False, **copy.deepcopy(call)})
         return out, torch.autograd.grad(out.sum(), list(module.parameters()))
 
     torch.testing.assert_close(outcome(training=True), outcome(training=False))

@@ -80,8 +80,8 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
     def weights_problem(self) -> str:
         """Return why the weights of encoder-decoder attention are no positive distribution.
 
-        An empty string if they are one. All attentions between encoder and decoder have the same
-        flags.
+        It is an empty string if they are one. All attentions between encoder and decoder have the
+        same flags.
         """
         for attention in self._cross_attentions():
             variant = attention.variant
