@@ -1,6 +1,6 @@
 """Refuse a checkpoint that was trained with other attention flags, in one line.
 
-Otherwise torch would list tensors.
+Without this, torch would refuse it with a list of tensors.
 
 A model's `load_state_dict` calls `check_checkpoint` first. Then fairseq calls the
 `upgrade_state_dict_named` of every module, which completes what an accepted checkpoint lacks.
@@ -53,24 +53,13 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         tensors = tensors_of(name, state_dict)
         if not tensors:  # fairseq reports missing layers
             continue
-        has_record = bool(records[name])
+        record = records[name]
         wanted = _record_of(attention)
-        if has_record:
-            found = {**RECORD_OF_FAIRSEQ, **_completed(records[name])}
-        elif written_by_plugin:
-            # It was outside --attention-scope, so it was fairseq's own.
-            found = {**RECORD_OF_FAIRSEQ, **_told_by_sizes(tensors, attention, "none")}
-        else:
-            found = _told_by_tensors(name, tensors, attention, wanted)
+        found = _record_in_checkpoint(name, tensors, attention, wanted, record, written_by_plugin)
 
-        weight = tensors.get("q_proj.weight")
-        if weight is not None:
-            # In front, because the first difference is reported, and other sizes follow from it.
-            found = {"embed_dim": weight.shape[1], **found}
-
-        is_ours = isinstance(attention, MixheadAttention)
-        in_scope = is_ours and (has_record or not written_by_plugin)
-        _compare(model, name, found, wanted, in_scope)
+        was_in_scope = bool(record) or not written_by_plugin
+        is_in_scope = isinstance(attention, MixheadAttention)
+        _compare(model, name, found, wanted, was_in_scope and is_in_scope)
         _check_rows(model, name, tensors, attention)
 
 
@@ -118,6 +107,39 @@ def _records(names: Iterable[str], state_dict: dict[str, Tensor]) -> dict[str, d
         record.pop("version", None)  # torch's, for every module
         records[name] = record
     return records
+
+
+def _record_in_checkpoint(
+    name: str,
+    tensors: dict[str, Tensor],
+    attention: MultiheadAttention,
+    wanted: dict[str, Any],
+    record: dict[str, Any],
+    written_by_plugin: bool,
+) -> dict[str, Any]:
+    """Return the record of an attention in a checkpoint, from the best source that there is.
+
+    Args:
+        name: of the attention
+        tensors: those of the checkpoint
+        attention: that of the model
+        wanted: its record
+        record: what the checkpoint has beside the tensors; may be empty
+        written_by_plugin: whether it has a record of another attention at least
+    """
+    if record:
+        found = {**RECORD_OF_FAIRSEQ, **_completed(record)}
+    elif written_by_plugin:
+        # The attention was outside --attention-scope, so it was fairseq's own.
+        found = {**RECORD_OF_FAIRSEQ, **_told_by_sizes(tensors, attention, "none")}
+    else:
+        found = _told_by_tensors(name, tensors, attention, wanted)
+
+    weight = tensors.get("q_proj.weight")
+    if weight is None:  # some synthesizers have no queries
+        return found
+    # In front, because the first difference is reported, and other sizes follow from this one.
+    return {"embed_dim": weight.shape[1], **found}
 
 
 def _completed(record: dict[str, Any]) -> dict[str, Any]:

@@ -396,6 +396,11 @@ OF_A_SYNTHESIZER = [
         "factorized-random",
     ),
     (
+        {"synthesizer": ""},
+        "--synthesizer '': must be one of dense, random, fixed-random, factorized-dense, "
+        "factorized-random",
+    ),
+    (
         {"synthesizer_rank": 4},
         "--synthesizer-rank 4: must be left out, or used with --synthesizer factorized-random",
     ),

@@ -1,5 +1,6 @@
 """Language model without query-key products, which fairseq lacks: `<family>_synthesizer_lm*`."""
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -133,7 +134,8 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
     kind = SYNTHESIZERS.get(options.synthesizer)
     if kind is None:
         raise OptionError(
-            f"--synthesizer {options.synthesizer}: must be one of {', '.join(SYNTHESIZERS)}"
+            f"--synthesizer {shlex.quote(str(options.synthesizer))}: must be one of "
+            f"{', '.join(SYNTHESIZERS)}"
         )
     for name, other in SYNTHESIZERS.items():
         value = getattr(options, other.size_option, None)
