@@ -190,7 +190,7 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     if "variants" in args.cases:
         for heads, head_dim in ((8, 64), (32, 8)):
             size = (max(1, args.tokens // 512), heads, min(512, args.tokens), head_dim)
-            yield timed(module.case(size, True, args.dropout, *own, module.EVERY))
+            yield timed(module.case(size, True, args.dropout, *own, module.every_variant()))
     if "training" in args.cases:
         large = (model.LARGE, 267744, 8)  # WikiText-103
         yield timed(
@@ -210,7 +210,8 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    columns = [column for column in COLUMNS if any(column in row for row in rows)]
+    known = set().union(*rows)
+    columns = [column for column in COLUMNS if column in known]
     headings = [column.replace("_", " ") for column in columns]
     widths = [max(13, len(heading) + 2) for heading in headings]
     named = max(30, *(len(row["name"]) for row in rows))

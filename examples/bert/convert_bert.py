@@ -300,7 +300,8 @@ def is_of_a_part(name: str) -> bool:
 
 def fairseqs_order(words: list[str]) -> list[str]:
     """Return the words of a vocab.txt in the order of fairseq's dictionary."""
-    return [*OPENING, *(word for word in words if word not in SPECIAL), *CLOSING]
+    plain = [word for word in words if word not in SPECIAL]
+    return [*OPENING, *plain, *CLOSING]
 
 
 def load(model: BertModel, ours: State, folder: Path) -> None:

@@ -142,9 +142,8 @@ def compare(
         if args.save is not None:
             save(args.save, metric, rows, args, libraries)
 
-    plain, mixed = (
-        statistics.fmean(row[mixing]["number"] for row in rows) for mixing in ("none", args.mixing)
-    )
+    plain = statistics.fmean(row["none"]["number"] for row in rows)
+    mixed = statistics.fmean(row[args.mixing]["number"] for row in rows)
     print(f"{metric} = {mixed:.4f} with {args.mixing}, {plain:.4f} without mixing")
     return rows
 

@@ -76,23 +76,25 @@ class AttentionInputs(NamedTuple):
         return self._replace(**tensors)  # type: ignore[arg-type]
 
 
+def _shapes(*texts: str) -> tuple[tuple[str, ...], ...]:
+    """Return ("H", "Nk", "R") for "H Nk R", for each text."""
+    return tuple(tuple(text.split()) for text in texts)
+
+
 # The dimensions of every tensor that `given` returns; several where it may have several shapes. P
 # is the number of distances, Nq + Nk - 1. Checks of shapes and blocks of queries follow from this
 # table.
 DIMENSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
-    name: tuple(tuple(shape.split()) for shape in shapes.split(" or "))
-    for name, shapes in {
-        "query": "B H Nq D",
-        "key": "B H Nk D",
-        "value": "B H' Nk Dv",
-        "mixing": "H H' or B Nq H H'",
-        "relative_query": "B H Nq R",
-        "relative_key": "H P R or H Nk R",
-        "gain": "H P",
-        "sink": "H",
-        "score_mixing": "H H or B Nq H H",
-        "mixing_left": "B Nq H rank",
-        "mixing_right": "B Nq H rank",
-        "mixing_diagonal": "B Nq H",
-    }.items()
+    "query": _shapes("B H Nq D"),
+    "key": _shapes("B H Nk D"),
+    "value": _shapes("B H' Nk Dv"),
+    "mixing": _shapes("H H'", "B Nq H H'"),
+    "relative_query": _shapes("B H Nq R"),
+    "relative_key": _shapes("H P R", "H Nk R"),
+    "gain": _shapes("H P"),
+    "sink": _shapes("H"),
+    "score_mixing": _shapes("H H", "B Nq H H"),
+    "mixing_left": _shapes("B Nq H rank"),
+    "mixing_right": _shapes("B Nq H rank"),
+    "mixing_diagonal": _shapes("B Nq H"),
 }

@@ -23,17 +23,20 @@ MIXHEAD = {
     "Mixhead A": {"head_mixing": "position-independent"},
     "Mixhead B": {"head_mixing": "position-wise"},
 }
-EVERY = {
-    "softmax": {},
-    **{name: {"normalizer": name} for name in NORMALIZERS if name != "softmax"},
-    **{
-        f"{o} {name}": {o: name}
-        for o, table in PARTS.items()
-        for name, kind in table.items()
-        if kind.build
-    },
-}
 RESULTS = ("output", "gradient of x", "gradient of the parameters")
+
+
+def every_variant() -> Variants:
+    """Return each row of each table as a variant of its own, softmax first."""
+    found: dict[str, dict[str, str]] = {"softmax": {}}
+    for name in NORMALIZERS:
+        if name != "softmax":
+            found[name] = {"normalizer": name}
+    for option, table in PARTS.items():
+        for name, kind in table.items():
+            if kind.build is not None:
+                found[f"{option} {name}"] = {option: name}
+    return found
 
 
 def case(

@@ -120,7 +120,7 @@ def test_no_speed_is_printed_of_a_loop_that_is_not_mixed_alike(fault, tiny_gpt, 
 
 
 CASES = {
-    "variants": {"fairseq", *module.EVERY},
+    "variants": {"fairseq", *module.every_variant()},
     "training": {*model.VARIANTS},
     "decoding": {"fairseq", "softmax", "Mixhead A", "Mixhead B"},
 }

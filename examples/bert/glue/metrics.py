@@ -26,10 +26,9 @@ def measure(task: Task, gold: Sequence[float], predicted: Sequence[float]) -> di
         task: names the metrics
         gold, predicted: classes as numbers of `task.labels`, or similarities
     """
-    pair = numpy.asarray(gold), numpy.asarray(predicted)
+    if len(gold) < 2:
+        return dict.fromkeys(task.metrics, float("nan"))
+    pair = (numpy.asarray(gold), numpy.asarray(predicted))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of constant predictions
-        return {
-            name: 100 * float(METRICS[name](*pair)) if len(gold) > 1 else float("nan")
-            for name in task.metrics
-        }
+        return {name: 100 * float(METRICS[name](*pair)) for name in task.metrics}
