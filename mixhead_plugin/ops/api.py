@@ -41,7 +41,7 @@ IMPLEMENTATIONS = {
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # These have one dtype.
 AS_THE_QUERY = ("query", "key", "value", "relative_query", "relative_key")
-# Where rows are as short as this, all weights of a call are so few that blocks do not pay.
+# Up to as many keys, blocks are not faster, however many queries there are.
 SHORT_ROWS = 16
 
 
@@ -387,9 +387,8 @@ def fastest(inputs: AttentionInputs) -> str:
     kernels_allowed = query.device.type != "cpu" and torch.version.hip is None
     if kernels_allowed and not triton.slower_than_blocks(inputs) and not triton_problem(inputs):
         return "triton"
-    # With no more keys than numbers in a head, all weights take no more memory than the queries.
-    # Then blocks save no memory worth the name. They save time only where all weights would not
-    # fit the cache.
+    # With no more keys than numbers in a head, all weights take no more memory than the queries, so
+    # blocks save none. They save time where all weights would not fit into the cache.
     n_keys = key.shape[2]
     if n_keys <= query.shape[3]:
         weights = query.shape[:3].numel() * n_keys
