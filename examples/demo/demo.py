@@ -15,9 +15,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import sacrebleu
 import sentencepiece
@@ -54,7 +54,7 @@ FLAGS = """
 """.split()
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     sys.exit(f"demo: error: {message}")
 
 
@@ -115,15 +115,20 @@ def side_by_side(work: Callable[[str, int, int], Result], archs: tuple[str, ...]
     """Call `work(arch, row, threads)` for all architectures at once; they share the cores evenly.
 
     Two processes of one thread each are faster than one of two threads, because the threads wait
-    for each other.
+    for each other. As soon as one fails, the others end, too; its error is raised.
     """
     threads = max(1, CORES // len(archs))
     with ThreadPoolExecutor(max_workers=min(len(archs), CORES)) as pool:
         futures = [pool.submit(work, arch, row, threads) for row, arch in enumerate(archs)]
         try:
+            ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in ended:
+                future.result()
             return [future.result() for future in futures]
         except BaseException:
-            for process in RUNNING:  # the one that failed has printed why
+            for future in futures:
+                future.cancel()
+            for process in RUNNING:
                 process.terminate()
             raise
 
@@ -178,10 +183,11 @@ def train(
         "--log-interval=10",
         "--num-workers=0",
     ]
+    log = save.with_suffix(".train.log")
     with tqdm(
         total=args.updates, desc=f"{arch:>22}", unit="update", position=row, dynamic_ncols=True
     ) as bar:
-        lines, seconds = run(command, save.with_suffix(".train.log"), threads, bar)
+        lines, seconds = run(command, log, threads, bar)
 
     parameters = None
     validation = []
@@ -192,6 +198,8 @@ def train(
         kind, stats = logged_stats(line)
         if kind == "valid":
             validation.append((int(stats["valid_num_updates"]), float(stats["valid_ppl"])))
+    if parameters is None:
+        fail(f"{log}: has no line with the number of parameters")
     return parameters, validation, seconds
 
 
@@ -261,11 +269,13 @@ def own_parallel_text(folder: Path) -> Path:
             if not file.is_file():
                 fail(f"DATA={folder}: {file.name} is missing")
             counts.append(len(read_lines(file)))
-        if counts[0] != counts[1] or counts[0] == 0:
+        if counts[0] != counts[1]:
             fail(
                 f"DATA={folder}: {split}.de has {counts[0]} lines, {split}.en {counts[1]}; they "
                 "must match"
             )
+        if counts[0] == 0:
+            fail(f"DATA={folder}: {split}.de and {split}.en have no lines")
     return folder
 
 

@@ -5,7 +5,9 @@ Each normalizer is two functions, and a row of NORMALIZERS at the end of this fi
     weights(scores, seen=False, out=None) -> weights
         scores   [..., K] in float32 or float64, -inf where a key is hidden
         seen     whether the caller knows that every row has a visible key, which saves time
-        out      memory for the weights, for callers without autograd; None for new memory
+        out      memory for the weights, for callers without autograd, which allows operations in
+                 place; None for new memory, and with autograd. Without `grad_reads_scores` it may
+                 be the memory of the scores: write it after they were read for the last time
         weights  [..., K]; exactly 0 for a hidden key, and in a row without any visible key
 
     grad(scores, weights, d_weights, out) -> d_scores

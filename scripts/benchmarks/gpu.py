@@ -61,7 +61,7 @@ class Part(NamedTuple):
         seconds: for the whole part
         limit: seconds for a step
         parallel: whether steps run beside each other; what is timed runs alone
-            needs: a package without which the part is left out
+        needs: a package without which the part is left out
         asked: whether the part runs only where it is named
     """
 
@@ -343,9 +343,8 @@ def times(
         forward_only = (
             contender.provider in OPPONENTS and OPPONENTS[contender.provider].forward_only
         )
-        if passes == "forward" and (
-            forward_only or not is_compiled(contender)
-        ):  # a forward pass alone is compiled anew
+        # A forward pass alone would be compiled anew.
+        if passes == "forward" and (forward_only or not is_compiled(contender)):
             runs[contender.name] = functools.partial(inputs.forward, contender, dropout)
         if passes == "both" and not forward_only:
             runs[contender.name] = functools.partial(
@@ -656,7 +655,10 @@ def decoding(settings: Settings, step: str) -> Iterator[Row]:
 
 
 def module_steps(settings: Settings) -> list[str]:
-    return ["torch"] + ["fairseq"] * (importlib.util.find_spec("fairseq") is not None)
+    steps = ["torch"]
+    if importlib.util.find_spec("fairseq") is not None:
+        steps.append("fairseq")
+    return steps
 
 
 def module_step(settings: Settings, step: str) -> Iterator[Row]:
@@ -825,7 +827,9 @@ def training_step(settings: Settings, step: str, updates: int = 100) -> Iterator
 
 # ---- the table ---------------------------------------------------------------------------------
 
-# Six minutes at most. `compile` stands before the parts that find on disk what it has compiled.
+# Together these take longer than the six minutes of a report. So they stand in order of worth, and
+# the last ones may get less time, or none. `compile` stands before the parts that find on disk what
+# it has compiled.
 PARTS = {
     "machine": Part("The machine", one_step, machine, seconds=15, limit=15),
     "check": Part("mixhead check", check_steps, check_step, seconds=80, limit=80, parallel=True),

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,37 @@ def test_text_that_does_not_fit_is_refused_in_one_line(text, tmp_path):
     result = run("--folder", tmp_path / "out", data=text)
     assert result.returncode != 0 and len(result.stderr.splitlines()) == 1
     assert result.stderr.endswith("test.de has 1 lines, test.en 21; they must match\n")
+
+
+def test_empty_text_is_refused_in_one_line(text, tmp_path):
+    for language in ("de", "en"):
+        (text / f"test.{language}").write_text("")
+    result = run("--folder", tmp_path / "out", data=text)
+    assert result.stderr.splitlines() == [
+        f"demo: error: DATA={text}: test.de and test.en have no lines"
+    ]
+
+
+def test_as_soon_as_one_training_fails_the_others_end():
+    """The first training ends by itself only after 30 s."""
+    program = """
+        import subprocess, sys, demo
+        demo.CORES = 2
+
+        def work(arch, row, threads):
+            if arch == "fails":
+                while not demo.RUNNING:
+                    pass
+                demo.fail("it failed")
+            process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
+            demo.RUNNING.append(process)
+            process.wait()
+
+        demo.side_by_side(work, ("goes on", "fails"))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=DEMO, timeout=20)
+    assert result.stderr == "demo: error: it failed\n"
 
 
 def test_text_of_another_encoding_is_refused_in_one_line(text, tmp_path):

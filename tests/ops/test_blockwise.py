@@ -117,7 +117,7 @@ def test_all_may_be_dropped():
 
 
 @each_once(mixing=MIXINGS, distances=["none", "scores shared"], normalizer=["softmax", *SINKS])
-def test_nothing_but_the_inputs_is_kept_for_the_backward_pass(mixing, distances, normalizer):
+def test_autograd_saves_inputs_a_seed_and_an_empty_handle(mixing, distances, normalizer):
     drawn = tensors(mixing, distances, normalizer=normalizer)
     kept = []
     given = {name: t.requires_grad_() for name, t in drawn.items()}

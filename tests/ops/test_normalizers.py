@@ -27,6 +27,21 @@ def random_scores(dtype=torch.float64, offset=0.0, n_keys=7):
 
 
 @covering(
+    name=[name for name, row in NORMALIZERS.items() if not row.grad_reads_scores],
+    n_keys=LENGTHS,
+    seen=[False, True],
+)
+def test_weights_may_be_written_over_the_scores(name, n_keys, seen):
+    scores = random_scores(n_keys=n_keys)
+    if seen:
+        scores[1, 2, 0] = 0.0
+    expected = NORMALIZERS[name].weights(scores, seen)
+    written = NORMALIZERS[name].weights(scores, seen, scores)
+    assert written.data_ptr() == scores.data_ptr()
+    torch.testing.assert_close(scores, expected)
+
+
+@covering(
     name=NORMALIZERS,
     offset=[-200.0, -30.0, 0.0, 30.0, 200.0],
     dtype=[torch.float32, torch.float64],

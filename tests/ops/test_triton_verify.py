@@ -66,11 +66,17 @@ def break_kernel(monkeypatch, kernel, how):
             return original(started, programs, arguments, tile)
         if how == "raises":
             raise RuntimeError("no such instruction\nat line 7")
-        original(started, programs - (how == "misses a tile"), arguments, tile)
+        if how == "misses a tile":
+            programs -= 1
+        original(started, programs, arguments, tile)
         for name, value in zip(started.arg_names, arguments):
-            if name in OUTPUTS and value is not None:
-                value.p.mul_(-1 if how == "has the wrong sign" else 1)
-                value.p[(0,) * value.p.dim()] += float("nan") if how == "writes NaN" else 0
+            if name not in OUTPUTS or value is None:
+                continue
+            if how == "has the wrong sign":
+                value.p.neg_()
+            if how == "writes NaN":
+                first = (0,) * value.p.dim()
+                value.p[first] = float("nan")
 
     monkeypatch.setattr(operators, "start", start)
 
