@@ -100,7 +100,8 @@ class MixedAttention(Assembly):
         self.value_dim = sizes.value_dim  # of a mixed head
         self.dropout = dropout
         self.batch_first = batch_first
-        self.kdim, self.vdim = (embed_dim if dim is None else dim for dim in (kdim, vdim))
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
         self.causal = causal
         self.impl = variant.impl
 
@@ -147,24 +148,21 @@ class MixedAttention(Assembly):
 
         A part that the state lacks wholly starts anew. The state of another variant is refused.
         """
-        saved = local_metadata.get(record.METADATA_KEY)
-        problem = record.difference(saved, self.entry()) if saved else ""
-        if problem:
-            settings[-1].append(f"{prefix[:-1] or type(self).__name__} {problem}.")
         for kind in ("weight", "bias"):
             packed = state_dict.pop(f"{prefix}in_proj_{kind}", None)
-            for name, part in zip("qkv", () if packed is None else packed.chunk(3)):
-                state_dict[f"{prefix}{name}_proj.{kind}"] = part
+            if packed is not None:
+                for name, tensor in zip("qkv", packed.chunk(3)):
+                    state_dict[f"{prefix}{name}_proj.{kind}"] = tensor
+        # torch calls it so where queries, keys and values have their own sizes.
         for name in "qkv":
-            if f"{prefix}{name}_proj_weight" in state_dict:
-                state_dict[f"{prefix}{name}_proj.weight"] = state_dict.pop(
-                    f"{prefix}{name}_proj_weight"
-                )
-        whole = all(f"{prefix}{name}_proj.weight" in state_dict for name in ("q", "k", "v", "out"))
-        for name, child in self.named_children():
-            upgrade = getattr(child, "upgrade_state_dict_named", None)
-            if upgrade is not None and whole:
-                upgrade(state_dict, f"{prefix}{name}")
+            weight = state_dict.pop(f"{prefix}{name}_proj_weight", None)
+            if weight is not None:
+                state_dict[f"{prefix}{name}_proj.weight"] = weight
+
+        is_whole = all(
+            f"{prefix}{name}_proj.weight" in state_dict for name in ("q", "k", "v", "out")
+        )
+        record.read(self, self.entry(), state_dict, prefix, local_metadata, is_whole, settings[-1])
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *settings)
 
     def forward(
@@ -205,43 +203,32 @@ class MixedAttention(Assembly):
         """
         if query.is_nested:
             return self._of_nested(query, key, value, need_weights), None
-        unbatched = query.dim() == 2
         self._check_shapes(query, key, value, key_padding_mask, attn_mask)
-        inputs: list[Any] = [query, key, value]
-        if unbatched or not self.batch_first:
-            inputs = [
-                None if x is None else x[None] if unbatched else x.transpose(0, 1) for x in inputs
-            ]
+        unbatched = query.dim() == 2
+        x = self._to_batch_first(query)  # [B, Nq, embed_dim]
+        key = None if key is None else self._to_batch_first(key)
+        value = None if value is None else self._to_batch_first(value)
         if unbatched and key_padding_mask is not None:
-            key_padding_mask = key_padding_mask[None]
-        # [B, H, Nq, D]
-        x, q = inputs[0], self.queries(inputs[0]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-        n_keys = (cache["key"].size(2) if cache else 0) + (
-            0 if inputs[1] is None else inputs[1].size(1)
-        )
-        full, padded = (x.size(0) * self.num_heads, q.size(2), n_keys), (x.size(0), n_keys)
-        if attn_mask is not None and attn_mask.shape != full[-attn_mask.dim() :]:
-            raise ShapeError(
-                f"Expected `attn_mask` shape to be {full[-attn_mask.dim() :]} but got "
-                f"{attn_mask.shape}"
-            )
-        if key_padding_mask is not None and key_padding_mask.shape != padded:
-            raise ShapeError(
-                f"Expected `key_padding_mask` shape to be {padded} but got {key_padding_mask.shape}"
-            )
-        k, v = self._keys_and_values(inputs[1], inputs[2], cache)
+            key_padding_mask = key_padding_mask[None]  # [1, Nk]
+
+        q = self.queries(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, H, Nq, D]
+        self._check_masks(q, key, key_padding_mask, attn_mask, cache)
+        k, v = self._keys_and_values(key, value, cache)
+
         # torch's is_causal describes the mask beside it
         causal = self.causal or (is_causal and attn_mask is None)
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         if key_padding_mask is not None and key_padding_mask.is_floating_point():
             added = key_padding_mask[:, None, None]  # [B, 1, 1, Nk]
-            attn_mask, key_padding_mask = added if attn_mask is None else attn_mask + added, None
+            attn_mask = added if attn_mask is None else attn_mask + added
+            key_padding_mask = None
+
         called = self.inputs_of(
             q,
             k,
             v,
-            q,
-            x,
+            projected=q,
+            x=x,
             attn_mask=attn_mask,
             key_padding_mask=key_padding_mask,
             causal=causal,
@@ -251,14 +238,20 @@ class MixedAttention(Assembly):
         out, weights = self.attend(called, self.impl, need_weights)
         out = self.gated(out.transpose(1, 2), x)  # [B, Nq, H', Dv]
         out = self.out_proj(out.flatten(2))  # [B, Nq, embed_dim]
-        weights = (
-            None
-            if weights is None
-            else (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
-        )
+
+        if weights is not None:
+            if average_attn_weights:
+                weights = weights.mean(1)
+            weights = weights.to(out.dtype)
         if unbatched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _to_batch_first(self, x: Tensor) -> Tensor:
+        """Return an input of `forward` as [B, N, C]."""
+        if x.dim() == 2:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
 
     def _of_nested(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, need_weights: bool
@@ -327,20 +320,45 @@ class MixedAttention(Assembly):
                 f"{batch}"
             )
 
+    def _check_masks(
+        self,
+        q: Tensor,
+        key: Tensor | None,
+        padding: Tensor | None,
+        mask: Tensor | None,
+        cache: dict[str, Tensor] | None,
+    ) -> None:
+        """Raise ShapeError if a mask has not the keys of the cache and of the call."""
+        batch, heads, n_queries, _ = q.shape
+        n_keys = cache["key"].size(2) if cache else 0
+        if key is not None:
+            n_keys = n_keys + key.size(1)
+        if mask is not None:
+            wanted: tuple[int, ...] = n_queries, n_keys
+            if mask.dim() == 3:
+                wanted = batch * heads, n_queries, n_keys
+            if mask.shape != wanted:
+                raise ShapeError(f"Expected `attn_mask` shape to be {wanted} but got {mask.shape}")
+        if padding is not None and padding.shape != (batch, n_keys):
+            raise ShapeError(
+                f"Expected `key_padding_mask` shape to be {(batch, n_keys)} but got {padding.shape}"
+            )
+
     def _keys_and_values(
         self, key: Tensor | None, value: Tensor | None, cache: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, H, Nk, D], behind those of the cache, which keeps them."""
-        kept = {} if cache is None else cache
-        if key is not None and value is not None:
-            new = {"key": self.keys(key).unflatten(2, (self.num_heads, -1)).transpose(1, 2)}
-            new["value"] = (
-                self.values(value).unflatten(2, (self.num_mixed_heads, -1)).transpose(1, 2)
-            )
-            kept |= {
-                name: torch.cat([kept[name], x], dim=2) if name in kept else x
-                for name, x in new.items()
-            }
-        elif key is not value or not kept:
+        if key is None and value is None and cache:
+            return cache["key"], cache["value"]
+        if key is None or value is None:
             raise ValueError("key, value: must both be given, or both be in the cache and None")
-        return kept["key"], kept["value"]
+
+        k = self.keys(key).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        v = self.values(value).unflatten(2, (self.num_mixed_heads, -1)).transpose(1, 2)
+        if cache:
+            k = torch.cat([cache["key"], k], dim=2)
+            v = torch.cat([cache["value"], v], dim=2)
+        if cache is not None:
+            cache["key"] = k
+            cache["value"] = v
+        return k, v

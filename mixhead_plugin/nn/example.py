@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
     calling: dict[nn.Module, Sizes]
     # modules that call F.multi_head_attention_forward, which computes the attention by itself
-    packed: list[nn.Module]
+    functional: list[nn.Module]
 
 
 class ModuleCall:
@@ -89,7 +89,7 @@ def run(model: nn.Module, example: Example) -> Seen:
                 f"example is a {kind}: must be a tuple of arguments such as (x,), a dict of "
                 "keywords, or a function that takes the model"
             )
-    return Seen(watch.calling, watch.packed)
+    return Seen(watch.calling, watch.functional)
 
 
 class Watch(TorchFunctionMode):
@@ -100,7 +100,7 @@ class Watch(TorchFunctionMode):
         self.names = names
         self.running: list[ModuleCall] = []  # the innermost last
         self.calling: dict[nn.Module, Sizes] = {}
-        self.packed: list[nn.Module] = []
+        self.functional: list[nn.Module] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -109,7 +109,7 @@ class Watch(TorchFunctionMode):
         if func is SDPA or func is ATEN_SDPA or func is ATEN_SDPA.default:
             self.note(*args, **kwargs)
         elif func is F.multi_head_attention_forward and self.running:
-            self.packed.append(self.running[-1].module)
+            self.functional.append(self.running[-1].module)
         return func(*args, **kwargs)
 
     def note(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -238,8 +238,9 @@ def _same_random_numbers(tensors: Any) -> Iterator[None]:
     for tensor in tensors:
         if tensor.device.type not in ("cpu", "meta"):
             devices.setdefault(tensor.device.type, set()).add(tensor.device.index or 0)
+    state = random.getstate()
     numpy = sys.modules.get("numpy")  # if nobody has imported it, nobody draws from it
-    state, of_numpy = random.getstate(), None if numpy is None else numpy.random.get_state()
+    state_of_numpy = None if numpy is None else numpy.random.get_state()
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -251,4 +252,4 @@ def _same_random_numbers(tensors: Any) -> Iterator[None]:
     finally:
         random.setstate(state)
         if numpy is not None:
-            numpy.random.set_state(of_numpy)
+            numpy.random.set_state(state_of_numpy)

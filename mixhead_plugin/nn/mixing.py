@@ -61,29 +61,29 @@ def mix(
     seen = Seen({}, []) if example is None else examples.run(model, example)
     # A `MixedAttention` that was built by hand may call the function, too, and stays.
     calling = {m: sizes for m, sizes in seen.calling.items() if not isinstance(m, Assembly)}
-    packed = [
+    of_torch = [
         module
         for module in model.modules()
         if isinstance(module, nn.MultiheadAttention) and module not in calling
     ]
-    if not packed and not calling:
+    if not of_torch and not calling:
         raise ValueError(_nothing_found(model, example))
-    if packed:
-        check_packed(model, packed, asked)
+    if of_torch:
+        check_of_torch(model, of_torch, asked)
     if calling:
         check_calling(model, calling, asked)
 
     # All are built before the first change, because one of them may be refused.
     keywords = {**asked, "impl": impl}
-    new = {module: multihead.mixed_of(module, keywords) for module in packed}
+    replaced = {module: multihead.mixed_of(module, keywords) for module in of_torch}
     mixed = {}
     if calling:
         fields = Variant.of(keywords)
         for module, sizes in calling.items():
             mixed[module] = sdpa.MixedSdpa(name_of(model, module), fields, sizes)
-    put(model, new)
+    put(model, replaced)
     attach_all(model, mixed)
-    warn_of_others(model, mixed, seen.packed)
+    warn_of_others(model, mixed, seen.functional)
     return model
 
 
@@ -125,11 +125,11 @@ def of_transformers(module: nn.Module) -> bool:
     )
 
 
-def check_packed(
-    model: nn.Module, packed: list[nn.MultiheadAttention], asked: Mapping[str, Any]
+def check_of_torch(
+    model: nn.Module, of_torch: list[nn.MultiheadAttention], asked: Mapping[str, Any]
 ) -> None:
     """Raise ValueError if an `nn.MultiheadAttention` cannot be replaced."""
-    for module in packed:
+    for module in of_torch:
         if module is model:
             raise ValueError(
                 f"{type(model).__name__}: must be inside of a model, where a MixedAttention can "
@@ -167,36 +167,58 @@ def check_calling(
             "calls scaled_dot_product_attention does not show; must be none or output"
         )
     for module, sizes in calling.items():
-        name = name_of(model, module)
-        for around, other in model.named_modules():
-            if of_transformers(other) and module in set(other.modules()):
-                raise ValueError(
-                    f"{around or type(model).__name__}: is a model of transformers, must be mixed "
-                    "by mixhead_plugin.hf.mix, which saves and loads it"
-                )
-        for inner in module.modules():
-            # In an attention of torch or of ours, the call is that of its own.
-            attends = inner in calling or isinstance(inner, (nn.MultiheadAttention, Assembly))
-            if inner is not module and attends:
-                raise ValueError(
-                    f"{name}: calls scaled_dot_product_attention, and so does "
-                    f"{name_of(model, inner)} inside of it; must be beside each other"
-                )
-        if "forward" in vars(module):
+        _refuse_of_transformers(model, module)
+        _refuse_nested(model, module, calling)
+        _refuse_taken(model, module)
+        _refuse_unknown_input(model, module, sizes, variant)
+
+
+def _refuse_of_transformers(model: nn.Module, module: nn.Module) -> None:
+    for name, other in model.named_modules():
+        if of_transformers(other) and module in set(other.modules()):
             raise ValueError(
-                f"{name}: has a forward of its own, which a tool has put there; must be mixed "
-                "before"
+                f"{name or type(model).__name__}: is a model of transformers, must be mixed by "
+                "mixhead_plugin.hf.mix, which saves and loads it"
             )
-        for taken in (sdpa.ATTRIBUTE, *PARTS):
-            if hasattr(module, taken):
-                raise ValueError(f"{name}.{taken}: is an attribute, must be free for the mixing")
-        reader = sdpa.reads_input(variant)
-        if reader and sizes.embed_dim is None:
+
+
+def _refuse_nested(model: nn.Module, module: nn.Module, calling: Mapping[nn.Module, Sizes]) -> None:
+    """Raise ValueError if a module inside computes attention, too.
+
+    Its call would be taken for that of the module around it.
+    """
+    for inner in module.modules():
+        attends = inner in calling or isinstance(inner, (nn.MultiheadAttention, Assembly))
+        if inner is not module and attends:
             raise ValueError(
-                f"{reader} {getattr(variant, reader)}: reads the input of the queries; so the "
-                f"first argument of {name} must be it, [batch, positions, features], with "
-                "another number of positions than of examples in the batch"
+                f"{name_of(model, module)}: calls scaled_dot_product_attention, and so does "
+                f"{name_of(model, inner)} inside of it; must be beside each other"
             )
+
+
+def _refuse_taken(model: nn.Module, module: nn.Module) -> None:
+    """Raise ValueError if a name that the mixing needs is there already."""
+    name = name_of(model, module)
+    if "forward" in vars(module):
+        raise ValueError(
+            f"{name}: has a forward of its own, which a tool has put there; must be mixed before"
+        )
+    for taken in (sdpa.ATTRIBUTE, *PARTS):
+        if hasattr(module, taken):
+            raise ValueError(f"{name}.{taken}: is an attribute, must be free for the mixing")
+
+
+def _refuse_unknown_input(
+    model: nn.Module, module: nn.Module, sizes: Sizes, variant: Variant
+) -> None:
+    """Raise ValueError if a part reads the input of the queries, and the example shows none."""
+    reader = sdpa.reads_input(variant)
+    if reader and sizes.embed_dim is None:
+        raise ValueError(
+            f"{reader} {getattr(variant, reader)}: reads the input of the queries; so the first "
+            f"argument of {name_of(model, module)} must be it, [batch, positions, features], with "
+            "another number of positions than of examples in the batch"
+        )
 
 
 def put(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
@@ -230,7 +252,7 @@ def _like(model: nn.Module, module: nn.Module) -> Tensor:
 
 
 def warn_of_others(
-    model: nn.Module, mixed: Mapping[nn.Module, object], packed: list[nn.Module]
+    model: nn.Module, mixed: Mapping[nn.Module, object], functional: list[nn.Module]
 ) -> None:
     """Warn of attentions that the example has shown to be there, and that stay as they are."""
     classes = {getattr(type(module), "_mixhead_class", None) for module in mixed}
@@ -245,7 +267,7 @@ def warn_of_others(
             "call them",
             stacklevel=3,
         )
-    others = [m for m in dict.fromkeys(packed) if not isinstance(m, nn.MultiheadAttention)]
+    others = [m for m in dict.fromkeys(functional) if not isinstance(m, nn.MultiheadAttention)]
     if others:
         names = ", ".join(name_of(model, module) for module in others)
         warnings.warn(
@@ -269,15 +291,15 @@ def unmix(model: nn.Module) -> nn.Module:
             before.
     """
     calling = [module for module in model.modules() if sdpa.is_mixed(module)]
-    packed = [module for module in model.modules() if isinstance(module, MixedAttention)]
-    if not calling and not packed:
+    ours = [module for module in model.modules() if isinstance(module, MixedAttention)]
+    if not calling and not ours:
         raise ValueError(f"{type(model).__name__}: has no mixing, must be mixed")
-    if model in packed:
+    if model in ours:
         raise ValueError(
             f"{type(model).__name__}: must be inside of a model, where an nn.MultiheadAttention "
             "can take its place"
         )
-    for attention in packed:
+    for attention in ours:
         _refuse_loss(model, attention, multihead.lost_without(attention))
     for module in calling:
         _refuse_loss(model, module, vars(module)[sdpa.ATTRIBUTE].lost_without(module))
@@ -286,7 +308,7 @@ def unmix(model: nn.Module) -> nn.Module:
                 f"{name_of(model, module)}: another tool has changed its class; must be unmixed "
                 "after that is undone"
             )
-    put(model, {attention: multihead.plain_of(attention) for attention in packed})
+    put(model, {attention: multihead.plain_of(attention) for attention in ours})
     for module in calling:
         sdpa.detach(module)
     return model

@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mixhead_plugin.parts import OPTIONS, Variant
+from torch import nn
+
+from mixhead_plugin.parts import OPTIONS, PARTS, Variant
 
 METADATA_KEY = "mixhead"  # of the entry in the metadata of a module
 
@@ -34,15 +36,42 @@ def write(destination: Any, prefix: str, entry: dict[str, Any]) -> None:
         metadata[prefix[:-1]][METADATA_KEY] = entry
 
 
+def read(
+    module: nn.Module,
+    entry: dict[str, Any],
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: Mapping[str, Any],
+    is_whole: bool,
+    errors: list[str],
+) -> None:
+    """Compare the entry of a state dict that torch is loading, and complete its parts.
+
+    Args:
+        module: what is loaded
+        entry: that of the module
+        state_dict: a part that it lacks wholly is added to it, with its start
+        prefix: what the names of the module's tensors begin with
+        local_metadata: those of the module in the state dict
+        is_whole: whether the state dict has the module; otherwise parts stay as they are
+        errors: torch raises them; the difference of the entries becomes one
+    """
+    saved = local_metadata.get(METADATA_KEY)
+    problem = difference(saved, entry) if saved else ""
+    if problem:
+        errors.append(f"{prefix[:-1] or type(module).__name__} {problem}.")
+    if not is_whole:
+        return
+    for name in (*PARTS, "relative_gain"):
+        upgrade = getattr(getattr(module, name, None), "upgrade_state_dict_named", None)
+        if upgrade is not None:
+            upgrade(state_dict, f"{prefix}{name}")
+
+
 def entries(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the entries of a state dict by the name of the module."""
     metadata = getattr(state_dict, "_metadata", {})
     return {name: entry[METADATA_KEY] for name, entry in metadata.items() if METADATA_KEY in entry}
-
-
-def variant_of(entry: Mapping[str, Any], impl: str) -> Variant:
-    """Return the variant that an entry tells of; raise ValueError if it cannot be built here."""
-    return Variant.of({**entry["variant"], "impl": impl})
 
 
 def difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:

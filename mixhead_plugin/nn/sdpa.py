@@ -270,20 +270,13 @@ class CallsSdpa(nn.Module):
     ) -> None:
         """Let a checkpoint of the plain module start the mixing anew; refuse another variant's."""
         if is_mixed(self):
-            saved = local_metadata.get(record.METADATA_KEY)
-            problem = record.difference(saved, self.__dict__[ATTRIBUTE].entry()) if saved else ""
-            if problem:
-                settings[-1].append(f"{prefix[:-1] or type(self).__name__} {problem}.")
             own = [name for name in self.state_dict() if name.partition(".")[0] not in PARTS]
             is_whole = all(f"{prefix}{name}" in state_dict for name in own)
             if not own:
                 # No tensor tells that the module was saved, but torch gives each one an entry.
                 is_whole = "version" in local_metadata
-            if is_whole:
-                for option in PARTS:
-                    upgrade = getattr(getattr(self, option), "upgrade_state_dict_named", None)
-                    if upgrade is not None:
-                        upgrade(state_dict, f"{prefix}{option}")
+            entry = self.__dict__[ATTRIBUTE].entry()
+            record.read(self, entry, state_dict, prefix, local_metadata, is_whole, settings[-1])
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *settings)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
