@@ -210,12 +210,12 @@ def _in_order(heads: Tensor, inputs: Tensor, own_of: Callable[[Tensor], Tensor])
         own_of: takes a gradient, and returns that by each part, [H, m]
     """
     (plain,) = _gradients(heads, [inputs])
-    plain = own_of(plain).double()
+    plain = upcast(own_of(plain))
     numbers = torch.arange(heads.size(0), device=heads.device)[:, None]  # [H, 1]
     for bit in range((heads.size(0) - 1).bit_length()):
         signs = 1 - 2 * ((numbers >> bit) & 1)
         (signed,) = _gradients(heads, [inputs], signs)
-        share = (own_of(signed).double() * plain).sum(1) / plain.square().sum(1)  # [H]
+        share = (upcast(own_of(signed)) * plain).sum(1) / plain.square().sum(1)  # [H]
         if not ((share - signs[:, 0]).abs() < 0.5).all():  # so that NaN is no order, either
             return False
     return True
@@ -271,7 +271,7 @@ def check_fewer(
         raise ValueError(
             f"{site.kind}: cannot be cut, because {what} needs all heads; "
             "ablate them, or mix them first"
-        )
+        ) from trial.problem
 
 
 def _some_heads(features: Tensor, heads: Sequence[int], site: Site) -> Tensor:

@@ -47,7 +47,7 @@ class Call:
         return queries.unflatten(2, (heads, head_dim)).transpose(1, 2)
 
 
-class Thread:
+class ThreadState:
     """The call that runs in this thread. One is enough, because no attention contains another."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class _Threads(threading.local):
     # torch.compile loses what is set on the local itself where a graph breaks, but not what is set
     # on an object in it.
     def __init__(self) -> None:
-        self.own = Thread()
+        self.own = ThreadState()
 
 
 THREADS = _Threads()
@@ -98,8 +98,9 @@ class MixedHeads(HostedAttention):
             "source": list(range(self.sizes.num_heads)),
             "mixed": list(range(self.sizes.mixed_heads)),
         }
-        self.outputs = self.sizes.mixed_heads
-        self.missing_values = 0  # zeros in place of cut values
+        self.original_mixed_heads = self.sizes.mixed_heads
+        # Zeros in place of the values of heads that were cut off; `HostedAttention` drops them.
+        self.missing_values = 0
         self.names = {kind: site.paths[kind].rpartition(".")[2] for kind in FEATURES}
         self.hooks: list[RemovableHandle] = []
 
@@ -130,7 +131,7 @@ class MixedHeads(HostedAttention):
 
     def removed(self) -> list[int]:
         """Return the mixed heads that were cut off, as numbered at first."""
-        return sorted({*range(self.outputs)} - {*self.kept["mixed"]})
+        return sorted({*range(self.original_mixed_heads)} - {*self.kept["mixed"]})
 
     def projections(self) -> dict[str, nn.Module]:
         """Return the modules that give queries, keys and values, which may be one."""

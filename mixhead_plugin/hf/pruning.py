@@ -49,7 +49,9 @@ def problem(sizes: AttentionSizes, parts: Mapping[str, PartKind], heads: Sequenc
 
 
 def _left(site: Site, sizes: AttentionSizes, heads: Sequence[int]) -> Left:
+    """Return what is left of an attention without some heads."""
     kept = [head for head in range(sizes.mixed_heads) if head not in heads]
+    # Whole groups go, `problem` has made sure of that: so every first one of a group stands for it.
     groups = [head // sizes.heads_per_key for head in kept[:: sizes.heads_per_key]]
     if mixes(site):
         queries = list(range(sizes.num_heads))

@@ -226,7 +226,8 @@ def _ways_to_call(module: nn.Module, x: Tensor, size: int) -> Iterator[dict[str,
     """Yield arguments for a call of an attention alone, from the plainest on.
 
     Args:
-        x: its input [1, N, C]
+        module: the attention
+        x: its input [B, N, C]
         size: features of a head
     """
     parameters = inspect.signature(module.forward).parameters

@@ -72,17 +72,19 @@ class UsesParts:
         if self.relative_position is not None:
             q, k, relative = self.relative_position(q, k)
 
-        # TorchScript compiles the branch that fits the type of what this part returns.
         mixing: Tensor | None = None
         left: Tensor | None = None
         right: Tensor | None = None
         diagonal: Tensor | None = None
         if self.head_mixing is not None:
-            found = self.head_mixing(projected, x)
-            if isinstance(found, LowRank):
-                left, right, diagonal = found.left, found.right, found.diagonal
+            # TorchScript compiles the branch that fits the type of what this part returns.
+            matrix = self.head_mixing(projected, x)
+            if isinstance(matrix, LowRank):
+                left = matrix.left
+                right = matrix.right
+                diagonal = matrix.diagonal
             else:
-                mixing = found
+                mixing = matrix
         score_mixing = None if self.score_mixing is None else self.score_mixing(projected, x)
         sink = None if self.attention_sink is None else self.attention_sink(q)
         gain = None if self.relative_gain is None else self.relative_gain(q.size(2), k.size(2))
