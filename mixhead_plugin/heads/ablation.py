@@ -7,7 +7,7 @@ import torch
 
 from mixhead_plugin.heads.attention import Attention, HeadNumbers
 from mixhead_plugin.heads.choosing import Head, all_heads, by_attention, choose
-from mixhead_plugin.heads.gates import Silence, notice, opened
+from mixhead_plugin.heads.gates import Silence, check_passed, opened
 
 # What is left out for each head in turn (sixteen-heads essay, figures 3 and 5).
 EXPERIMENTS = {"single": "without this head", "only": "with this head alone in its attention"}
@@ -34,7 +34,7 @@ def without(attentions: Sequence[Attention], removed: Iterable[Head]) -> Iterato
             gates.append(Silence(named[name], stage, some))
     with opened(gate.open() for gate in gates):
         yield
-    notice("ablate", gates, stacklevel=3)
+    check_passed("ablate", gates, stacklevel=3)
 
 
 def ablate(

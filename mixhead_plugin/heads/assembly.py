@@ -6,6 +6,7 @@ k_proj and a row of M. A mixed head i has rows of v_proj, columns of out_proj an
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -48,11 +49,13 @@ class AssemblyAttention:
         return {"source": self.module.num_heads, "mixed": mixed}
 
     def gate(self, stage: str, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
+        # A factor on row j of M is a factor on the weights P_j of source head j.
         def of_sources(module: Assembly, inputs: AttentionInputs) -> AttentionInputs:
             matrix = inputs.matrix()
             assert matrix is not None  # only where heads mix, there are source heads
             mixing = change(matrix)
             if mixing.dim() == 4:
+                # Gates that are the same for all queries give [B, 1, H, H'], which no kernel takes.
                 mixing = mixing.expand(-1, inputs.query.size(2), -1, -1)  # [B, Nq, H, H']
             return inputs.with_mixing(mixing)
 
@@ -73,7 +76,9 @@ class AssemblyAttention:
         if len(heads) == self.heads["mixed"]:
             return "must leave one head"
         option, why = whole_part(self.module.variant.parts())
-        return f"{option} must have all heads, {why}; ablate them instead" if option else ""
+        if not option:
+            return ""
+        return f"{option} must have all heads, {why}; ablate them instead"
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
         kept = kept_by(self, heads)
@@ -83,8 +88,9 @@ class AssemblyAttention:
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             projection = getattr(self.module, name)
             projection.out_features, projection.in_features = projection.weight.shape
-        sizes = {"num_heads": len(kept.source), "num_mixed_heads": len(kept.mixed)}
-        vars(self.module).update(sizes)
+        module: Any = self.module
+        module.num_heads = len(kept.source)
+        module.num_mixed_heads = len(kept.mixed)
 
     def smaller(self, kept: KeptHeads) -> dict[str, Tensor]:
         """Return the parameters and buffers of the module with only the heads of `kept`.

@@ -9,16 +9,22 @@ from mixhead_plugin.heads.choosing import choose
 from mixhead_plugin.parts import AttentionSizes, PartKind, cut
 
 
-def cuttable(
+def chosen_to_cut(
     attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[int]]
 ) -> dict[int, list[int]]:
-    """Return chosen mixed heads by the number of their layer, as `choose`, if they can be cut off.
+    """Return chosen mixed heads by the number of their attention, as `choose`.
 
-    Raise HeadsError for a layer or a head that does not exist, or for heads that cannot go.
+    Args:
+        attentions: those of the model, in its order
+        heads: as in `choose`
+
+    Raises:
+        HeadsError: an attention or a head that does not exist, or heads that cannot go
     """
     chosen = choose(attentions, heads)
     for layer, some in chosen.items():
-        if problem := attentions[layer].cut_problem(some):
+        problem = attentions[layer].cut_problem(some)
+        if problem:
             raise HeadsError(f"heads {some} of layer {layer}: {problem}")
     return chosen
 
@@ -34,15 +40,18 @@ def prune(attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[in
         HeadsError: a layer or a head that does not exist, or heads that cannot go; the model is as
             before
     """
-    for layer, some in cuttable(attentions, heads).items():
+    for layer, some in chosen_to_cut(attentions, heads).items():
         if some:
             attentions[layer].cut({"mixed": some})
 
 
 def whole_part(parts: Mapping[str, PartKind]) -> tuple[str, str]:
-    """Return the first part for which every head needs all heads, and why.
+    """Return the option and the reason of the first part that forbids to remove single heads.
 
-    The part by the name of its option; two empty strings if there is none.
+    Two empty strings if no part does.
+
+    Args:
+        parts: what an attention has, by the name of the option
     """
     for option, kind in parts.items():
         if kind.uncut:
@@ -69,12 +78,12 @@ def cut_part(
 def replace(owner: nn.Module, name: str, tensor: Tensor) -> None:
     """Put a smaller tensor in the place of a parameter or a buffer of a module.
 
-    A parameter stays frozen if it was, and keeps its attributes, such as the factor on its learning
-    rate.
+    A parameter stays frozen if it was, and keeps its attributes.
     """
     former = getattr(owner, name)
     if isinstance(former, nn.Parameter):
         new = nn.Parameter(tensor, former.requires_grad)
+        # Such an attribute is the factor on its learning rate.
         vars(new).update(vars(former))
         setattr(owner, name, new)
     else:

@@ -90,13 +90,15 @@ def opened(handles: Iterator[RemovableHandle]) -> Iterator[None]:
         yield
 
 
-def notice(what: str, gates: Sequence[Gate], stacklevel: int) -> None:
-    """Say which attentions no call passed.
+def check_passed(what: str, gates: Sequence[Gate], stacklevel: int) -> None:
+    """Raise RuntimeError if no call passed any of the gates, and warn of single attentions.
 
-    The model was not called in this thread, or its graph does not know the gates.
+    The model was not called in this thread then, or its graph does not know the gates.
 
-    Raise RuntimeError if none was passed, and warn of single ones; `stacklevel` is that of
-    `warnings.warn` in the caller.
+    Args:
+        what: the function that the user has called
+        gates: after the calls
+        stacklevel: that of `warnings.warn` in the caller
     """
     passed = {gate.name for gate in gates if gate.calls}
     missed = [name for name in dict.fromkeys(gate.name for gate in gates) if name not in passed]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.heads.attention import STAGES, Attention, HeadNumbers, HeadsError
-from mixhead_plugin.heads.gates import Weight, evaluating, notice, opened
+from mixhead_plugin.heads.gates import Weight, check_passed, evaluating, opened
 
 Batch = TypeVar("Batch")
 
@@ -49,11 +49,13 @@ def importance(
     reached: set[str] = set()  # attentions on which a loss depends
     sentences = 0
     for batch in batches:
-        number = sentences_of(batch)
-        for key, gradient in _gradients(attentions, batch, loss, number, stages).items():
-            reached.add(key[0])
-            sums[key] += gradient.abs().sum(0)
-        sentences += number
+        in_batch = sentences_of(batch)
+        gradients = _gradients(attentions, batch, loss, in_batch, stages)
+        for (name, stage), gradient in gradients.items():
+            reached.add(name)
+            # The modulus of each sentence before the sum: that is why each has gates of its own.
+            sums[name, stage] += gradient.abs().sum(0)
+        sentences += in_batch
 
     if not sentences:
         raise HeadsError("importance: must have a batch")
@@ -94,19 +96,22 @@ def _gradients(
             gates.append(Weight(attention, stage, sentences))
     with torch.enable_grad(), opened(gate.open() for gate in gates):
         value = loss(batch)
-        passed = {(gate.name, gate.stage): gate.ones for gate in gates if gate.ones is not None}
-        if not passed:
-            notice("importance", gates, stacklevel=4)
+
+        ones = {(gate.name, gate.stage): gate.ones for gate in gates if gate.ones is not None}
+        if not ones:
+            check_passed("importance", gates, stacklevel=4)  # which raises
         if not value.requires_grad:
             raise HeadsError(
                 "importance: the loss has no gradient, it must not be detached or under no_grad"
             )
-        gradients = torch.autograd.grad(value, list(passed.values()), allow_unused=True)
+        gradients = torch.autograd.grad(value, list(ones.values()), allow_unused=True)
+
     if all(gradient is None for gradient in gradients):
         raise HeadsError("importance: the loss does not depend on any head")
     found = {}
-    for key, gradient in zip(passed, gradients):
+    for key, gradient in zip(ones, gradients):
         if gradient is not None:
+            # [sentences, 1, heads, 1] or [sentences, heads, 1] -> [sentences, heads]
             found[key] = gradient.double().reshape(sentences, -1).cpu()
     return found
 
@@ -166,7 +171,7 @@ def normalized_by_layer(weights: HeadNumbers) -> HeadNumbers:
     return normalized
 
 
-# The values of --normalize.
+# How heads of different attentions are compared.
 NORMALIZATIONS: dict[str, Callable[[HeadNumbers], HeadNumbers]] = {
     "none": lambda weights: weights,
     "layer": normalized_by_layer,

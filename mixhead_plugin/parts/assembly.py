@@ -29,12 +29,13 @@ def build_part(kind: PartKind, variant: Variant, sizes: AttentionSizes) -> nn.Mo
 class UsesParts:
     """A mixin: what the parts of one attention make of a call, wherever the parts lie.
 
-    Who has it has the attributes `normalizer`, one for each table in PARTS, and `relative_gain`;
+    Who has it has the attribute `normalizer`, and the parts `head_mixing`, `score_mixing`,
+    `feature_mixing`, `attention_sink`, `attention_gate`, `relative_position` and `relative_gain`;
     None where there is no part. It is no function of them, because TorchScript passes no modules to
     functions.
     """
 
-    # TorchScript would take annotations of parts and projections for its own types
+    # For mypy. TorchScript would take annotations of parts for types of its own.
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
@@ -85,9 +86,15 @@ class UsesParts:
                 diagonal = matrix.diagonal
             else:
                 mixing = matrix
-        score_mixing = None if self.score_mixing is None else self.score_mixing(projected, x)
-        sink = None if self.attention_sink is None else self.attention_sink(q)
-        gain = None if self.relative_gain is None else self.relative_gain(q.size(2), k.size(2))
+        score_mixing: Tensor | None = None
+        if self.score_mixing is not None:
+            score_mixing = self.score_mixing(projected, x)
+        sink: Tensor | None = None
+        if self.attention_sink is not None:
+            sink = self.attention_sink(q)
+        gain: Tensor | None = None
+        if self.relative_gain is not None:
+            gain = self.relative_gain(q.size(2), k.size(2))
 
         return AttentionInputs(
             query=q,
@@ -125,10 +132,10 @@ class UsesParts:
 class Assembly(UsesParts, Hooked, nn.Module):
     """A mixin: a module that holds the parts of its attention.
 
-    Each has the name of its option, and is None where there is none.
+    They are those of `UsesParts`, and `add_parts` makes them.
     """
 
-    # TorchScript would take annotations of parts and projections for its own types
+    # As in UsesParts.
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
