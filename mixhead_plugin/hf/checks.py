@@ -124,24 +124,30 @@ def _comes_from(trial: Trial, kind: str, path: str, start: int, end: int) -> boo
     them there; keys and values may have been convolved.
     """
     heads = trial.arrived[kind][-1, :, -1]  # [H or G, D] of the last position and sentence
+    first = start
+    if kind == "values":
+        # The last one only: DiffLlama calls its function with the values of half of the heads,
+        # twice. Which head has which values does not matter to a mixing.
+        heads = heads[-1:]
+        first = end - trial.site.head_dim
+
     gradients = _gradients(heads, list(trial.given.values()))
     found = dict(zip(trial.given, gradients))
     own = found.pop(path)  # [B, N, features]
     others = [*found.values(), own[..., :start], own[..., end:], own[:-1]]
     if kind == "queries":
         others.append(own[:, :-1])
-    features = own[-1, -1, start:end]
-    if any(each.any() for each in others) or not features.all():
+    if any(each.any() for each in others) or not own[-1, -1, first:end].all():
         return False
 
-    number = (end - start) // trial.site.head_dim
+    number = (end - first) // trial.site.head_dim
     if heads.size(0) % number != 0:
         return False
-    # Some attentions repeat the keys and values that several queries share.
+    # Some attentions repeat the keys that several queries share.
     by_head = heads.unflatten(0, (number, -1)).flatten(1)  # [G, repeats * D]
 
-    def own_of(gradient: Tensor) -> Tensor:
-        return gradient[-1, -1, start:end].unflatten(0, (number, -1))
+    def own_of(features: Tensor) -> Tensor:
+        return features[-1, -1, first:end].unflatten(0, (number, -1))  # [G, D]
 
     return _in_order(by_head, trial.given[path], own_of)
 
@@ -162,8 +168,8 @@ def _keeps_the_order(trial: Trial) -> bool | None:
     if not gradient.any():
         return None
 
-    def own_of(gradient: Tensor) -> Tensor:
-        return gradient[-1].transpose(0, 1).flatten(1)  # [H', N * Dv], of any position
+    def own_of(returned: Tensor) -> Tensor:
+        return returned[-1].transpose(0, 1).flatten(1)  # [H', N * Dv], of any position
 
     return _in_order(last, trial.returned, own_of)
 
@@ -171,21 +177,14 @@ def _keeps_the_order(trial: Trial) -> bool | None:
 def _gradients(
     heads: Tensor, inputs: Sequence[Tensor], signs: Tensor | None = None
 ) -> list[Tensor]:
-    """Return the gradients of a sum of all features of some heads.
+    """Return the gradients of a sum of all features of some heads, with random factors.
 
     Args:
         heads: [H, n], computed from the inputs
         inputs: the tensors to derive by
         signs: of each head in the sum, [H, 1]; None for 1
     """
-    heads = upcast(heads)  # a factor that half precision rounds to 0 would hide a feature
-    values = heads.detach()
-    factors = random_like(values, tuple(heads.shape), seed=0)
-    if heads.size(1) > 1:
-        # Orthogonal to each head. Then a root mean square over all heads, which depends on their
-        # lengths, does not change with such a sum, so the gradient is that of the heads alone.
-        lengths = values.square().sum(1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
-        factors = factors - values * (factors * values).sum(1, keepdim=True) / lengths
+    factors = random_like(heads, tuple(heads.shape), seed=0)
     if signs is not None:
         factors = factors * signs
     total = (heads * factors).sum()
@@ -202,23 +201,53 @@ def _in_order(heads: Tensor, inputs: Tensor, own_of: Callable[[Tensor], Tensor])
     """Return whether head h comes from the h-th part of the inputs, for every h.
 
     Each bit of h decides a sign of the head in a sum. The gradient of the sum by the h-th part has
-    this sign, too, or nearly so where there is a norm over all heads.
+    this sign, too.
 
     Args:
         heads: [H, n], computed from the inputs
         inputs: what to derive by
-        own_of: takes a gradient, and returns that by each part, [H, m]
+        own_of: takes the inputs or a gradient, and returns that of each part, [H, m]
     """
-    (plain,) = _gradients(heads, [inputs])
-    plain = upcast(own_of(plain))
+    features = own_of(inputs.detach())
+    (gradient,) = _gradients(heads, [inputs])
+    reached = own_of(gradient) != 0  # some parts have features of other positions, too
+    plain = _within_a_head(own_of(gradient), features, reached)
+
     numbers = torch.arange(heads.size(0), device=heads.device)[:, None]  # [H, 1]
     for bit in range((heads.size(0) - 1).bit_length()):
         signs = 1 - 2 * ((numbers >> bit) & 1)
-        (signed,) = _gradients(heads, [inputs], signs)
-        share = (upcast(own_of(signed)) * plain).sum(1) / plain.square().sum(1)  # [H]
+        (gradient,) = _gradients(heads, [inputs], signs)
+        signed = _within_a_head(own_of(gradient), features, reached)
+        share = (signed * plain).sum(1) / plain.square().sum(1)  # [H]
         if not ((share - signs[:, 0]).abs() < 0.5).all():  # so that NaN is no order, either
             return False
     return True
+
+
+def _within_a_head(gradient: Tensor, features: Tensor, reached: Tensor) -> Tensor:
+    """Return what is left of a gradient without changes of the mean and the length of each head.
+
+    A norm over all heads depends on these two of each head. So the rest of the gradient by one head
+    shows nothing of the others, whatever the weights of the norm are.
+
+    Args:
+        gradient: by the features of each head, [H, m]
+        features: of each head, [H, m]
+        reached: which of them matter, [H, m]
+    """
+    gradient = upcast(gradient)
+    features = upcast(features) * reached
+    number = reached.sum(1, keepdim=True)
+    directions = []
+    if number.min() > 2:  # else nothing would be left without both
+        directions.append(reached.to(features))
+        features = (features - features.sum(1, keepdim=True) / number) * reached
+    if number.min() > 1:
+        directions.append(features)
+    for direction in directions:
+        square = direction.square().sum(1, keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
+        gradient = gradient - direction * (gradient * direction).sum(1, keepdim=True) / square
+    return gradient
 
 
 def _wrong(path: str, kind: str, kinds: Sequence[str]) -> str:
