@@ -431,7 +431,7 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
             )
     variant = Variant.of_flags(given)
     sizes = variant.sizes(given.encoder_attention_heads, given.encoder_embed_dim)
-    mixing = build_part(variant.parts()["head_mixing"], variant, sizes)
+    mixing = build_part(variant.part_kinds()["head_mixing"], variant, sizes)
     identity = {} if mixing is None else mixing.identity()
     for name, tensor in state.items():
         _, of_mixing, part = name.rpartition(".head_mixing.")

@@ -191,7 +191,7 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
     def signature(self) -> dict[str, Any]:
         """Return what a checkpoint must share with this module, by the names of flags."""
         record: dict[str, Any] = {"attention_normalizer": self.variant.normalizer}
-        for name, row in self.variant.parts().items():
+        for name, row in self.variant.part_kinds().items():
             record[name] = getattr(self.variant, name)
             for field in ("mixed_features", "mixing_rank"):
                 if field in row.options:

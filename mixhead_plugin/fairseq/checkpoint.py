@@ -274,7 +274,7 @@ def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[s
         )
         sizes = variant.sizes(attention.num_heads, attention.embed_dim)
         with torch.device("meta"):
-            part = build_part(variant.parts()[option], variant, sizes)
+            part = build_part(variant.part_kinds()[option], variant, sizes)
     except PartError:
         return {}
     assert part is not None  # the value is not `none`
@@ -344,7 +344,7 @@ def _warn_of_what_leaves_no_trace(attentions: dict[str, MultiheadAttention]) -> 
         variant = attention.variant
         if variant.normalizer != "softmax":
             unseen.add(("attention_normalizer", variant.normalizer))
-        for option, row in variant.parts().items():
+        for option, row in variant.part_kinds().items():
             if row.leaves_no_trace:
                 unseen.add((option, getattr(variant, option)))
     for option, value in sorted(unseen):

@@ -185,7 +185,7 @@ def _check_parts(options: AttentionOptions, covered: Sites) -> None:
     """
     for site, sizes in covered.items():
         variant = options.variant(site)
-        for name, row in variant.parts().items():
+        for name, row in variant.part_kinds().items():
             if row.uncut and options.heads_per_layer:
                 raise OptionError(
                     f"--heads-per-layer {options.heads_per_layer}: must be left out with "
@@ -265,7 +265,7 @@ def _check_learning_rate(args: Any, options: AttentionOptions, variant: Variant)
     if options.mixing_lr_scale == 1:
         return
     flag = f"--mixing-lr-scale {options.mixing_lr_scale}"
-    rows = variant.parts()
+    rows = variant.part_kinds()
     if not any(rows[name].trained for name in MIXINGS):
         flags = " or ".join(option_name(name) for name in MIXINGS)
         raise OptionError(f"{flag}: has no effect without a trained {flags}; must be 1")

@@ -75,7 +75,7 @@ class AssemblyAttention:
     def cut_problem(self, heads: Sequence[int]) -> str:
         if len(heads) == self.heads["mixed"]:
             return "must leave one head"
-        option, why = whole_part(self.module.variant.parts())
+        option, why = whole_part(self.module.variant.part_kinds())
         if not option:
             return ""
         return f"{option} must have all heads, {why}; ablate them instead"
@@ -98,11 +98,11 @@ class AssemblyAttention:
         Raise HeadsError where every head needs all heads, or where it is not known which entries of
         a tensor belong to which head.
         """
-        option, why = whole_part(self.module.variant.parts())
+        option, why = whole_part(self.module.variant.part_kinds())
         if option:
             raise HeadsError(f"{self.name}: {option} must have all heads, {why}")
         axes = dict(PARAMETERS)
-        for option, kind in self.module.variant.parts().items():
+        for option, kind in self.module.variant.part_kinds().items():
             for entry, axes_of_entry in kind.parameters.items():
                 axes[f"{option}.{entry}"] = axes_of_entry
 

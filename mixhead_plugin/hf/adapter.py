@@ -110,7 +110,7 @@ class SiteAttention:
         return bool((output >= 0).all() and (sums < 1.01).all() and (sums > 0).any())
 
     def cut_problem(self, heads: Sequence[int]) -> str:
-        parts = {} if self.mixed is None else self.mixed.variant.parts()
+        parts = {} if self.mixed is None else self.mixed.variant.part_kinds()
         return pruning.problem(self.sizes, parts, heads)
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:

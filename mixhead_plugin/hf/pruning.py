@@ -104,7 +104,7 @@ def cut(site: Site, model: nn.Module, heads: Sequence[int]) -> None:
     _keep(model.get_submodule(site.paths["output"]), columns, of_outputs=False)
 
     stay = {"source": left["queries"], "mixed": kept}
-    for option, part_kind in mixed.variant.parts().items():
+    for option, part_kind in mixed.variant.part_kinds().items():
         part = getattr(site.module, option)
         if part is not None:
             cut_part(part, part_kind, stay, sizes)

@@ -161,7 +161,7 @@ def check_calling(
                 "its own"
             )
     variant = Variant.of(asked)
-    if "query" in variant.parts()["feature_mixing"].parameters:
+    if "query" in variant.part_kinds()["feature_mixing"].parameters:
         raise ValueError(
             f"feature_mixing {variant.feature_mixing}: acts on projections, which a module that "
             "calls scaled_dot_product_attention does not show; must be none or output"

@@ -65,7 +65,7 @@ def reads_input(variant: Variant) -> str:
 
     Others read the queries alone.
     """
-    for name, kind in variant.parts().items():
+    for name, kind in variant.part_kinds().items():
         if kind.reads == "input" or (name == "attention_gate" and kind.build is not None):
             return name
     return ""

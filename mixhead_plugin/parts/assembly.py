@@ -151,7 +151,7 @@ class Assembly(UsesParts, Hooked, nn.Module):
         self.variant = variant
         # TorchScript reads texts of a module, but not those of a record in it.
         self.normalizer = variant.normalizer
-        for name, kind in variant.parts().items():
+        for name, kind in variant.part_kinds().items():
             if name == "score_mixing":
                 # All heads have scores, also where fewer mixed heads follow.
                 part = build_part(kind, variant, sizes._replace(mixed_heads=sizes.num_heads))

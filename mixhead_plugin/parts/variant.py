@@ -153,7 +153,7 @@ class Variant:
     def _check_effects(self) -> None:
         """Refuse a field that only some parts read, where none of them is there."""
         read: set[str] = set()
-        for row in self.parts().values():
+        for row in self.part_kinds().values():
             read.update(row.options)
 
         for part, table in PARTS.items():
@@ -170,7 +170,7 @@ class Variant:
                     f"{words} {' or '.join(readers)}",
                 )
 
-    def parts(self) -> dict[str, PartKind]:
+    def part_kinds(self) -> dict[str, PartKind]:
         """Return the row of each table in PARTS that is asked for, by the name of its field."""
         return {name: table[getattr(self, name)] for name, table in PARTS.items()}
 

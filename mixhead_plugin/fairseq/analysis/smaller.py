@@ -29,7 +29,7 @@ from mixhead_plugin.heads.sites import by_site
 
 def refuse_uncut(attention: AssemblyAttention) -> None:
     """Refuse an attention with a part for which every head needs all heads."""
-    option, why = whole_part(attention.module.variant.parts())
+    option, why = whole_part(attention.module.variant.part_kinds())
     if option:
         flag = f"{option_name(option)} {getattr(attention.module.variant, option)}"
         raise OptionError(

@@ -46,7 +46,7 @@ class Penalty(NamedTuple):
     def acts_on(self, variant: Variant, num_heads: int) -> bool:
         """Return whether attentions of this variant and number of source heads have it."""
         if self.on_mixing:
-            return any(row.orthogonal for row in variant.parts().values())
+            return any(row.orthogonal for row in variant.part_kinds().values())
         return num_heads > 1
 
 
@@ -55,7 +55,7 @@ def _mixing_penalty(
 ) -> Tensor:
     """Return the sum of the penalties on M and on the matrices that mix features."""
     matrices: list[Tensor | LowRank] = []
-    if attention.variant.parts()["head_mixing"].orthogonal:
+    if attention.variant.part_kinds()["head_mixing"].orthogonal:
         # A low-rank mixing gives the factors of M, the others M itself.
         mixing = inputs.mixing if inputs.mixing is not None else inputs.factors()
         assert mixing is not None

@@ -217,7 +217,9 @@ class SynthesizerAttention(MixheadAttention):
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
         kind = SYNTHESIZERS[synthesizer]
         del self.k_proj
-        mixing_reads_query = any(part.reads == "query" for part in self.variant.parts().values())
+        mixing_reads_query = any(
+            part.reads == "query" for part in self.variant.part_kinds().values()
+        )
         if not (kind.reads_query or mixing_reads_query):
             self.q_proj = None
         self.synthesizer_name = synthesizer
