@@ -124,30 +124,23 @@ def _comes_from(trial: Trial, kind: str, path: str, start: int, end: int) -> boo
     them there; keys and values may have been convolved.
     """
     heads = trial.arrived[kind][-1, :, -1]  # [H or G, D] of the last position and sentence
-    first = start
-    if kind == "values":
-        # The last one only: DiffLlama calls its function with the values of half of the heads,
-        # twice. Which head has which values does not matter to a mixing.
-        heads = heads[-1:]
-        first = end - trial.site.head_dim
-
     gradients = _gradients(heads, list(trial.given.values()))
     found = dict(zip(trial.given, gradients))
     own = found.pop(path)  # [B, N, features]
     others = [*found.values(), own[..., :start], own[..., end:], own[:-1]]
     if kind == "queries":
         others.append(own[:, :-1])
-    if any(each.any() for each in others) or not own[-1, -1, first:end].all():
+    if any(each.any() for each in others) or not own[-1, -1, start:end].all():
         return False
 
-    number = (end - first) // trial.site.head_dim
+    number = (end - start) // trial.site.head_dim
     if heads.size(0) % number != 0:
         return False
-    # Some attentions repeat the keys that several queries share.
+    # Some attentions repeat the keys and values that several queries share.
     by_head = heads.unflatten(0, (number, -1)).flatten(1)  # [G, repeats * D]
 
     def own_of(features: Tensor) -> Tensor:
-        return features[-1, -1, first:end].unflatten(0, (number, -1))  # [G, D]
+        return features[-1, -1, start:end].unflatten(0, (number, -1))  # [G, D]
 
     return _in_order(by_head, trial.given[path], own_of)
 

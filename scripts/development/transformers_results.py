@@ -16,7 +16,7 @@ REFUSED = {
     "has no attention": "refused: no attention that goes through the `AttentionInterface`, or "
     "other projections than queries, keys and values of one size",
     "softcap": "refused: capped scores",
-    "one head after another": "refused: outputs of heads in another order",
+    "does not give": "refused: heads that get the values of other heads",
     "one after another": "refused: queries, keys and values of each head in turn",
     "features, but": "refused: gates beside the queries",
     "must work alone": "refused: the attention cannot be tried alone",
