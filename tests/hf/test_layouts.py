@@ -207,11 +207,16 @@ def test_the_order_is_seen_in_half_precision(name, dtype):
     assert hf.mixing_parameters(hf.mix(model, "position-wise"))
 
 
-@pytest.mark.parametrize("heads", [4, 16])
-def test_a_norm_over_all_heads_does_not_hide_their_order(heads, monkeypatch):
+@pytest.mark.parametrize("heads", [4, 8])
+@pytest.mark.parametrize("norm", ["of lengths", "of lengths and means"])
+def test_a_norm_over_all_heads_does_not_hide_their_order(norm, heads, monkeypatch):
     sizes = dict.fromkeys(("num_attention_heads", "num_heads", "n_heads"), heads)
     sizes["num_key_value_heads"] = heads
     model, inputs = build("Olmo2ForCausalLM", sizes)
+    if norm == "of lengths and means":
+        for layer in model.model.layers:
+            layer.self_attn.q_norm = torch.nn.LayerNorm(32).double()
+            torch.nn.init.normal_(layer.self_attn.q_norm.weight)
     before = model(**inputs).logits
     mixed = hf.mix(copy.deepcopy(model), "position-wise")
     torch.testing.assert_close(mixed(**inputs).logits, before)
