@@ -78,7 +78,11 @@ def _name(cfg: Any, option: str) -> Any:
 
 @replaces(models, "build_model")
 def _build_model(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-    _refuse_unknown("arch", _name(cfg, "arch"))
+    name = _name(cfg, "arch")
+    # A config of one field may have the architecture's name as that of the field.
+    if name is None and OmegaConf.is_config(cfg) and len(cfg) > 1:
+        raise OptionError("model._name: missing; must be an architecture like mixhead_transformer")
+    _refuse_unknown("arch", name)
     return original(cfg, *args, **kwargs)
 
 

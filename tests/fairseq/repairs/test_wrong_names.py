@@ -55,6 +55,14 @@ def test_an_unknown_name_in_a_config_is_one_line_that_asks_for_the_user_dir(flag
     )
 
 
+def test_a_model_without_a_name_in_a_config_is_one_line():
+    for fields in ({"head_mixing": "none", "dropout": 0.1}, {"_name": None, "dropout": 0.1}):
+        with pytest.raises(OptionError) as error:
+            models.build_model(OmegaConf.create(fields), None)
+        message = "model._name: missing; must be an architecture like mixhead_transformer"
+        assert str(error.value) == message
+
+
 def test_a_name_that_is_nearly_right_is_suggested():
     with pytest.raises(
         OptionError, match=r"^--criterion cross_entrpy: unknown; did you mean cross_entropy or "
