@@ -125,9 +125,9 @@ def _one_by_one(
 def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_: Any) -> int:
     """Return the operations of the products of matrices, 2 for each multiplication.
 
-    So torch counts its own attention. Hidden keys count. The backward pass computes the weights
-    again, and then two products for each one of the forward pass, but the product with the values
-    is not computed again.
+    So torch counts its own attention. Hidden keys and frozen tensors count. The backward pass
+    computes the weights again, and then two products for each one of the forward pass, but the
+    product with the values is not computed again.
 
     Args:
         schema: of the operator, such as "(Tensor query, Tensor key, ...) -> Tensor"

@@ -51,7 +51,7 @@ def backward(
     Args:
         plan: the blocks of the call
         d_output: the gradient of the output, [B, H', Nq, Dv]
-        names: of the inputs whose gradients are asked for
+        names: of the inputs whose gradients are asked for; no others are computed
         kept: what the forward pass has kept, or None
     """
     dtype = plan.inputs.query.dtype
@@ -220,8 +220,9 @@ class _BlockBackward:
             d_mixed.mul_(mask)
             # Not in place: another backward pass may read these weights again.
             dropped = torch.mul(self.mixed, mask, out=mask)
-        with self.turns.turn("value", self.block):
-            _add_products(self.grads["value"], dropped, d_output, steps.dropout_scale)
+        if "value" in self.grads:
+            with self.turns.turn("value", self.block):
+                _add_products(self.grads["value"], dropped, d_output, steps.dropout_scale)
         return d_mixed
 
     def _through_mixing(self, d_mixed: Tensor) -> Tensor:
@@ -230,7 +231,8 @@ class _BlockBackward:
         if self.part.mixing is not None:
             back = self.part.mixing.transpose(-2, -1)
             d_arranged = steps.arranged(d_mixed, back, "d by query")
-            _write_product(self.arranged, d_arranged.transpose(1, 2), self.grads["mixing"])
+            if "mixing" in self.grads:
+                _write_product(self.arranged, d_arranged.transpose(1, 2), self.grads["mixing"])
             return steps.mix_arranged(d_arranged, back, self.n)
         if self.factors is not None:
             left, right, diagonal = self.factors
@@ -248,34 +250,43 @@ class _BlockBackward:
             d_arranged: the gradient of Pbar, [b * n, h, k]
             d_sums: the gradient of the sums S_r, [b * n, R, k]
         """
-        d_left = self.grads["mixing_left"]
-        d_right = self.grads["mixing_right"]
-        d_diagonal = self.grads["mixing_diagonal"]
+        d_left = self.grads.get("mixing_left")
+        d_right = self.grads.get("mixing_right")
+        d_diagonal = self.grads.get("mixing_diagonal")
+        if d_left is None and d_right is None and d_diagonal is None:
+            return
         if self.arranged.shape[1] > FEW_HEADS:
-            _write_product(d_arranged, self.sums.transpose(1, 2), d_right)
-            _write_product(self.arranged, d_sums.transpose(1, 2), d_left)
-            terms = self.steps.buffer("terms", self.arranged.shape)
-            torch.mul(self.arranged, d_arranged, out=terms)
-            d_diagonal.copy_(terms.sum(2).view(d_diagonal.shape))
+            if d_left is not None:
+                _write_product(self.arranged, d_sums.transpose(1, 2), d_left)
+            if d_right is not None:
+                _write_product(d_arranged, self.sums.transpose(1, 2), d_right)
+            if d_diagonal is not None:
+                terms = self.steps.buffer("terms", self.arranged.shape)
+                torch.mul(self.arranged, d_arranged, out=terms)
+                d_diagonal.copy_(terms.sum(2).view(d_diagonal.shape))
             return
 
-        # By the gradient of M itself. It multiplies more than the products with the sums, but reads
-        # the weights once.
+        # By the gradient of M itself. This multiplies more than the products with the sums, but
+        # reads the weights once.
         d_matrix = torch.bmm(self.arranged, d_arranged.transpose(1, 2))  # [b * n, h, h]
-        _write_product(d_matrix, factors.right.flatten(0, 1), d_left)
-        _write_product(d_matrix.transpose(1, 2), factors.left.flatten(0, 1), d_right)
-        d_diagonal.copy_(d_matrix.diagonal(dim1=1, dim2=2).view(d_diagonal.shape))
+        if d_left is not None:
+            _write_product(d_matrix, factors.right.flatten(0, 1), d_left)
+        if d_right is not None:
+            _write_product(d_matrix.transpose(1, 2), factors.left.flatten(0, 1), d_right)
+        if d_diagonal is not None:
+            d_diagonal.copy_(d_matrix.diagonal(dim1=1, dim2=2).view(d_diagonal.shape))
 
     def _through_gain(self, d_with_gain: Tensor) -> Tensor:
         """Go back through the gain of distances; return dP [b * h, n, k], in the same memory."""
         if self.part.gain is None:
             return d_with_gain
-        # The gain's gradient is read from d_with_gain before the next line overwrites it.
-        d_gain = self._gain_grad(d_with_gain)
+        if "gain" in self.grads:
+            # First, because the product below overwrites what it reads.
+            d_gain = self._gain_grad(d_with_gain)
+            with self.turns.turn("gain", self.block):
+                self.grads["gain"].add_(d_gain)
         by_key = self.steps.gain_by_key(self.block, self.part.gain)
         d_with_gain.view(self.block.shape).mul_(by_key)
-        with self.turns.turn("gain", self.block):
-            self.grads["gain"].add_(d_gain)
         return d_with_gain
 
     def _gain_grad(self, d_with_gain: Tensor) -> Tensor:
@@ -301,8 +312,9 @@ class _BlockBackward:
         d_with_sink[..., :-1] = d_weights
         d_with_sink[..., -1] = 0.0
         d_scores = self.steps.normalizer.grad(self.scores, self.with_sink, d_with_sink, out)
-        of_sink = d_scores[..., -1].view(self.block.shape[:3])  # [b, h, n]
-        self.grads["sink"].copy_(of_sink.sum((0, 2)))
+        if "sink" in self.grads:
+            of_sink = d_scores[..., -1].view(self.block.shape[:3])  # [b, h, n]
+            self.grads["sink"].copy_(of_sink.sum((0, 2)))
         return self.steps.without_sink(d_scores, self.part)
 
     def _through_biases(self, d_scores: Tensor) -> None:
@@ -311,22 +323,23 @@ class _BlockBackward:
             with self.turns.turn("attn_mask", self.block):
                 by_head = d_scores.view(self.block.shape)
                 add_mask_grad(self.grads["attn_mask"], by_head, self.block)
-        if self.part.relative_query is not None:
-            d_query, d_key = self._relative_grads(d_scores)
-            self.grads["relative_query"].copy_(d_query)
-            with self.turns.turn("relative_key", self.block):
-                self.grads["relative_key"].add_(d_key)
+        if "relative_query" in self.grads or "relative_key" in self.grads:
+            self._add_relative_grads(d_scores)
 
-    def _relative_grads(self, d_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of relative_query and _key: [b, h, n, R] and [h, n + k - 1, R]."""
+    def _add_relative_grads(self, d_scores: Tensor) -> None:
+        """Add to the gradients of relative_query, [b, h, n, R], and relative_key."""
         b, _, n, _ = self.block.shape
         d_distances, shifted = self.steps.distances(self.block, b)  # [h, b * n, n + k - 1]
         d_distances.zero_()
         shifted.copy_(d_scores.view(self.block.shape))
         assert self.part.relative_query is not None and self.part.relative_key is not None
-        d_query = torch.bmm(d_distances, self.part.relative_key)  # [h, b * n, R]
-        d_key = torch.bmm(d_distances.transpose(1, 2), self.part.relative_query)
-        return d_query.unflatten(1, (b, n)).transpose(0, 1), d_key
+        if "relative_query" in self.grads:
+            d_query = torch.bmm(d_distances, self.part.relative_key)  # [h, b * n, R]
+            self.grads["relative_query"].copy_(d_query.unflatten(1, (b, n)).transpose(0, 1))
+        if "relative_key" in self.grads:
+            d_key = torch.bmm(d_distances.transpose(1, 2), self.part.relative_query)
+            with self.turns.turn("relative_key", self.block):
+                self.grads["relative_key"].add_(d_key)  # [h, n + k - 1, R]
 
     def _through_score_mixing(self, d_scores: Tensor) -> Tensor:
         """Go back through the mixing of scores; return the gradient of Q K^T, [b * h, n, k]."""
@@ -334,19 +347,22 @@ class _BlockBackward:
             return d_scores
         steps = self.steps
         back = self.part.score_mixing.transpose(-2, -1)
-        products = steps.products(self.block)
-        arranged = steps.arranged(products, self.part.score_mixing, "by query")
         d_arranged = steps.arranged(d_scores, back, "d by query")
-        _write_product(arranged, d_arranged.transpose(1, 2), self.grads["score_mixing"])
+        if "score_mixing" in self.grads:
+            products = steps.products(self.block)
+            arranged = steps.arranged(products, self.part.score_mixing, "by query")
+            _write_product(arranged, d_arranged.transpose(1, 2), self.grads["score_mixing"])
         return steps.mix_arranged(d_arranged, back, self.n, "mixed products")
 
     def _through_products(self, d_products: Tensor) -> None:
         """Go back through scale * Q K^T, to the queries and keys."""
         scale = self.steps.scale
-        d_query = product(d_products, self.part.key, scale)  # [b * h, n, D]
-        self.grads["query"].copy_(d_query.view(self.grads["query"].shape))
-        with self.turns.turn("key", self.block):
-            _add_products(self.grads["key"], d_products, self.part.query, scale)
+        if "query" in self.grads:
+            d_query = product(d_products, self.part.key, scale)  # [b * h, n, D]
+            self.grads["query"].copy_(d_query.view(self.grads["query"].shape))
+        if "key" in self.grads:
+            with self.turns.turn("key", self.block):
+                _add_products(self.grads["key"], d_products, self.part.query, scale)
 
 
 def _write_product(left: Tensor, right: Tensor, out: Tensor) -> None:

@@ -80,28 +80,20 @@ def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tupl
     return empty_output(upcast(query), value).to(value.dtype), new_handle()
 
 
-def _learned(inputs: AttentionInputs, learned_mask: bool) -> list[str]:
-    """Return the names of the inputs whose gradients the backward pass computes."""
-    names = list(inputs.given())
-    if learned_mask:
-        names.append("attn_mask")
-    return names
-
-
-def _backward(d_output: Tensor, learned_mask: bool, *arguments: Any) -> tuple[Tensor, ...]:
+def _backward(d_output: Tensor, asked: str, *arguments: Any) -> tuple[Tensor, ...]:
     """Return the gradients in the order of `operators.LEARNED`.
 
     Args:
         d_output: [B, H', Nq, Dv]
-        learned_mask: whether attn_mask has one
+        asked: names of the inputs whose gradients are asked for, separated by spaces
         arguments: the fields of `AttentionInputs`, and the handle of what was kept
     """
     inputs = AttentionInputs(*arguments[:_FIELDS])
     handle = arguments[_FIELDS] if len(arguments) > _FIELDS else new_handle()
-    plan = Plan(inputs, learned_mask)
-    names = _learned(inputs, learned_mask)
+    names = asked.split()
+    plan = Plan(inputs, learned_mask="attn_mask" in names)
     grads = backward(plan, d_output, names, _kept(plan, handle))
-    if inputs.relative_key is not None:
+    if inputs.relative_key is not None and "relative_key" in grads:
         # The plan has added rows of zeros for distances without one.
         d_key = grads["relative_key"][:, : inputs.relative_key.shape[1]]
         like = torch.empty_like(inputs.relative_key, dtype=d_key.dtype)  # with its strides
@@ -110,10 +102,9 @@ def _backward(d_output: Tensor, learned_mask: bool, *arguments: Any) -> tuple[Te
     return all_gradients(grads, d_output)
 
 
-def _backward_fake(d_output: Tensor, learned_mask: bool, *arguments: Any) -> tuple[Tensor, ...]:
+def _backward_fake(d_output: Tensor, asked: str, *arguments: Any) -> tuple[Tensor, ...]:
     inputs = AttentionInputs(*arguments[:_FIELDS])
-    names = _learned(inputs, learned_mask)
-    grads = {name: torch.empty_like(getattr(inputs, name)) for name in names}
+    grads = {name: torch.empty_like(getattr(inputs, name)) for name in asked.split()}
     return all_gradients(grads, d_output)
 
 
@@ -124,11 +115,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, d_output: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     inputs, handle = saved_inputs(ctx)
-    learned_mask = False
-    if inputs.attn_mask is not None:
-        learned_mask = ctx.needs_input_grad[AttentionInputs._fields.index("attn_mask")]
-    grads = torch.ops.mixhead_plugin.blockwise_backward(d_output, learned_mask, *inputs, handle)
-    return *by_field(grads, _learned(inputs, learned_mask)), None
+    asked = []  # without frozen tensors, whose gradients would cost products
+    for name, needed in zip(AttentionInputs._fields, ctx.needs_input_grad):
+        if needed:
+            asked.append(name)
+    names = " ".join(asked)  # the operators of torch that compile take texts, but no lists of them
+    grads = torch.ops.mixhead_plugin.blockwise_backward(d_output, names, *inputs, handle)
+    return *by_field(grads, asked), None
 
 
 register(
@@ -139,7 +132,7 @@ register(
 )
 register(
     "blockwise_backward",
-    f"(Tensor d_output, bool learned_mask, {SCHEMA}, Tensor? handle=None) -> {GRADIENTS}",
+    f"(Tensor d_output, str asked, {SCHEMA}, Tensor? handle=None) -> {GRADIENTS}",
     _backward,
     _backward_fake,
 )
