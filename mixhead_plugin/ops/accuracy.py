@@ -1,4 +1,6 @@
-"""Judge an implementation: its error may be twice that of the formula in the same dtype.
+"""Judge an implementation: its error may be about twice that of the formula in the same dtype.
+
+It may be more where few numbers decide, because there chance is larger.
 
 A trial has three steps:
 
@@ -31,9 +33,9 @@ Layout = tuple[tuple[int, bool], ...]
 # not multiples of 16, once multiples.
 SIZES = ((150, 141, 0.1), (160, 144, 0.4))
 DRAWS = 9  # the fewest draws of a trial
-MOST_DRAWS = 4  # times as many are drawn where the formula is not finite in some
-ROWS = 100  # a result should have as many in all draws
-FEW = 5  # the fewest draws that judge a part as sharply as a whole result
+TRIES = 4  # draws for each that is wanted, because the formula is not finite in some
+ROWS = 100  # the fewest rows of a result in all draws of a trial, see `Errors`
+FEW = 5  # with fewer draws a part of a result is judged less sharply than the whole
 PART = 16  # positions of a part, as in the smallest tile
 NEAR = 4e-6  # rounding to float32 may give a score so near to 0 the other sign
 
@@ -62,7 +64,8 @@ class CallKind(NamedTuple):
     padding: bool = False
     dropout: bool = False
     tf32: bool = False
-    # of query, key, value and mixing in memory; contiguous where nothing is said
+    # Of query, key, value and mixing, the first fields of AttentionInputs; the last one is missing
+    # without mixing. Empty for contiguous tensors.
     layouts: tuple[Layout, ...] = ()
 
 
@@ -84,7 +87,7 @@ def enough_draws(kind: CallKind, rows: int = ROWS) -> int:
 
 def call_kind(inputs: AttentionInputs) -> CallKind:
     """Return the kind of a call which has no `problem`."""
-    inputs = _with_place_of_matrix(inputs)
+    inputs = _with_shape_of_matrix(inputs)
     query, key, value, mixing = inputs[:4]
     heads = int(query.shape[1])
     mixed_heads = int(value.shape[1])
@@ -114,8 +117,8 @@ def call_kind(inputs: AttentionInputs) -> CallKind:
     return kind
 
 
-def _with_place_of_matrix(inputs: AttentionInputs) -> AttentionInputs:
-    """Return a call with M in place of its factors, as kernels get it; this M has no numbers."""
+def _with_shape_of_matrix(inputs: AttentionInputs) -> AttentionInputs:
+    """Return a call with M in place of its factors, as kernels get it; this M has only a shape."""
     factors = inputs.factors()
     if factors is None:
         return inputs
@@ -147,7 +150,13 @@ def layout_of(tensor: Tensor) -> Layout:
 
 
 def laid_out(tensor: Tensor, layout: Layout) -> Tensor:
-    """Return a copy of a tensor in a layout, with gaps where its sizes ask for them."""
+    """Return a copy of a tensor in a layout.
+
+    There are gaps in memory where the sizes do not give such strides by themselves. Three rows of
+    20 numbers, whose stride is to be a multiple of 16:
+
+        0 ... 19  (12 unused)  32 ... 51  (12 unused)  64 ... 83
+    """
     strides = [0] * tensor.dim()
     extent = 1  # numbers in memory that the dimensions so far take
     for dim, multiple in layout:
@@ -194,7 +203,7 @@ def sample_call(
         diagonal = draw(batch, n_queries, heads, dtype=kind.mixing) / heads
         return LowRank(left, right, diagonal)
 
-    # The order of the draws must stay: other numbers would be other trials.
+    # Do not reorder the draws: each number of a draw would become another one.
     mixing: Tensor | LowRank | None = draw_mixing(kind.mixing_dim, mixed_heads, kind.mixing)
     if kind.rank:
         mixing = draw_factors()
@@ -298,8 +307,8 @@ class Errors(NamedTuple):
       all queries.
     """
 
-    found: Tensor  # squared errors
-    formula: Tensor  # the same of the formula in the same dtype
+    found: Tensor  # squared errors of the implementation
+    formula: Tensor  # those of the formula in the same dtype, which are the measure
 
 
 Draw = dict[str, Errors]  # by result
@@ -333,8 +342,9 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
     draw = {}
     for name, right in exact.items():
         error = (found[name] - right).square()
-        formulas = (by_formula[name] - right).square() + (other_side[name] - right).square()
-        draw[name] = Errors(found=_by_row(name, error), formula=_by_row(name, formulas))
+        jump = (other_side[name] - right).square()
+        allowed = (by_formula[name] - right).square() + jump
+        draw[name] = Errors(found=_by_row(name, error), formula=_by_row(name, allowed))
     return draw
 
 
@@ -359,7 +369,7 @@ def finite_draws(draw: Callable[[int], Draw], enough: int) -> list[Draw]:
         enough: how many are wanted; fewer come back if the formula is seldom finite
     """
     draws: list[Draw] = []
-    for nth in range(MOST_DRAWS * enough):
+    for nth in range(TRIES * enough):
         drawn = draw(nth)
         if _formula_is_finite(drawn):
             draws.append(drawn)
@@ -410,9 +420,9 @@ def _shares_of_whole(errors: Errors) -> list[Tensor]:
     # The rows whose errors are independent of one another. A single score can spoil all heads of
     # its position, because heads mix; so they are one row. It can spoil all of what positions
     # share, which are one row a draw.
-    heads = 2 if errors.found.dim() == 4 else 1
+    dim = 2 if errors.found.dim() == 4 else 1  # that of heads, or that of rows
     positions = Errors(
-        found=errors.found.sum(heads).flatten(), formula=errors.formula.sum(heads).flatten()
+        found=errors.found.sum(dim).flatten(), formula=errors.formula.sum(dim).flatten()
     )
     return [
         _mean_square_share(positions),
@@ -451,12 +461,13 @@ def _mean_square_share(errors: Errors) -> Tensor:
     """Return the root mean square of errors [..., rows] as a share of what is allowed."""
     found = errors.found.sum(-1)
     formula = errors.formula.sum(-1)
-    ratio = found.sqrt() / (formula.sqrt() + 1e-38)  # 0 / 0 is right
+    ratio = found.sqrt() / (formula.sqrt() + 1e-38)  # no error where none is allowed gives 0
 
-    # How many rows make the sum of squares: 1 where one of them is nearly all of it, and n where
-    # each is one number of the same normal distribution, in which the mean of the fourth powers is
-    # 3 times the squared mean of the squares. The numbers of a row do not count, because the error
-    # of a single score may make all of them.
+    # How many rows make the sum of squares: 1 where one of them is nearly all of it, and about n
+    # where each is one number x of the same normal distribution of variance v. There
+    #     E (sum x^2)^2 = n (n + 2) v^2     and     E sum x^4 = 3 n v^2
+    # so 3 (sum x^2)^2 / sum x^4 - 2 is about n. The numbers of a row do not count, because the
+    # error of a single score may make all of them.
     fourth = (errors.found + errors.formula).square().sum(-1)
     makers = (3 * (found + formula).square() / fourth - 2).nan_to_num(1.0).clamp(min=1)
     return ratio / _allowed(makers)
@@ -467,8 +478,8 @@ def _typical_share(found: Tensor, formula: Tensor, margin: float = 2.0) -> Tenso
 
     From fewer than 25 * margin^2 rows a lower quantile is returned, from very few none: they tell
     nothing. For rows of one number the quotient is that of two numbers of a normal distribution,
-    above 2 in 30 of 100 rows. With a margin of 2 the quantile is by chance above 2 once in 100,000
-    times.
+    above 2 in 30 of 100 rows. So with many rows the quantile could be that of 70 %. With a margin
+    of 2 it is by chance above 2 once in 100,000 times.
 
     Args:
         found: sums of squares, [..., rows]
@@ -491,7 +502,8 @@ def _allowed(rows: Tensor) -> Tensor:
     """Return how many times the formula's error is allowed, at least 2.
 
     Two errors of n numbers differ by a factor of about exp(1 / sqrt(n)) by chance alone. 7 such
-    factors are allowed, which are more than 2 for fewer than 102 rows.
+    factors are allowed, so that chance alone is never refused. They are more than 2 for fewer than
+    102 rows.
 
     Args:
         rows: that make the sum of squares

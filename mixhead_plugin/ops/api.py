@@ -86,18 +86,18 @@ def attention(
         value: [B, H', Nk, Dv]; H' differs from H only with a rectangular `mixing`
         normalizer: a key of `NORMALIZERS`
         mixing: M, any of these dtypes, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source
-            head j in mixed head i. Or `LowRank(left, right, diagonal)`, any of these dtypes, [B,
-            Nq, H, R] twice and [B, Nq, H], for M = I + left right^T + diag(diagonal); then H' = H.
-            M is built only for the kernels. R is the rank.
+            head j in mixed head i. Or `LowRank(left, right, diagonal)`, any of these dtypes,
+            [B, Nq, H, rank] twice and [B, Nq, H], for M = I + left right^T + diag(diagonal); then
+            H' = H. M is built only for the kernels.
         causal: query t sees the keys up to t + (Nk - Nq)
         attn_mask: any of these dtypes, additive, broadcastable to [B, H, Nq, Nk]; -inf hides a key
         key_padding_mask: bool [B, Nk], True hides a key
-        relative: `RelativeScores(a, r)`, a [B, H, Nq, R] and r [H, Nk or Nq + Nk - 1, R] in the
-            dtype of `query`; adds a[b, h, t] . r[h, k - t + Nq - 1] to the score of query t and key
-            k
+        relative: `RelativeScores(query, key)`, [B, H, Nq, R] and [H, Nk or Nq + Nk - 1, R] in the
+            dtype of `query`; adds query[b, h, t] . key[h, k - t + Nq - 1] to the score of query t
+            and key k
         gain: [H, Nq + Nk - 1]; weights times gain[:, k - t + Nq - 1], before mixing (l2 essay,
             'Preliminary Solution')
-        sink: [H], scores of one more key for each row, which has no value (Miller 2023, softmax1;
+        sink: [H], scores of one more key for each row, whose value is 0 (Miller 2023, softmax1;
             gpt-oss); for normalizers that take one
         score_mixing: L, [H, H] or [B, Nq, H, H]; scale * query . key of head i becomes the sum over
             j of L[..., j, i] times that of head j, before relative scores and masks are added
@@ -105,9 +105,9 @@ def attention(
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: factor on query . key; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses what is usually the fastest;
-            any other choice runs or raises, but for `need_weights`.
-        need_weights: also return the mixed weights [B, H', Nq, Nk]; then "reference" computes all,
-            whatever `impl` is
+            any other choice runs or raises.
+        need_weights: also return the mixed weights [B, H', Nq, Nk]. Then `impl` is ignored, because
+            "reference" alone holds them.
 
     Returns:
         [B, H', Nq, Dv] in the dtype of `value`. A row that sees no key is 0. With `need_weights` a
@@ -120,10 +120,8 @@ def attention(
         RuntimeError: `impl` cannot run here, with the reason
         NotImplementedError: `impl` lacks a derivative that is asked for
     """
-    if relative is not None and not isinstance(relative, RelativeScores):
-        raise TypeError(
-            f"relative is {type(relative).__name__}: must be ops.RelativeScores(query, key)"
-        )
+    # These two are taken apart into several fields, so they are checked before there is a record.
+    _check_relative(relative)
     _check_mixing(mixing)
     inputs = AttentionInputs(
         query=query,
@@ -145,6 +143,14 @@ def attention(
     if weights is None:
         return out
     return out, weights
+
+
+def _check_relative(relative: object) -> None:
+    """Refuse what is no pair of tensors that gives relative scores."""
+    if relative is not None and not isinstance(relative, RelativeScores):
+        raise TypeError(
+            f"relative is {type(relative).__name__}: must be ops.RelativeScores(query, key)"
+        )
 
 
 def _check_mixing(mixing: object) -> None:
@@ -315,11 +321,11 @@ def _check_shapes(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
     if inputs.mixing_left is not None:
         sizes["rank"] = inputs.mixing_left.shape[-1:].numel()  # 1 where there is no dimension
     for name, tensor in given.items():
-        fitting = []
+        allowed = []
         for dims in DIMENSIONS[name]:
             shape = [sizes[dim] for dim in dims]
-            fitting.append(tuple(shape))
-        _check_shape(name, tensor, fitting)
+            allowed.append(tuple(shape))
+        _check_shape(name, tensor, allowed)
 
 
 def _check_attn_mask(inputs: AttentionInputs) -> None:
@@ -356,17 +362,19 @@ def _shown(name: str) -> str:
     return name.replace("relative_", "relative.").replace("mixing_", "mixing.")
 
 
-def _check_shape(name: str, tensor: Tensor, fitting: Sequence[tuple[int, ...]]) -> None:
-    """Refuse a tensor whose shape is none of some."""
-    for shape in fitting:
+def _check_shape(name: str, tensor: Tensor, allowed: Sequence[tuple[int, ...]]) -> None:
+    """Refuse a tensor with another shape than one of those that are allowed."""
+    for shape in allowed:
         if len(shape) == tensor.dim() and tensor.shape == shape:
             return
-    expected = " or ".join(str(list(shape)) for shape in fitting)
+    expected = " or ".join(str(list(shape)) for shape in allowed)
     raise ValueError(f"{_shown(name)} {list(tensor.shape)}: must be {expected}")
 
 
 def fastest(inputs: AttentionInputs) -> str:
     """Return what "auto" stands for: "fused" or a key of `IMPLEMENTATIONS`.
+
+    The first answer that fits counts: what must be, before what is fast.
 
     The choice does not depend on whether gradients are on: activation checkpointing computes the
     same attention without and with them, and both passes must drop the same weights.

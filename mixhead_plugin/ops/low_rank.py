@@ -2,7 +2,7 @@
 
 M[j, i] is the weight of source head j in mixed head i, as everywhere. So one mixed head is
 
-    Pbar_i = (1 + diagonal_i) P_i + sum_r right[i, r] S_r        S_r = sum_j left[j, r] P_j
+    Pbar_i = (1 + diagonal_i) P_i + sum_r right[i, r] C_r        C_r = sum_j left[j, r] P_j
 
 For H heads and R columns these are (2 R + 1) H multiplications for each pair of a query and a key,
 where the matrix takes H^2. The matrix is built only for who reads it: `LowRank.matrix`.
@@ -45,6 +45,6 @@ def mix_by_factors(weights: Tensor, left: Tensor, right: Tensor, diagonal: Tenso
     diagonal = diagonal.to(weights.dtype)
 
     by_query = weights.transpose(1, 2)  # [B, Nq, H, Nk]
-    sums = torch.matmul(left.transpose(-2, -1), by_query)  # S, [B, Nq, R, Nk]
+    sums = torch.matmul(left.transpose(-2, -1), by_query)  # C, [B, Nq, R, Nk]
     mixed = (1 + diagonal)[..., None] * by_query + torch.matmul(right, sums)
     return mixed.transpose(1, 2)

@@ -20,9 +20,9 @@ TorchScript compiles the functions for weights. So they are written without what
 every argument of another type than Tensor with its type. A sink is one more key in each row, as
 `reference.append_sink` adds it; the functions need not know of it.
 
-The definitions of `unnormalized` and `relu2` leave nothing to shift. So exp(s) is infinite from s =
-89 on in float32, s^2 from 2e19 on, and gradients are NaN or infinite. fairseq takes no step by such
-gradients.
+`unnormalized` and `relu2` have no sum of weights below, with which a shift of the scores would
+cancel. So exp(s) is infinite from s = 89 on in float32, s^2 from 2e19 on, and gradients are NaN or
+infinite. fairseq takes no step by such gradients.
 """
 
 from collections.abc import Callable
@@ -122,7 +122,8 @@ def exporting() -> bool:
 def _short(scores: Tensor) -> bool:
     """Return whether rows are too short to fill a register of a CPU.
 
-    For them torch's softmax takes about six times as long as single operations.
+    For them torch's softmax takes about six times as long as single operations. A program that is
+    exported must not depend on the length, so it has the way for all lengths.
     """
     if not torch.jit.is_scripting() and exporting():
         return False
@@ -164,6 +165,7 @@ def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor
     # w (g - w.g), with w the weights and g their gradient
     if _short(weights):
         return torch.sub(d_weights, _dot(weights, d_weights), out=out).mul_(weights)
+    # torch's own, because no public function writes to memory that is given.
     return torch._softmax_backward_data(d_weights, weights, -1, weights.dtype, grad_input=out)
 
 
@@ -188,7 +190,8 @@ def sigsoftmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) ->
         # Less the largest score, if that is negative. The softmax ignores what a row shares.
         exponents.sub_(_finite(_largest(scores)).clamp(max=0))
     else:
-        # Without autograd this is faster. Scores of this size lie too far apart for 1e30 to matter.
+        # Without autograd this is faster. Scores below -1e30 are equal or at least 1e22 apart, so
+        # the largest has all the weight, whether the sum is 2 s or only s.
         exponents.clamp_(min=-1e30)
     return softmax(exponents.add_(scores), seen, out)
 
@@ -279,10 +282,10 @@ def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> T
     small = size.clamp(max=1)
     large = size.clamp(min=1)
     weights = (visible / large) * (sigmoid / _normal(small))
-    # A largest weight below 1 becomes 1, but keeps its derivative. That of the quotient by `small`
-    # itself might overflow.
+    # Below `_normal` only the value of a row is divided by `small`, because the derivative of that
+    # quotient might overflow.
     if weights.requires_grad:
-        weights = weights + weights.detach() * (_normal(small) / small - 1)
+        weights = _times_constant(weights, _normal(small) / small)
     return _divide(weights, _length(weights, out), out)
 
 
@@ -345,10 +348,12 @@ def _over_largest(signed: Tensor, in_place: bool) -> Tensor:
         return signed.div_(largest)
     if not signed.requires_grad:
         return signed / largest
-    over = signed / _normal(largest)
-    # This adds 0, unless the largest size is below the normal numbers. Then it brings the row to
-    # its value, and leaves the derivative as it is.
-    return over + over.detach() * (_normal(largest) / largest - 1)
+    return _times_constant(signed / _normal(largest), _normal(largest) / largest)
+
+
+def _times_constant(x: Tensor, factor: Tensor) -> Tensor:
+    """Return x times a factor, with the derivative of x: as if x had been larger from the start."""
+    return x + x.detach() * (factor - 1)
 
 
 def _largest_size(signed: Tensor) -> Tensor:
@@ -392,8 +397,8 @@ def entmax15(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> T
     mean = ranked.cumsum(-1) / number
     variance = ranked.square().cumsum(-1) / number - mean.square()
     thresholds = mean - (1 / number - variance).clamp(min=0).sqrt()
-    size = (thresholds < ranked).sum(-1, keepdim=True).clamp(min=1)
-    support = halves > thresholds.gather(-1, size - 1)
+    support_size = (thresholds < ranked).sum(-1, keepdim=True).clamp(min=1)
+    support = halves > thresholds.gather(-1, support_size - 1)
     inside = halves.masked_fill(~support, 0.0)
 
     # The threshold once more, from the support alone: this loses no digits and has a gradient.

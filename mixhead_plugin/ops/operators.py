@@ -21,9 +21,9 @@ _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", bool: "bool", 
 SCHEMA = ", ".join(
     f"{_TYPES[kind]} {name}" for name, kind in get_type_hints(AttentionInputs).items()
 )
-_TENSORS = AttentionInputs._fields.index("normalizer")  # the number of tensors among the fields
-# What a backward pass returns, a tensor for each: `is_grads_batched` of autograd serves no operator
-# with lists.
+_TENSOR_COUNT = AttentionInputs._fields.index("normalizer")  # the tensors come first
+# What a backward pass returns: a tensor for each, and no list of tensors, because autograd's
+# `is_grads_batched` serves no operator with lists.
 LEARNED = (*DIMENSIONS, "attn_mask")
 GRADIENTS = f"({', '.join(['Tensor'] * len(LEARNED))})"
 
@@ -43,8 +43,8 @@ def register(
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        # `ops.attention` refuses this before. A program that was compiled without tangents, and
-        # gets some later, does not ask again, and its results would have no tangent.
+        # `ops.attention` refuses this before; but a program that was compiled for tensors without
+        # tangents skips its checks. The results would have no tangent.
         if have_tangents(tensors):
             raise no_derivative(name, "forward-mode derivative")
         # autocast would give some of the operations inside another dtype, and refuse stacks of both
@@ -54,7 +54,7 @@ def register(
 
     # torch.library.custom_op would load the compiler at its first call: a second and 35 MiB.
     torch.library.define(f"mixhead_plugin::{name}", schema)
-    torch.library.impl(f"mixhead_plugin::{name}", "default", run)
+    torch.library.impl(f"mixhead_plugin::{name}", "default", run)  # for all devices
     torch.library.register_fake(f"mixhead_plugin::{name}", fake)
     operator = getattr(torch.ops.mixhead_plugin, name)
     torch.library.register_vmap(f"mixhead_plugin::{name}", functools.partial(_one_by_one, operator))
@@ -202,15 +202,16 @@ def register_backward(
 
 def save_inputs(ctx: Any, inputs: tuple[Any, ...], *more: Any) -> None:
     """Save the fields of `inputs` and more tensors for the backward pass."""
-    ctx.save_for_backward(*inputs[:_TENSORS], *more)
-    ctx.options = inputs[_TENSORS:]
+    ctx.save_for_backward(*inputs[:_TENSOR_COUNT], *more)
+    ctx.options = inputs[_TENSOR_COUNT:]
 
 
 def saved_inputs(ctx: Any) -> tuple[Any, ...]:
     """Return the saved inputs as AttentionInputs, and after them the other saved tensors."""
-    # Read once: activation checkpointing computes them here, and returns them only once.
+    # Read once: with activation checkpointing, reading computes the saved tensors, and a second
+    # reading is an error.
     saved = ctx.saved_tensors
-    return AttentionInputs(*saved[:_TENSORS], *ctx.options), *saved[_TENSORS:]
+    return AttentionInputs(*saved[:_TENSOR_COUNT], *ctx.options), *saved[_TENSOR_COUNT:]
 
 
 def empty_output(query: Tensor, value: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Mixed attention by the equations of the papers; every other implementation is tested against it.
 
-    S      = scale * Q K^T, mixed, + relative scores + masks     `masked_scores`
-    P_j    = normalizer(S_j) * gain                              `source_weights`
-    Pbar_i = sum_j M[j, i] P_j                                   `mix_weights`
-    O_i    = dropout(Pbar_i) V_i                                 `weighted_values`
+    S      = scale * Q K^T, mixed by L, + relative scores + masks     `masked_scores`
+    P_j    = normalizer(S_j) * gain                                   `source_weights`
+    Pbar_i = sum_j M[j, i] P_j                                        `mix_weights`
+    O_i    = dropout(Pbar_i) V_i                                      `weighted_values`
 
 The steps are separate functions, because a module that is scripted calls them one by one.
 TorchScript compiles them, so they are written without what it lacks.
@@ -22,7 +22,7 @@ from mixhead_plugin.ops.relative import relative_scores, toeplitz
 
 
 def masked_scores(inputs: AttentionInputs) -> Tensor:
-    """Return S = scale * Q K^T, mixed, + relative scores + masks (mixhead eq. 9).
+    """Return S = scale * Q K^T, mixed by L, + relative scores + masks (mixhead eq. 9).
 
     It is [B, H, Nq, Nk], in float32 or float64.
     """
@@ -67,6 +67,8 @@ def apply_gain(weights: Tensor, gain: Tensor | None) -> Tensor:
 def mix_heads(weights: Tensor, mixing: Tensor | None) -> Tensor:
     """Return Pbar_i = sum_j M[j, i] P_j, [B, H', Nq, Nk] (mixhead eq. 12).
 
+    Scores are mixed by L in the same way.
+
     Args:
         weights: P, [B, H, Nq, Nk]
         mixing: M, [H, H'] or [B, Nq, H, H']; M[..., j, i] is the weight of source head j in mixed
@@ -96,7 +98,7 @@ def mix_weights(weights: Tensor, inputs: AttentionInputs) -> Tensor:
 
 def weighted_values(weights: Tensor, inputs: AttentionInputs) -> Tensor:
     """Return dropout(Pbar) V, [B, H', Nq, Dv], in the dtype of the values."""
-    dropped = F.dropout(weights, inputs.dropout_p)
+    dropped = F.dropout(weights, inputs.dropout_p, training=True)  # p is 0 outside of training
     out = torch.matmul(dropped, upcast(inputs.value))
     return out.to(inputs.value.dtype)
 
@@ -109,7 +111,7 @@ def source_weights(inputs: AttentionInputs) -> Tensor:
     normalize = NORMALIZERS[inputs.normalizer].weights
     with without_autocast(inputs.query.device):
         scores = append_sink(masked_scores(inputs), inputs.sink)  # [B, H, Nq, Nk or Nk + 1]
-        weights = normalize(scores, no_masks(inputs))
+        weights = normalize(scores, seen=no_masks(inputs))
         weights = weights[..., : inputs.key.size(2)]  # without that of the sink
         return apply_gain(weights, inputs.gain)
 

@@ -23,7 +23,8 @@ from mixhead_plugin.ops.blockwise.threads import parallel_for
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 from mixhead_plugin.ops.low_rank import LowRank
 
-# With no more heads, all products of pairs of heads take less time than a few narrow ones.
+# With no more heads, the gradient of M [h, h] is computed whole: the products for its factors alone
+# would be fewer, but too narrow to be fast.
 FEW_HEADS = 16
 
 
@@ -65,9 +66,9 @@ def backward(
         items.append((block, inputs_of(plan, block), d_out, views))
     turns = _Turns(plan.blocks, ADDED.intersection(names))
 
-    def work(items: Iterator[tuple[Block, AttentionInputs, Tensor, dict[str, Tensor]]]) -> None:
+    def work(share: Iterator[tuple[Block, AttentionInputs, Tensor, dict[str, Tensor]]]) -> None:
         steps = Steps(plan, kept, written=True)
-        for block, part, d_out, views in items:
+        for block, part, d_out, views in share:
             try:
                 _BlockBackward(steps, turns, block, part, views).add_gradients(d_out)
             except BaseException:  # the call fails, and no block may wait for this one
@@ -114,8 +115,8 @@ class _Turns:
 
     Sums of floats depend on the order, so without turns two equal calls could differ.
 
-    A block waits only for blocks of a lower number. A thread has already taken those, so no two
-    wait for one another.
+    A block waits only for blocks of a lower number. Threads take blocks in this order, so another
+    thread is at work on those already, and no two wait for one another.
     """
 
     def __init__(self, blocks: Sequence[Block], names: Iterable[str]):
@@ -160,7 +161,7 @@ class _BlockBackward:
     with_sink: Tensor  # the weights of these scores
     weights: Tensor  # P, [b * h, n, k]
     arranged: Tensor  # P with the gain, as M multiplies it: see `Steps.arranged`
-    sums: Tensor  # where M has factors: S_r = sum_j left[j, r] P_j, [b * n, R, k]
+    sums: Tensor  # where M has factors: C_r = sum_j left[j, r] P_j, [b * n, R, k]
     mixed: Tensor  # Pbar, [b * h', n, k]
 
     def __init__(
@@ -226,7 +227,10 @@ class _BlockBackward:
         return d_mixed
 
     def _through_mixing(self, d_mixed: Tensor) -> Tensor:
-        """Go back through Pbar_i = sum_j M[j, i] P_j; return dP [b * h, n, k], with the gain."""
+        """Go back through Pbar_i = sum_j M[j, i] P_j; return dP [b * h, n, k], with the gain.
+
+        The result is written over Pbar, which `_through_values` was the last to read.
+        """
         steps = self.steps
         if self.part.mixing is not None:
             back = self.part.mixing.transpose(-2, -1)
@@ -248,7 +252,7 @@ class _BlockBackward:
         Args:
             factors: [b, n, h, R] twice and [b, n, h]
             d_arranged: the gradient of Pbar, [b * n, h, k]
-            d_sums: the gradient of the sums S_r, [b * n, R, k]
+            d_sums: the gradient of the sums C_r, [b * n, R, k]
         """
         d_left = self.grads.get("mixing_left")
         d_right = self.grads.get("mixing_right")
@@ -393,6 +397,7 @@ def _add_products(total: Tensor, weights: Tensor, rows: Tensor, factor: float) -
     if total.shape[0] == 1 and rows.shape[2] >= NARROW:
         total[0].baddbmm_(weights.transpose(1, 2), rows, alpha=factor)
     else:
-        # torch would start a product for each sentence and head. So all at once, then added.
+        # Into a view of several sentences, torch would start a product for each sentence and head.
+        # So all products at once, which are then added.
         found = product(weights.transpose(1, 2), rows, factor)
         total.add_(found.unflatten(0, total.shape[:2]))

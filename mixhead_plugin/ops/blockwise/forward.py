@@ -31,15 +31,17 @@ def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
         kept: memory of `plan.kept_numbers` for what the backward pass reads again, or None
     """
 
-    def work(items: Iterator[tuple[Block, AttentionInputs, Tensor]]) -> None:
+    def work(share: Iterator[tuple[Block, AttentionInputs, Tensor]]) -> None:
+        """Go through a thread's share of the blocks, with buffers of its own."""
         steps = Steps(plan, kept)
-        for block, part, out in items:
+        for block, part, out in share:
             _, with_sink = steps.weights(block, part)
             weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
             with_gain = steps.apply_gain(weights, block, part.gain)
             mixed = steps.mixed(with_gain, part)  # [b * h', n, k]
             if steps.dropout_p > 0:
-                # Not in place: these may be the weights that are kept for the backward pass.
+                # Not in place: these may be the weights that are kept for the backward pass. The
+                # mask is not needed any more.
                 mask = steps.dropout_mask(block, mixed.shape)
                 mixed = torch.mul(mixed, mask, out=mask)
             rows = product(mixed, part.value, steps.dropout_scale)  # [b * h', n, Dv]
@@ -128,9 +130,9 @@ class Steps:
             self.seed = int(plan.inputs.seed)
             self.generator = torch.Generator(device)
             # 16 random bits for each weight; 32 where that would round the probability noticeably
-            self.draw = torch.int16 if 0.01 <= p <= 0.9 else torch.int32
-            self.draws = 8 // self.draw.itemsize  # in one 64-bit number
-            most = math.ceil(plan.largest / self.draws)
+            self.bits_dtype = torch.int16 if 0.01 <= p <= 0.9 else torch.int32
+            self.draws_per_word = 8 // self.bits_dtype.itemsize  # in one 64-bit number
+            most = math.ceil(plan.largest / self.draws_per_word)
             self.bits = torch.empty(most, dtype=torch.int64, device=device)
 
     # ---- memory --------------------------------------------------------------------------------
@@ -318,7 +320,7 @@ class Steps:
         return self._by_head(mixed, n, name if several else "")
 
     def sums(self, weights: Tensor, factor: Tensor, name: str) -> Tensor:
-        """Return S_r = sum_j left[j, r] P_j, [b * n, R, k].
+        """Return C_r = sum_j left[j, r] P_j, [b * n, R, k].
 
         Args:
             weights: P, `arranged` by query, [b * n, h, k]
@@ -332,11 +334,11 @@ class Steps:
         return product(factor.transpose(2, 3).flatten(0, 1), weights, out=sums)
 
     def spread(self, weights: Tensor, sums: Tensor, factor: Tensor, diagonal: Tensor) -> Tensor:
-        """Return (1 + diagonal_i) P_i + sum_r right[i, r] S_r, [b * h, n, k].
+        """Return (1 + diagonal_i) P_i + sum_r right[i, r] C_r, [b * h, n, k].
 
         Args:
             weights: P, `arranged` by query, [b * n, h, k]
-            sums: S, [b * n, R, k]
+            sums: C, [b * n, R, k]
             factor: right, [b, n, h, R]; in the backward pass left
             diagonal: [b, n, h]
         """
@@ -368,13 +370,14 @@ class Steps:
         of all of them.
         """
         mask = self.buffer("dropout mask", shape)
-        values = torch.iinfo(self.draw)
+        values = torch.iinfo(self.bits_dtype)
         drop = round(self.dropout_p * (values.max - values.min + 1))
-        if drop > values.max - values.min:  # p is 1, and no integer is as large as this bound
+        if drop > values.max - values.min:  # p is 1, or nearly: `values.min + drop` is no integer
             return mask.zero_()
         self.generator.manual_seed((self.seed + block.number) % 2**63)
         # Several draws in one number take a fifth of the time of bernoulli_.
-        drawn = self.bits[: math.ceil(mask.numel() / self.draws)]
+        drawn = self.bits[: math.ceil(mask.numel() / self.draws_per_word)]
         drawn.random_(-(2**63), None, generator=self.generator)
-        bits = self.bits.view(self.draw)[: mask.numel()].view(shape)
+        # The same memory, read as numbers of 16 or 32 bits.
+        bits = self.bits.view(self.bits_dtype)[: mask.numel()].view(shape)
         return torch.ge(bits, values.min + drop, out=mask)

@@ -19,7 +19,8 @@ MATRICES = {
     "value": ("H'", "Nk"),
     "output": ("H'", "Nq"),
 }
-# Columns. With fewer, MKL's products take up to four times as long, and torch's softmax six times.
+# Columns of a matrix. With fewer, MKL's products take up to four times as long, and torch's softmax
+# six times. So `forward.product` turns products round, and spans of keys are not shorter.
 NARROW = 16
 
 
@@ -115,6 +116,7 @@ def dimensions(name: str, number: int) -> tuple[str, ...]:
     """
     if name == "output":
         return OUTPUT
+    # relative_key has the first of its two shapes: the plan fills up the other one with zeros.
     for dims in DIMENSIONS[name]:
         if len(dims) == number:
             return dims

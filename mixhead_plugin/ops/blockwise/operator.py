@@ -44,7 +44,7 @@ def _will_be_differentiated(inputs: AttentionInputs) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-_FIELDS = len(AttentionInputs._fields)
+_FIELD_COUNT = len(AttentionInputs._fields)
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -53,8 +53,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     Args:
         arguments: the fields of `AttentionInputs`, and whether to keep weights
     """
-    inputs = AttentionInputs(*arguments[:_FIELDS])
-    keep = arguments[_FIELDS:] == (True,)  # torch leaves out a last argument that is its default
+    inputs = AttentionInputs(*arguments[:_FIELD_COUNT])
+    # torch leaves out a last argument that is its default.
+    keep = len(arguments) > _FIELD_COUNT and arguments[_FIELD_COUNT]
     plan = Plan(inputs)
     output = empty_output(upcast(inputs.query), inputs.value)
     if not plan.complete:
@@ -88,8 +89,8 @@ def _backward(d_output: Tensor, asked: str, *arguments: Any) -> tuple[Tensor, ..
         asked: names of the inputs whose gradients are asked for, separated by spaces
         arguments: the fields of `AttentionInputs`, and the handle of what was kept
     """
-    inputs = AttentionInputs(*arguments[:_FIELDS])
-    handle = arguments[_FIELDS] if len(arguments) > _FIELDS else new_handle()
+    inputs = AttentionInputs(*arguments[:_FIELD_COUNT])
+    handle = arguments[_FIELD_COUNT] if len(arguments) > _FIELD_COUNT else new_handle()
     names = asked.split()
     plan = Plan(inputs, learned_mask="attn_mask" in names)
     grads = backward(plan, d_output, names, _kept(plan, handle))
@@ -103,14 +104,14 @@ def _backward(d_output: Tensor, asked: str, *arguments: Any) -> tuple[Tensor, ..
 
 
 def _backward_fake(d_output: Tensor, asked: str, *arguments: Any) -> tuple[Tensor, ...]:
-    inputs = AttentionInputs(*arguments[:_FIELDS])
+    inputs = AttentionInputs(*arguments[:_FIELD_COUNT])
     grads = {name: torch.empty_like(getattr(inputs, name)) for name in asked.split()}
     return all_gradients(grads, d_output)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, handle = output
-    save_inputs(ctx, inputs[:_FIELDS], handle)
+    save_inputs(ctx, inputs[:_FIELD_COUNT], handle)
 
 
 def _differentiate(ctx: Any, d_output: Tensor, _: Any) -> tuple[Tensor | None, ...]:

@@ -1,5 +1,7 @@
 """Divide one call into blocks of queries, each with the keys that its queries may see."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -70,19 +72,19 @@ class Plan:
         self.kept_numbers = 0
         self._rooms: list[slice] = []  # of the kept numbers of each block
         sink = 0 if inputs.sink is None else 1  # columns of a row of scores that are no key
-        queries = 0
+        rows = 0  # of scores
         for block in self.blocks:
             b, h, n, k = block.shape
             mixed_heads = block.mixed_heads.stop - block.mixed_heads.start
-            queries += b * h * n
+            rows += b * h * n
             self.largest = max(self.largest, b * max(h, mixed_heads) * n * (k + sink))
             self.most_distances = max(self.most_distances, b * h * n * (n + k - 1))
 
             room = len(self.keeps) * _whole_lines(b * h * n * (k + sink))
             self._rooms.append(slice(self.kept_numbers, self.kept_numbers + room))
             self.kept_numbers += room
-        every_query = self.inputs.query.shape[:3].numel()
-        self.complete = bool(self.blocks) and queries == every_query
+        every_row = self.inputs.query.shape[:3].numel()
+        self.complete = bool(self.blocks) and rows == every_row
 
     def kept_at(self, name: str, block: Block) -> int:
         """Return where one of `keeps` of a block starts among the kept numbers."""
@@ -92,7 +94,7 @@ class Plan:
 
 
 def _whole_lines(numbers: int) -> int:
-    return -(-numbers // LINE) * LINE
+    return math.ceil(numbers / LINE) * LINE
 
 
 def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
@@ -115,13 +117,14 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
     visible, biased = masks.visible_and_biased(queries)
     unpadded, padded = masks.unpadded(batches)
     blocks: list[Block] = []
-    # the number of the last block, by site: its batch elements and heads
+    # The number of the last block with the same sentences and heads. It adds to the same gradients
+    # of keys and values, so the backward pass of a block waits for that one.
     latest: dict[tuple[int, int], int] = {}
-    for t in reversed(range(len(queries))):
+    for i in reversed(range(len(queries))):
         for s in range(len(batches)):
-            keys = _common(visible[t], unpadded[s])
+            keys = _common(visible[i], unpadded[s])
             if inputs.causal:
-                keys = _common(keys, masks.not_future(queries[t]))
+                keys = _common(keys, masks.not_future(queries[i]))
             if keys.start == keys.stop:
                 continue
             for some_heads in heads:
@@ -132,10 +135,10 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
                     batch=batches[s],
                     heads=some_heads,
                     mixed_heads=_mixed_heads(inputs, some_heads),
-                    queries=queries[t],
+                    queries=queries[i],
                     keys=keys,
-                    distances=_distances(queries[t], keys, inputs.query.shape[2]),
-                    biased=_common(keys, biased[t]),
+                    distances=_distances(queries[i], keys, inputs.query.shape[2]),
+                    biased=_common(keys, biased[i]),
                     padded=padded[s],
                 )
                 latest[site] = block.number
@@ -168,8 +171,10 @@ def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]
     queries = _queries_together(n_queries, heads, pairs, most, wanted)
     sentences = 1
     if heads == n_heads:
-        may_share = not _mixes_by_query(inputs)
-        if inputs.causal and may_share and queries <= n_sentences * CAUSAL_QUERIES:
+        # Only if there are enough sentences to fill the block again.
+        sentences_needed = math.ceil(queries / CAUSAL_QUERIES)
+        may_share = not _mixes_by_query(inputs) and sentences_needed <= n_sentences
+        if inputs.causal and may_share:
             queries = min(queries, CAUSAL_QUERIES)
         sentences = _sentences_together(inputs, pairs // (max(1, heads) * queries))
     return _slices(n_sentences, sentences), _slices(n_heads, heads), _slices(n_queries, queries)
