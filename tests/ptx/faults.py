@@ -110,7 +110,7 @@ no mask of a statistic's store # flash # flash # b_factor, mask=o_m < n_queries)
 no mask of a load of M # mixed # mixed # o_q, o_to, n_queries, C.H, C.H) # o_q, o_to, n_queries, C.HC, C.HG)
 loads by rows with the wrong strides # mixed # rows # x.s_b, x.s_n, x.s_h, x.s_d # x.s_b, x.s_h, x.s_n, x.s_d
 a wrong stride of rows # flash # rows # [None, :] * x.s_d  # [None, :] * x.s_n
-a wrong stride of heads # mixed # rows # [:, None, None] * x.s_h, # [:, None, None] * x.s_b,
+a wrong stride of heads # mixed # rows # [:, None, None] * x.s_h # [:, None, None] * x.s_b
 causal, one key too few # flash # rows # seen &= o_n <= o_m # seen &= o_n < o_m
 causal, one key too many # flash # rows # o_m + (n_keys - n_queries) # o_m + (n_keys - n_queries) + 1
 causal, tiles end one key early # flash # rows # first + C.BM + n_keys # first + C.BM - 1 + n_keys

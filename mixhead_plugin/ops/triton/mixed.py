@@ -7,9 +7,22 @@ heads at a time and adds to HG of them:
         for each HC source heads:   their weights, which M adds to HG mixed heads
         the HG mixed heads, times their values
 
-A mixing product takes the 16 heads that tensor cores need, or fewer heads of several parts of the
-keys (triton.md). The mixing matrix M is a `Strided` [B, H, Nq, H]: sentence, source head, query,
-mixed head.
+A mixing product takes the 16 heads that tensor cores need, or fewer heads of several keys
+(triton.md). records.py has all sizes. Offsets are of queries o_m and keys o_n; of heads computed at
+once o_h, and of heads added to o_g. Where gradients of mixed heads become those of source heads, as
+in `mixed_bwd_dq_kernel`, the o_h are mixed heads and the o_g source heads; else it is the reverse.
+
+The arguments of the kernels:
+
+    q, k, v, o     `Strided` [B, H, N, D], and so their gradients d_q, d_k, d_v, d_o
+    m              `Strided` [B, H, Nq, H]: sentence, source head, query, mixed head
+    peak, factor   [B, H, Nq], the statistics of rows that `flash_fwd_kernel` has written
+    delta          [B, H, Nq], P . dP of each row
+    scale          of scores, times log2(e), because weights are powers of 2
+    d_scale        of their gradients, which have no log2(e)
+    masks, dropout, C    see records.py
+
+dw stands for the gradient of the mixed weights, dp for that of the weights P.
 """
 
 import triton
@@ -20,11 +33,11 @@ from mixhead_plugin.ops.triton.records import Strided
 
 
 @triton.jit
-def program_of(n, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """Return the program's part of the heads, its tile, the number of tiles and its sentence."""
+def program_of(n, BLOCK: tl.constexpr, SHARES: tl.constexpr):
+    """Return the program's share of the heads, its tile, the number of tiles and its sentence."""
     n_tiles = (n + BLOCK - 1) // BLOCK
-    i_p = tl.program_id(0) % PARTS
-    i_bt = tl.program_id(0) // PARTS
+    i_p = tl.program_id(0) % SHARES
+    i_bt = tl.program_id(0) // SHARES
     return i_p, i_bt % n_tiles, n_tiles, (i_bt // n_tiles).to(tl.int64)
 
 
@@ -78,6 +91,7 @@ def load_mixing(m, o_m, o_from, o_to, n_queries, C: tl.constexpr):
         M10  0    M11  0
         0    M10  0    M11
     """
+    # The M of each query, or PARTS times the one for all, which stands at every query.
     o_q = o_m if C.PER_QUERY else tl.arange(0, C.PARTS) * 0
     b_m = rows.load_heads_upright(m, o_from, o_q, o_to, n_queries, C.H, C.H)  # [HC, PARTS, HG]
     b_m = tl.permute(b_m, (1, 0, 2))[:, :, None, :, None]  # [PARTS, HC, 1, HG, 1]
@@ -88,10 +102,12 @@ def load_mixing(m, o_m, o_from, o_to, n_queries, C: tl.constexpr):
 
 @triton.jit
 def laid_out(b_x, b_y):
-    """Return b_x in the layout of b_y, which saves conflicts in shared memory (triton.md).
+    """Return b_x in the layout of b_y, which saves conflicts in shared memory (triton.md, 'Banks').
 
-    An operation on both has one layout. So zeros are made of the float32 of b_y, by shifts, and
-    added to b_x bit by bit. triton does not see that they are zeros. LLVM does, and removes them.
+    triton gives a result the layout of its operands. So zeros that are made of the float32 of b_y
+    are added to b_x bit by bit. They come by two shifts, because one of all 32 bits is undefined.
+    triton does not see that they are zeros; LLVM does, and removes them. If either changes, the
+    kernels are slower and still right.
     """
     BITS: tl.constexpr = tl.uint16 if b_x.dtype.primitive_bitwidth == 16 else tl.uint32
     b_zeros = (b_y.to(tl.uint32, bitcast=True) >> 16) >> 16
@@ -105,9 +121,12 @@ def mix(
     """Return b_sum + M^T x, and the product, which the next call takes as b_last.
 
     x is [HC, BM, BN] and b_sum [HG, BM, BN]; with KEYS_FIRST both are [heads, BN, BM]. x takes the
-    dtype of b_m, which `load_mixing` returned. ROUND rounds the sum to that dtype. HC heads of PACK
-    keys are the numbers of a product, and its matrix keeps the keys apart, so NaN stays with its
-    query. Of b_last only the layout counts: see `laid_out`.
+    dtype of b_m, which `load_mixing` returned. ROUND rounds the sum to that dtype, which is right
+    once all source heads are in it. HC heads of PACK keys are the numbers of a product, and its
+    matrix keeps the keys apart, so NaN stays with its query.
+
+    Of b_last the numbers are ignored and the layout is taken: see `laid_out`, which serves as many
+    heads after mixing as before.
     """
     HG: tl.constexpr = b_sum.shape[0]
     b_h = b_x.to(b_m.dtype)
@@ -143,16 +162,16 @@ def mixed_fwd_kernel(
     k = rows.at(k, i_b, 0)
     v = rows.at(v, i_b, 0)
     m = rows.at(m, i_b, 0)
-    b_o = tl.full([C.HG, C.DVP, C.BM], 0.0, tl.float32)  # [HG, DVP, BM]
+    b_o = tl.full([C.HG, C.DVP, C.BM], 0.0, tl.float32)
     seed = tl.load(dropout.seed) if dropout is not None else 0
-    # see `mix`
+    # Only its layout counts: see `mix`.
     b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
     # [HG, BN, DVP]
     b_v = rows.load_heads_upright(v, o_g, start + tl.arange(0, C.BN), o_v, n_keys, C.H, C.DV)
     for i_n in range(start, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
-        b_mixed = tl.full([C.HG, C.BM, C.BN], 0.0, tl.float32)  # [HG, BM, BN]
+        b_mixed = tl.full([C.HG, C.BM, C.BN], 0.0, tl.float32)
         for i_h in range(0, C.H, C.HC):
             o_h = i_h + tl.arange(0, C.HC)
             b_q = rows.load_heads_upright(q, o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
@@ -163,6 +182,7 @@ def mixed_fwd_kernel(
             ]
             # [HC, BM, 1]
             b_factor = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, :, None]
+            # M is rounded to the dtype of the queries, as in the formula of that dtype.
             # [PARTS, HC * PACK, HG * PACK]
             b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_q.dtype)
             # [HC, BM, BN]
@@ -171,10 +191,10 @@ def mixed_fwd_kernel(
             b_mixed, b_last = mix(b_p, b_m, b_mixed, b_last, C.CHUNKS == 1, C)
         if dropout is not None:
             # [HG, BM, BN]
-            keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)
+            keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, RANK=3, C=C)
             b_mixed = tl.where(keep, b_mixed, 0.0)
         b_o = rows.add_product(transposed(b_v), transposed(b_mixed.to(b_v.dtype)), b_o, C)
-        # of the next tile
+        # One tile ahead: the compiler prefetches none that is a transposed first operand.
         b_v = rows.load_heads_upright(v, o_g, o_n + C.BN, o_v, n_keys, C.H, C.DV)
     if dropout is not None:
         b_o *= dropout.gain
@@ -224,7 +244,7 @@ def mixed_bwd_dm_kernel(
     b_peak = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))[:, :, None]
     # [HC, BM, 1]
     b_factor = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, :, None]
-    b_g = tl.full([C.BM, C.HC, C.HG], 0.0, tl.float32)  # [BM, HC, HG]
+    b_g = tl.full([C.BM, C.HC, C.HG], 0.0, tl.float32)
     seed = tl.load(dropout.seed) if dropout is not None else 0
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
     for i_n in range(start, stop, C.BN):
@@ -237,7 +257,7 @@ def mixed_bwd_dm_kernel(
         b_dw = rows.product(b_do, b_vt, C)  # [HG, BM, BN]
         if dropout is not None:
             # [HG, BM, BN]
-            keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)
+            keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, RANK=3, C=C)
             b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
         b_p = tl.permute(b_p.to(b_kt.dtype), (1, 0, 2))  # [BM, HC, BN]
         b_dw = tl.permute(b_dw.to(b_kt.dtype), (1, 0, 2))  # [BM, HG, BN]
@@ -301,14 +321,14 @@ def mixed_bwd_dq_kernel(
     b_factor = rows.load_statistic(factor, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, :, None]
     # [HG, BM, 1]
     b_delta = rows.load_statistic(delta, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, :, None]
-    b_dq = tl.full([C.HG, C.DP, C.BM], 0.0, tl.float32)  # [HG, DP, BM]
+    b_dq = tl.full([C.HG, C.DP, C.BM], 0.0, tl.float32)
     seed = tl.load(dropout.seed) if dropout is not None else 0
-    # see `mix`
+    # Only its layout counts: see `mix`.
     b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
     for i_n in range(start, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
-        b_dp = tl.full([C.HG, C.BM, C.BN], 0.0, tl.float32)  # [HG, BM, BN]
+        b_dp = tl.full([C.HG, C.BM, C.BN], 0.0, tl.float32)
         for i_h in range(0, C.H, C.HC):
             o_h = i_h + tl.arange(0, C.HC)
             # [HC, BM, DVP]
@@ -319,7 +339,9 @@ def mixed_bwd_dq_kernel(
             b_dw = rows.product(b_do, transposed(b_v), C)  # [HC, BM, BN]
             if dropout is not None:
                 # [HC, BM, BN]
-                keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, first, i_n, 3, C)
+                keep = rows.kept(
+                    seed, dropout, i_b.to(tl.int32) * C.H + o_h, first, i_n, RANK=3, C=C
+                )
                 b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
             b_dp, b_last = mix(b_dw, b_m, b_dp, b_last, False, C)
         b_kt = transposed(rows.load_heads(k, o_g, o_n, o_d, n_keys, C.H, C.D))  # [HG, DP, BN]
@@ -369,14 +391,15 @@ def mixed_bwd_dkv_kernel(
     m = rows.at(m, i_b, 0)
     d_o = rows.at(d_o, i_b, 0)
     m_t = Strided(m.p, m.s_b, m.s_d, m.s_n, m.s_h)
-    b_dk = tl.full([C.HG, C.DP, C.BN], 0.0, tl.float32)  # [HG, DP, BN]
-    b_dv = tl.full([C.HG, C.DVP, C.BN], 0.0, tl.float32)  # [HG, DVP, BN]
+    b_dk = tl.full([C.HG, C.DP, C.BN], 0.0, tl.float32)
+    b_dv = tl.full([C.HG, C.DVP, C.BN], 0.0, tl.float32)
     b_kg = rows.load_heads_upright(k, o_g, o_n, o_d, n_keys, C.H, C.D)  # [HG, BN, DP]
+    # Then the heads that the program adds to are those it computes, and nothing is loaded twice.
     ALL_HEADS: tl.constexpr = C.GROUPS == 1 and C.HC == C.HG
     if ALL_HEADS:
         b_vg = rows.load_heads_upright(v, o_g, o_n, o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
     seed = tl.load(dropout.seed) if dropout is not None else 0
-    # see `mix`
+    # Only its layout counts: see `mix`.
     b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)
     start, _, stop = rows.query_span(first, n_queries, n_keys, masks, C)
     for i_m in range(start, stop, C.BM):
@@ -396,10 +419,10 @@ def mixed_bwd_dkv_kernel(
         if dropout is not None:
             # [HG, BN, BM]
             keep = transposed(
-                rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, i_m, first, 3, C)
+                rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, i_m, first, RANK=3, C=C)
             )
-        b_mixed = tl.full([C.HG, C.BN, C.BM], 0.0, tl.float32)  # [HG, BN, BM]
-        b_dp = tl.full([C.HG, C.BN, C.BM], 0.0, tl.float32)  # [HG, BN, BM]
+        b_mixed = tl.full([C.HG, C.BN, C.BM], 0.0, tl.float32)
+        b_dp = tl.full([C.HG, C.BN, C.BM], 0.0, tl.float32)
         if ALL_HEADS:
             # [PARTS, HG * PACK, HG * PACK]
             b_m = load_mixing(m, o_m, o_g, o_g, n_queries, C).to(b_qt.dtype)
@@ -433,7 +456,9 @@ def mixed_bwd_dkv_kernel(
                 b_dw = rows.product(b_v, transposed(b_do), C)  # [HC, BN, BM]
                 if dropout is not None:
                     # [HC, BM, BN]
-                    keeph = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, i_m, first, 3, C)
+                    keeph = rows.kept(
+                        seed, dropout, i_b.to(tl.int32) * C.H + o_h, i_m, first, RANK=3, C=C
+                    )
                     b_dw = tl.where(transposed(keeph), b_dw * dropout.gain, 0.0)
                 b_dp, b_last = mix(b_dw, b_mt, b_dp, b_last, False, C, True)
         if dropout is not None:

@@ -144,9 +144,13 @@ def key_span(first, n_queries, n_keys, masks, C: tl.constexpr):
 def query_span(first, n_queries, n_keys, masks, C: tl.constexpr):
     """Return start, whole and stop of the queries that see some key of the tile.
 
-    The tiles at the edge of a mask come first here, because later queries see more keys. From
-    `whole` on the tiles need no `bias_of`. `start` is a multiple of BM, and so is `whole` if it is
-    not `stop`.
+        queries   0 ...  start ...  whole ...  stop ...  n_queries
+                         |  some    |  all     |
+                         |  hidden  |  see it  |
+
+    Unlike in `key_span`, the tiles at the edge of a mask come first, because later queries see more
+    keys: from `whole` on the tiles need no `bias_of`. `start` is a multiple of BM, and so is
+    `whole` if it is not `stop`.
     """
     start = 0
     stop = n_queries
@@ -182,25 +186,25 @@ def spans_kernel(mask, spans, rows, n, BM: tl.constexpr, BN: tl.constexpr):
     """
     o_m = tl.program_id(0) * BM + tl.arange(0, BM)
     # Starts and stops of both spans, [BM]; a span without keys starts at n and stops at 0.
-    b_seen = tl.zeros([BM], tl.int32) + n
-    b_biased = tl.zeros([BM], tl.int32) + n
-    b_unseen = tl.zeros([BM], tl.int32)
-    b_plain = tl.zeros([BM], tl.int32)
+    b_seen_start = tl.zeros([BM], tl.int32) + n
+    b_biased_start = tl.zeros([BM], tl.int32) + n
+    b_seen_stop = tl.zeros([BM], tl.int32)
+    b_biased_stop = tl.zeros([BM], tl.int32)
     for i_n in range(0, n, BN):
         o_n = i_n + tl.arange(0, BN)
         p_a, inside = rows_at(mask, o_m, o_n, rows, n)
         b_a = tl.load(p_a, mask=inside, other=0.0).to(tl.float32)  # [BM, BN]
         seen = inside & (b_a != float("-inf"))
         biased = inside & (b_a != 0.0)
-        b_seen = tl.minimum(b_seen, tl.min(tl.where(seen, o_n[None, :], n), 1))
-        b_unseen = tl.maximum(b_unseen, tl.max(tl.where(seen, o_n[None, :] + 1, 0), 1))
-        b_biased = tl.minimum(b_biased, tl.min(tl.where(biased, o_n[None, :], n), 1))
-        b_plain = tl.maximum(b_plain, tl.max(tl.where(biased, o_n[None, :] + 1, 0), 1))
+        b_seen_start = tl.minimum(b_seen_start, tl.min(tl.where(seen, o_n[None, :], n), 1))
+        b_seen_stop = tl.maximum(b_seen_stop, tl.max(tl.where(seen, o_n[None, :] + 1, 0), 1))
+        b_biased_start = tl.minimum(b_biased_start, tl.min(tl.where(biased, o_n[None, :], n), 1))
+        b_biased_stop = tl.maximum(b_biased_stop, tl.max(tl.where(biased, o_n[None, :] + 1, 0), 1))
     p_spans = spans + 4 * o_m
-    tl.store(p_spans, b_seen, mask=o_m < rows)
-    tl.store(p_spans + 1, b_unseen, mask=o_m < rows)
-    tl.store(p_spans + 2, b_biased, mask=o_m < rows)
-    tl.store(p_spans + 3, b_plain, mask=o_m < rows)
+    tl.store(p_spans, b_seen_start, mask=o_m < rows)
+    tl.store(p_spans + 1, b_seen_stop, mask=o_m < rows)
+    tl.store(p_spans + 2, b_biased_start, mask=o_m < rows)
+    tl.store(p_spans + 3, b_biased_stop, mask=o_m < rows)
 
 
 @triton.jit
