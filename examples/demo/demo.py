@@ -33,7 +33,7 @@ HELD_OUT = 600  # pairs for validation, and as many for the test
 SPLITS = ("train", "valid", "test")
 LANGUAGES = ("de", "en")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-RUNNING: list[subprocess.Popen] = []
+RUNNING: list[subprocess.Popen] = []  # so that a failure can end the other training
 # Otherwise fairseq leaves out the last sentences of every set, those that fill no multiple of 8.
 WHOLE_SETS = ["--required-batch-size-multiple", "1"]
 METRIC = "sacreBLEU"
@@ -328,11 +328,9 @@ def report(results: list[Result]) -> None:
         f"{'translation':>12}"
     )
     for r in results:
-        print(
-            f"{r.arch:<24} {r.score:>10.2f} {r.parameters:>11,} "
-            f"{r.parameters - results[0].parameters:>7,} "
-            f"{r.train_seconds:>8.0f} s {r.score_seconds:>10.0f} s"
-        )
+        more = r.parameters - results[0].parameters
+        seconds = f"{r.train_seconds:>8.0f} s {r.score_seconds:>10.0f} s"
+        print(f"{r.arch:<24} {r.score:>10.2f} {r.parameters:>11,} {more:>7,} {seconds}")
     updates = results[0].validation[-1][0]
     print(
         "\nThis shows that everything works. It does not show how good Mixhead is, because it is "
@@ -352,15 +350,16 @@ def record(results: list[Result], args: argparse.Namespace, folder: Path) -> Non
     settings = {"updates": args.updates, "vocabulary": args.vocabulary, "seed": args.seed}
     everything = {"metric": METRIC, "flags": " ".join(FLAGS), **settings, "models": rows}
     (folder / "results.json").write_text(json.dumps(everything, indent=2) + "\n")
-    figure, ((axes,),) = figures.subplots(1, 1, (6, 3.5))
+    figure, panels = figures.subplots(1, 1, (6, 3.5))
+    axes = panels[0, 0]
     for result in results:
-        variant = "B" if result.arch.startswith("mixhead") else "fairseq"
+        colour = figures.VARIANTS["B" if result.arch.startswith("mixhead") else "fairseq"]
         updates, perplexities = zip(*result.validation, strict=True)
         axes.plot(
             updates,
             perplexities,
             marker=".",
-            color=figures.VARIANTS[variant],
+            color=colour,
             label=f"{result.arch}: {result.score:.2f} {METRIC}",
         )
     axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log")

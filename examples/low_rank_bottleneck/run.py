@@ -1,14 +1,15 @@
 #!/usr/bin/env python
-"""Measure how large a head must be to give any attention weights (low-rank bottleneck paper,
-theorem 1).
+"""Measure how large a head must be to give any attention weights.
+
+This is theorem 1 of the low-rank bottleneck paper.
 
     examples/low_rank_bottleneck/run.py                     minutes on a CPU
-    examples/low_rank_bottleneck/run.py --quick             seconds, a test
+    examples/low_rank_bottleneck/run.py --quick             seconds: a test, with few sizes
     examples/low_rank_bottleneck/run.py --sizes 4 8 16 --sharpness 3
 
 First check the theorem; the exit status is 1 if that fails. Then fit W_Q, W_K and Mixhead's M of a
-layer, for each head size. Its attention weights shall come near random matrices whose rows sum to
-1. Write results.json, low_rank_bottleneck.png and low_rank_bottleneck.svg to --output.
+layer, for each head size: its attention weights are fitted to random matrices whose rows sum to 1.
+Write results.json, low_rank_bottleneck.png and low_rank_bottleneck.svg to --output.
 """
 
 import argparse
@@ -147,7 +148,8 @@ def measure(options: Namespace, problem: Problem) -> list[dict[str, Any]]:
                     )
                 )
                 bar.update()
-            for served in [task] if mixed else TASKS:
+            served_tasks = [task] if mixed else TASKS
+            for served in served_tasks:
                 targets = 1 if served == "one" else options.heads
                 # [starts, S, targets]
                 squares = torch.stack([fitted.squares[:, :targets] for fitted in fits])

@@ -26,8 +26,8 @@ class Opponent(NamedTuple):
     """One of the others.
 
     Args:
-        make: returns what computes the output of a call; a compiled one is anew, with nothing
-            compiled yet
+        make: returns what computes the output of a call. For a compiled opponent it is another
+            function with each call of `make`, for which nothing is compiled yet.
         mixes: whether it computes every normalizer and mixing; else it computes softmax alone
         compiled: whether `torch.compile` makes its code, which takes seconds at the first call
         forward_only: whether no backward pass is timed
@@ -45,14 +45,14 @@ class Opponent(NamedTuple):
 def with_mask(call: AttentionInputs) -> Tensor:
     """Attend with a mask of floats, as fairseq passes it; `call.attn_mask` holds it."""
     return F.scaled_dot_product_attention(
-        *call[:3], call.attn_mask, call.dropout_p, scale=call.scale
+        *call[:3], attn_mask=call.attn_mask, dropout_p=call.dropout_p, scale=call.scale
     )
 
 
 def is_causal(call: AttentionInputs) -> Tensor:
     """Attend by the kernel that torch chooses."""
     return F.scaled_dot_product_attention(
-        *call[:3], None, call.dropout_p, is_causal=call.causal, scale=call.scale
+        *call[:3], dropout_p=call.dropout_p, is_causal=call.causal, scale=call.scale
     )
 
 
@@ -70,7 +70,9 @@ def flex() -> Attend:
 
     def attend(call: AttentionInputs) -> Tensor:
         # The mask is made outside of what is compiled and timed.
-        mask = block_mask(call.query.shape[2], str(call.query.device)) if call.causal else None
+        mask = None
+        if call.causal:
+            mask = block_mask(call.query.shape[2], str(call.query.device))
         return compiled(*call[:3], block_mask=mask, scale=call.scale)
 
     return attend
@@ -120,9 +122,8 @@ def rows_of(
     """Return the output of some queries [B, H, n, D], the first of which is at position `first`."""
     scores = query @ key.transpose(2, 3) * call.scale  # [B, H, n, Nk]
     if call.causal:
-        hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(
-            first + 1
-        )
+        every = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device)
+        hidden = every.triu(first + 1)
         scores = scores.masked_fill(hidden, float("-inf"))
     weights = mix_heads(WEIGHTS[call.normalizer](scores), mixing)
     return F.dropout(weights, call.dropout_p) @ value
@@ -132,25 +133,25 @@ def loop(call: AttentionInputs, block: int, checkpointed: bool = False) -> Tenso
     """Attend block by block of queries; each block sees the keys up to its end.
 
     Args:
+        call: what is asked for
         block: queries of a block
         checkpointed: compute the weights again in the backward pass, so that they need not be kept
     """
-    length, outputs = call.query.shape[2], []
+    length = call.query.shape[2]
+    by_query = call.mixing is not None and call.mixing.dim() == 4
+    outputs = []
     for first in range(0, length, block):
         end = min(first + block, length)
         seen = end if call.causal else length
-        by_query = call.mixing is not None and call.mixing.dim() == 4
-        given = (
-            call.query[:, :, first:end],
-            call.key[:, :, :seen],
-            call.value[:, :, :seen],
-            call.mixing[:, first:end] if by_query else call.mixing,
-            first,
-            call,
-        )
-        outputs.append(
-            checkpoint(rows_of, *given, use_reentrant=False) if checkpointed else rows_of(*given)
-        )
+        query = call.query[:, :, first:end]
+        key = call.key[:, :, :seen]
+        value = call.value[:, :, :seen]
+        mixing = call.mixing[:, first:end] if by_query else call.mixing
+        given = (query, key, value, mixing, first, call)
+        if checkpointed:
+            outputs.append(checkpoint(rows_of, *given, use_reentrant=False))
+        else:
+            outputs.append(rows_of(*given))
     return torch.cat(outputs, 2)
 
 
@@ -217,10 +218,13 @@ def problem(provider: str, device: str) -> str:
     if provider not in OPPONENTS or not OPPONENTS[provider].compiled:
         return ""
     # For a CPU torch.compile writes C++; for a GPU triton builds a launcher in C.
-    variable, names = (
-        ("CC", ("cc", "gcc", "clang")) if device == "cuda" else ("CXX", ("c++", "g++", "clang++"))
-    )
-    given = os.environ.get(variable)
-    if any(shutil.which(name) for name in ((given,) if given else names)):
+    variable = "CXX"
+    names = ["c++", "g++", "clang++"]
+    if device == "cuda":
+        variable = "CC"
+        names = ["cc", "gcc", "clang"]
+    if os.environ.get(variable):
+        names = [os.environ[variable]]
+    if any(shutil.which(name) for name in names):
         return ""
-    return f"needs a compiler: {given or names[0]} is not installed"
+    return f"needs a compiler: {names[0]} is not installed"
