@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""Show which attentions can see positions from distances alone: n zeros in, 1 .. n out (the probe
-of the l2 essay).
+"""Show which attentions can see positions from distances alone: n zeros in, 1 .. n out.
+
+This is the probe of the l2 essay.
 
     examples/position_probe/run.py                  minutes on a CPU
-    examples/position_probe/run.py --quick          seconds, a test
+    examples/position_probe/run.py --quick          seconds: a test, with few models
     examples/position_probe/run.py --attentions softmax l2 --relative-position t5 --models decoder
 
 Train each attention in fairseq's encoder and in its language model, on up to n zeros, and test it
