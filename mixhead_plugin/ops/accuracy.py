@@ -149,7 +149,7 @@ def layout_of(tensor: Tensor) -> Layout:
     return tuple((dim, strides[dim] % 16 == 0) for dim in order)
 
 
-def laid_out(tensor: Tensor, layout: Layout) -> Tensor:
+def copy_in_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """Return a copy of a tensor in a layout.
 
     There are gaps in memory where the sizes do not give such strides by themselves. Three rows of
@@ -244,8 +244,8 @@ def sample_call(
         return inputs, d_out
     laid = {}
     for name, layout in zip(inputs._fields, kind.layouts):
-        laid[name] = laid_out(getattr(inputs, name), layout)
-    return inputs.with_tensors(laid), laid_out(d_out, kind.layouts[0])
+        laid[name] = copy_in_layout(getattr(inputs, name), layout)
+    return inputs.with_tensors(laid), copy_in_layout(d_out, kind.layouts[0])
 
 
 def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:

@@ -11,14 +11,16 @@ from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.precision import upcast, without_autocast
 
-# A row of a mask whose largest number is lower than this may lose gradients: see
+# If the largest number of a row of a mask is lower, the row's log(sum exp(s)) lacks digits: see
 # `_loses_gradients`. A float32 of this size still has three digits behind the point.
 LOWEST = -1e4
 
 
 def serves(inputs: AttentionInputs) -> bool:
     """Return whether torch has a fused kernel for this call."""
-    query, key, value = inputs[:3]
+    query = inputs.query
+    key = inputs.key
+    value = inputs.value
     mask = inputs.attn_mask
     if inputs.normalizer != "softmax" or inputs.given().keys() != {"query", "key", "value"}:
         return False
@@ -39,7 +41,7 @@ def serves(inputs: AttentionInputs) -> bool:
     if query.dtype in (torch.float16, torch.bfloat16):
         # torch wants the mask in the dtype of the query, which would round it.
         return False
-    return not _loses_gradients(inputs[:3], mask)
+    return not _loses_gradients((query, key, value), mask)
 
 
 def _loses_gradients(tensors: Sequence[Tensor], mask: Tensor) -> bool:
@@ -65,13 +67,13 @@ def _loses_gradients(tensors: Sequence[Tensor], mask: Tensor) -> bool:
 
 def fused_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` for inputs that it `serves`."""
-    query, key, value = inputs[:3]
+    query = inputs.query
     # torch aligns the first query with the first key; here the last query belongs to the last key.
-    # An `if`, because the compiler decides one: it would hand a comparison of changing lengths to
-    # torch as it stands.
+    # The comparison stands in an `if`, because torch.compile decides an `if` while it traces. A
+    # bool made of lengths that change would be a symbol, and `is_causal` takes none.
     plain_causal = False
     alone = inputs.causal and inputs.attn_mask is None and inputs.key_padding_mask is None
-    if alone and query.shape[2] == key.shape[2]:
+    if alone and query.shape[2] == inputs.key.shape[2]:
         plain_causal = True
 
     mask = None
@@ -92,8 +94,8 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
     with without_autocast(query.device):
         out = F.scaled_dot_product_attention(
             query,
-            key,
-            value,
+            inputs.key,
+            inputs.value,
             attn_mask=mask,
             dropout_p=inputs.dropout_p,
             is_causal=plain_causal,
