@@ -186,10 +186,10 @@ def _check_parts(options: AttentionOptions, covered: Sites) -> None:
     for site, sizes in covered.items():
         variant = options.variant(site)
         for name, row in variant.part_kinds().items():
-            if row.uncut and options.heads_per_layer:
+            if row.why_not_cut and options.heads_per_layer:
                 raise OptionError(
                     f"--heads-per-layer {options.heads_per_layer}: must be left out with "
-                    f"{option_name(name)} {getattr(variant, name)}, {row.uncut}"
+                    f"{option_name(name)} {getattr(variant, name)}, {row.why_not_cut}"
                 )
         with in_words_of_flags({"num_heads": sizes.heads_flag, "embed_dim": sizes.embed_flag}):
             example_call(variant, sizes, sizes.num_heads)  # raises where parts do not fit

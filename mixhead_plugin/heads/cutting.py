@@ -54,8 +54,8 @@ def whole_part(parts: Mapping[str, PartKind]) -> tuple[str, str]:
         parts: what an attention has, by the name of the option
     """
     for option, kind in parts.items():
-        if kind.uncut:
-            return option, kind.uncut
+        if kind.why_not_cut:
+            return option, kind.why_not_cut
     return "", ""
 
 

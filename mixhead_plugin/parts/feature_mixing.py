@@ -251,7 +251,7 @@ FEATURE_MIXINGS = {
         parameters=_MATRICES,
         options=("mixed_features",),
         orthogonal=True,
-        uncut="each head is a sum of all",
+        why_not_cut="each head is a sum of all",
     ),
     "shared": PartKind(
         build=partial(FeatureMixing, of_heads=False),
@@ -267,6 +267,6 @@ FEATURE_MIXINGS = {
         source="VHA 2026, its mixing after the attention",
         parameters={"left": (), "right": ()},
         orthogonal=True,
-        uncut="each head's output is a sum of all",
+        why_not_cut="each head's output is a sum of all",
     ),
 }

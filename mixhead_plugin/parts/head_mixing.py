@@ -304,7 +304,7 @@ HEAD_MIXINGS = {
         options=("mixing_rank",),
         orthogonal=True,
         reads="input",
-        uncut="U is divided by its root mean square over all heads",
+        why_not_cut="U is divided by its root mean square over all heads",
     ),
     "differential": PartKind(
         build=DifferentialMixing,
@@ -314,7 +314,7 @@ HEAD_MIXINGS = {
         loads_without=False,
         reads="input",
         heads_per_mixed=2,
-        uncut="its source heads come in pairs",
+        why_not_cut="its source heads come in pairs",
     ),
     "random": PartKind(
         build=partial(FrozenMixing, start=_draw_columns),
@@ -344,7 +344,7 @@ SCORE_MIXINGS = {
         formula="Sbar_i = sum_j L[j, i] S_j, before masks and biases",
         source="talking heads, 2020",
         parameters={"weight": ()},
-        uncut=_FEEDS_ALL,
+        why_not_cut=_FEEDS_ALL,
     ),
     "position-wise": PartKind(
         build=PositionWiseMixing,
@@ -352,6 +352,6 @@ SCORE_MIXINGS = {
         source="mesh-tensorflow's dynamic projections, 2020",
         parameters={"query_weight": (), "bias": ()},
         reads="query",
-        uncut=_FEEDS_ALL,
+        why_not_cut=_FEEDS_ALL,
     ),
 }

@@ -129,7 +129,8 @@ class PartKind(NamedTuple):
     reads: str = ""
     # How many source heads one mixed head combines; its values are so many times as large.
     heads_per_mixed: int = 1
-    uncut: str = ""  # why none of its heads can be cut off; empty if they can
+    # Why none of its heads can be cut off; empty if they can.
+    why_not_cut: str = ""
 
     @property
     def trained(self) -> bool:

@@ -229,7 +229,7 @@ class Variant:
         if mixed_heads != usual and mixing.build is None:
             problem = f"must be {usual} without head mixing"
             raise PartError.of("num_mixed_heads", mixed_heads, problem)
-        if mixed_heads != usual and mixing.uncut:
+        if mixed_heads != usual and mixing.why_not_cut:
             problem = f"must be {usual} with {self.head_mixing} mixing"
             raise PartError.of("num_mixed_heads", mixed_heads, problem)
 

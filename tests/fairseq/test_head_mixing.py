@@ -30,7 +30,7 @@ def inputs():
 @pytest.mark.parametrize("option", PARTS)
 def test_the_table_says_what_a_part_has(option):
     for value, kind in PARTS[option].items():
-        mixed = H - 1 if not kind.uncut and kind.trained else H // kind.heads_per_mixed
+        mixed = H - 1 if not kind.why_not_cut and kind.trained else H // kind.heads_per_mixed
         module = (
             kind.build(AttentionSizes(H, D, mixed, kind.heads_per_mixed * D, C))
             if kind.build

@@ -232,7 +232,7 @@ def cut_off(args: Namespace) -> None:
     whole = loading.load_from(args, path)
     found = prunable(whole)
     for attention in found:
-        smaller.refuse_uncut(attention)
+        smaller.refuse_what_cannot_be_cut(attention)
     weights = NORMALIZATIONS[args.normalize](importances(args, whole))
     removed = least_important(weights, args.fraction, args.at_least)
     if not removed:

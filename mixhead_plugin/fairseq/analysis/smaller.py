@@ -27,7 +27,7 @@ from mixhead_plugin.heads.cutting import whole_part
 from mixhead_plugin.heads.sites import by_site
 
 
-def refuse_uncut(attention: AssemblyAttention) -> None:
+def refuse_what_cannot_be_cut(attention: AssemblyAttention) -> None:
     """Refuse an attention with a part for which every head needs all heads."""
     option, why = whole_part(attention.module.variant.part_kinds())
     if option:
@@ -43,7 +43,7 @@ def cut_parameters(attention: AssemblyAttention, kept: KeptHeads) -> dict[str, T
     Raises:
         OptionError: the attention cannot be cut
     """
-    refuse_uncut(attention)
+    refuse_what_cannot_be_cut(attention)
     try:
         return attention.smaller(kept)
     except HeadsError as error:
