@@ -88,8 +88,9 @@ def build(arch: str, seed: int = 1, **flags):
 
 
 def shake(model: torch.nn.Module, size: float = 0.3) -> torch.nn.Module:
-    """Move the parts of PARTS and the gains away from where they start, at which nothing would be
-    tested.
+    """Move the parts of PARTS and the gains away from where they start.
+
+    There nothing would be tested.
     """
     generator = torch.Generator().manual_seed(7)
     for module in model.modules():

@@ -96,8 +96,9 @@ class Launcher:
         return Started(self, command, folder, pid)
 
     def run(self, program, *arguments, timeout=LIMIT, **settings):
-        """Return the CompletedProcess of a command, as subprocess.run(..., capture_output=True,
-        text=True) does.
+        """Return the CompletedProcess of a command.
+
+        subprocess.run(..., capture_output=True, text=True) returns the same.
         """
         return self.start(program, *arguments, **settings).wait(timeout)
 

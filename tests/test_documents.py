@@ -52,8 +52,9 @@ def blocks(document):
 
 
 def commands():
-    """Return (document, command) for each line of a block that starts a program of the project or
-    of fairseq.
+    """Return (document, command) for each line of a block that starts a program.
+
+    The program is of the project or of fairseq.
     """
     found = []
     for document in DOCUMENTS:

@@ -67,8 +67,9 @@ def test_every_architecture_that_is_named_is_registered():
 
 
 def save_small_sentence_encoder(folder):
-    """Save a random BERT with MiniLM's 6 layers of 12 heads, and a tokenizer that knows the words
-    of README.md.
+    """Save a random BERT with MiniLM's 6 layers of 12 heads, and a tokenizer.
+
+    The tokenizer knows the words of README.md.
     """
     from transformers import BertConfig, BertModel, BertTokenizerFast
 

@@ -31,8 +31,9 @@ XL_SIZES = [
 
 
 def build_xl(arch: str = "mixhead_transformer_xl", seed: int = 1, **flags: Any) -> torch.nn.Module:
-    """Build a model by fairseq's factory, with parameters so large that every term of the model
-    matters.
+    """Build a model by fairseq's factory, with large parameters.
+
+    They are so large that every term of the model matters.
     """
     torch.manual_seed(seed)
     model = build_model(Namespace(arch=arch, **{**TINY_XL, **flags}), task())

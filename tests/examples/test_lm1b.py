@@ -140,8 +140,9 @@ def decoded(folder: Path, name: str) -> list[list[str]]:
 
 
 def test_words_that_occur_three_times_the_most_frequent_first(archive, environment):
-    """Read a shard in many blocks, and write four bytes a number, as for the words of the whole
-    benchmark.
+    """Read a shard in many blocks, and write four bytes a number.
+
+    So it is done with the words of the whole benchmark.
     """
     environment.setattr(shards, "BLOCK", 1000)
     environment.setattr(indexed_dataset, "best_fitting_int_dtype", lambda size: numpy.int32)

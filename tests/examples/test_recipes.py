@@ -223,8 +223,9 @@ def test_a_set_or_checkpoint_that_is_not_there_is_refused_before_fairseq_starts(
 
 
 def ranks(command, monkeypatch, gpus):
-    """Return the distributed configuration that fairseq infers from a command on a machine with
-    GPUs.
+    """Return the distributed configuration that fairseq infers from a command.
+
+    The machine has GPUs.
     """
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -269,8 +269,9 @@ def figures_of(tmp_path, monkeypatch, *flags):
 
 @pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
 def test_the_words_that_fairseq_only_reads_are_counted(corpus, tmp_path, monkeypatch, capsys):
-    """Compare with the targets of truncated_bptt_lm, for windows that fill the text and that do
-    not.
+    """Compare with the targets of truncated_bptt_lm.
+
+    The windows fill the text, and in another case they do not.
     """
     monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
     prepare(corpus, tmp_path / "data", monkeypatch)

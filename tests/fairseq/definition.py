@@ -127,8 +127,9 @@ def heads(x, number=H):
 
 
 def features(module, name, x, number=H):
-    """Return the query, key or value features [B, H, N, D] of projections x [N, B, H * D],
-    mixed.
+    """Return the mixed features [B, H, N, D] of queries, keys or values.
+
+    The projections x are [N, B, H * D].
     """
     matrix = getattr(module.feature_mixing, name, None)
     x = heads(x, number)
@@ -140,8 +141,9 @@ def features(module, name, x, number=H):
 
 
 def turned(x):
-    """Rotate pairs of features, as complex numbers, by angles that grow with their position
-    (RoPE).
+    """Rotate pairs of features, as complex numbers (RoPE).
+
+    The angles grow with their position.
     """
     half = x.size(-1) // 2
     frequency = 10000.0 ** (-2 * torch.arange(half, dtype=torch.float64) / x.size(-1))
@@ -153,8 +155,9 @@ def turned(x):
 
 
 def matrix(part, q, x):
-    """Return M [B, Nq, H, H'] of a mixing for queries q [B, H, Nq, D] of the inputs x [Nq, B, C],
-    one by one.
+    """Return M [B, Nq, H, H'] of a mixing, one query after the other.
+
+    The queries q are [B, H, Nq, D], the inputs x [Nq, B, C].
     """
     names = dict(part.named_parameters())
     x = x.transpose(0, 1)
@@ -231,8 +234,9 @@ def definition(module, query, key, hidden):
 
 
 def check_half_precision(found, formula, module, tensors, dtype):
-    """Assert that a module in half precision is at most twice as far from float64 as the formula in
-    that dtype.
+    """Assert that a module is exact enough in half precision.
+
+    It may be twice as far from float64 as the formula in that dtype.
 
     Args:
         found, formula: called with the module and the tensors; both return the output

@@ -1,5 +1,6 @@
-"""Test what mixes features of heads beyond the equations, which test_attention.py has for whole
-attentions.
+"""Test what mixes features of heads, beyond the equations.
+
+test_attention.py has these for whole attentions.
 """
 
 from unittest import mock

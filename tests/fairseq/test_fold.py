@@ -203,8 +203,9 @@ def test_a_criterion_of_another_plugin_or_none_folds(criterion, tmp_path):
 
 @pytest.fixture(scope="module")
 def folded(translation_data, tmp_path_factory):
-    """Return a checkpoint that was trained with --feature-mixing, and what `mixhead fold` made of
-    it.
+    """Return a checkpoint that was trained with --feature-mixing, and the folded one.
+
+    `mixhead fold` has made the second of the first.
     """
     folder = tmp_path_factory.mktemp("fold")
     mixing = [

@@ -1,5 +1,6 @@
-"""Checkpoints of the Mixhead authors' code become checkpoints
-of the plugin with the same outputs.
+"""Checkpoints of the Mixhead authors' code become checkpoints of the plugin.
+
+Their outputs stay the same.
 """
 
 import re

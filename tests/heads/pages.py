@@ -33,8 +33,9 @@ def read_page(path):
 
 
 def assert_shows(found, source, mixing, mixed):
-    """Assert that an attention of a page has these weights [H, Nq, Nk] within half a step of 8
-    bits, and this M.
+    """Assert that an attention of a page has these weights [H, Nq, Nk], and this M.
+
+    The weights may differ by half a step of 8 bits.
     """
     for shown, expected in {"source": source, "mixed": mixed}.items():
         expected = expected.double().numpy()

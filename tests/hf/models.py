@@ -124,8 +124,9 @@ def shake(model: nn.Module) -> nn.Module:
 
 
 def whole(model, inputs):
-    """Return the arguments of one call without a cache, for models that read words, images or
-    sounds.
+    """Return the arguments of one call without a cache.
+
+    The models read words, images or sounds.
     """
     if model.config.model_type == "vit":
         return {"pixel_values": torch.randn(3, 3, 8, 8).double()}

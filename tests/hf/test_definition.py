@@ -1,5 +1,6 @@
-"""Mixed models are what their unmixed copies compute with an attention that is written here, by the
-equations.
+"""Mixed models are what their unmixed copies compute with an attention of the tests.
+
+That attention is written here, by the equations.
 """
 
 import copy

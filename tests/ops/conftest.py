@@ -5,8 +5,9 @@ import pytest
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Let the kernels run on a CPU, too, and read NaN where they read memory that they have not
-    written.
+    """Let the kernels run on a CPU, too.
+
+    They read NaN where they read memory that they have not written.
     """
     # imports triton, which test_triton_compile.py must not find interpreted
     from tests.ops import triton_cases

@@ -13,8 +13,9 @@ def _divide(weights, total):
 
 
 def _entmax15(s, v):
-    """Find the threshold by bisection, then by the equation of a sum of squares of 1, which has a
-    gradient.
+    """Find the threshold by bisection, then by an equation that has a gradient.
+
+    It is that of a sum of squares of 1.
     """
     x = s.masked_fill(v == 0, -INF)
     x = (x - x.detach().amax(-1, True).nan_to_num(neginf=0.0)) / 2

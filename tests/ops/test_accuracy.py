@@ -93,8 +93,9 @@ def draws_of(kind, implementation, sizes, seed, spoil=None):
 
 
 def alarms(trials, among, seed=0):
-    """Return how often right implementations are refused, by all draws or by one of them, and their
-    largest share.
+    """Return how often right implementations are refused, and their largest share.
+
+    They are judged by all draws, and by one of them.
     """
     chosen = random.Random(seed)
     refused = []
@@ -157,8 +158,9 @@ def test_three_times_the_error_is_noticed_everywhere(name, where, heads, dtype):
 
 
 def missed(trials, among, seed=0):
-    """Return the faults of three times the error, in a tile or a whole result, that are not
-    noticed.
+    """Return the faults of three times the error that are not noticed.
+
+    The faults are in a tile or in a whole result.
     """
     chosen = random.Random(seed)
     found = []

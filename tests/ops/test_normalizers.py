@@ -48,8 +48,9 @@ def test_weights_may_be_written_over_the_scores(name, n_keys, seen):
     n_keys=LENGTHS,
 )
 def test_weights_and_gradients_are_those_of_the_definition(name, offset, dtype, n_keys):
-    """The definition is computed in float64, because float32 cannot hold exponentials of the
-    largest scores.
+    """The definition is computed in float64.
+
+    float32 cannot hold exponentials of the largest scores.
     """
     scores = random_scores(dtype, offset, n_keys)
     exact = scores.double().masked_fill(scores == -INF, 0.0).requires_grad_()
@@ -120,8 +121,9 @@ def test_the_lowest_score_is_not_a_hidden_key(name):
 @pytest.mark.parametrize("name", ["softpick", "swish-l2"])
 @pytest.mark.parametrize("score", [1e-40, 1e-38, -1e-40])
 def test_gradients_of_scores_near_zero_are_finite(name, score):
-    """Their weights are quotients of numbers that float32 holds, but the derivative, about 1 /
-    score, overflows.
+    """Their weights are quotients of numbers that float32 holds.
+
+    But the derivative, about 1 / score, overflows.
     """
     scores = torch.full((2, 20), score, requires_grad=True)
     d_weights = torch.randn(2, 20)

@@ -52,8 +52,9 @@ def skipping(ttgir):
 
 
 def read_in_two_ways(ptx):
-    """Return the addresses of shared memory for which `wgmma` gets several descriptors that differ
-    in the upper half.
+    """Return the addresses of shared memory for which `wgmma` gets several descriptors.
+
+    They differ in the upper half.
 
     The upper half says how rows are swizzled. The one operand of a descriptor is its address, the
     other one the rest.
@@ -275,8 +276,9 @@ def test_the_kernels_are_valid_triton():
 
 @pytest.mark.slow
 def test_every_product_multiplies_all_its_numbers():
-    """triton 3.5 to 3.8 skip half of 16 numbers that depend on bytes and on `join`, as draws of
-    dropout do.
+    """triton 3.5 to 3.8 skip half of 16 numbers that depend on bytes and on `join`.
+
+    The draws of dropout do.
     """
     calls = [
         dict(heads=8, head_dim=64, mixed="per query"),

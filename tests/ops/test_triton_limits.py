@@ -234,8 +234,9 @@ FAR = 2**31 + 2**12  # numbers, from one position (head, ...) to the next
 
 
 def far_apart(tensors, dims, folder):
-    """Copy each tensor to shared memory with more than 2^31 numbers between neighbours in one
-    dimension.
+    """Copy each tensor to shared memory, with neighbours far apart in one dimension.
+
+    More than 2^31 numbers lie between them.
     """
     far = {}
     at = 0

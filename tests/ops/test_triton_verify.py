@@ -206,8 +206,9 @@ def test_more_heads_than_can_be_mixed_are_tried_apart(monkeypatch):
     length=[33, 64],
 )
 def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypatch):
-    """triton compiles a kernel again for other types, and for sizes and strides that are multiples
-    of 16.
+    """triton compiles a kernel again for other types, and for other sizes and strides.
+
+    These differ by whether they are multiples of 16.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend

@@ -59,8 +59,9 @@ def use_tiles(monkeypatch, flash, mixed):
 
 
 def use_few_large_tiles(monkeypatch):
-    """Use fewer and larger tiles than tuning.py, because the interpreter takes its time by
-    operation.
+    """Use fewer and larger tiles than tuning.py.
+
+    The interpreter takes its time by operation.
     """
     use_tiles(monkeypatch, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1, HC=4, HG=4))
 

@@ -140,8 +140,9 @@ def philox(seed: int, c: list) -> list:
 
 
 def kept_weights(inputs: AttentionInputs) -> Tensor:
-    """Return the factors of dropout on the weights, [B, H, Nq, Nk], from their definition in
-    triton.md.
+    """Return the factors of dropout on the weights, [B, H, Nq, Nk].
+
+    They come from their definition in triton.md.
     """
     if inputs.dropout_p == 0:
         return torch.ones(1)
@@ -154,8 +155,9 @@ def kept_weights(inputs: AttentionInputs) -> Tensor:
 
 
 def run(case: Case, interpreted: bool = False) -> dict:
-    """Return a report of a case: what is wrong, its largest share of the bound, and the seconds of
-    the emulator.
+    """Return a report of a case.
+
+    It says what is wrong, its largest share of the bound, and the seconds of the emulator.
     """
     kind = case.kind()
     begin = time.process_time()

@@ -44,8 +44,9 @@ PRODUCT = r"(mma\.sync\S*\s*{[^}]*},\s*{"
 
 
 def other_numbers(place: re.Match) -> str:
-    """Let a load that its guard stops give other numbers than those set before: 1.0 in bfloat16,
-    1.875 in float16.
+    """Let a load that its guard stops give other numbers than those set before.
+
+    They are 1.0 in bfloat16 and 1.875 in float16.
     """
     return re.sub(
         r"(mov\.u(\d+) \S+), [^;]*;", lambda m: f"{m[1]}, 0x{'3f80' * (int(m[2]) // 16)};", place[0]
@@ -132,8 +133,9 @@ noted: Counter[str] = Counter()
 
 
 class NotingShared(Shared):
-    """Note which copies each wait makes, and how many bytes a warp touches between two barriers
-    that another writes.
+    """Note which copies each wait makes, and how many bytes a warp touches.
+
+    These are bytes that another warp writes between the same two barriers.
     """
 
     waiting = ""
@@ -240,8 +242,9 @@ def in_machine_code(case: Case) -> Iterator[dict]:
 
 
 def in_source() -> Iterator[dict]:
-    """Yield for each fault what the emulator and the interpreter say of a case in a changed copy of
-    the project.
+    """Yield for each fault what the emulator and the interpreter say of a case.
+
+    The fault is in a changed copy of the project.
     """
     lines = [line.split(" # ") for line in SOURCE.strip().splitlines()]
     for kind, which in chosen({line[0]: line[1] for line in lines}).items():

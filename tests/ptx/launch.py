@@ -35,8 +35,9 @@ FORMATS = {
 def prepare(
     kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, target: GPUTarget
 ) -> tuple:
-    """Return what a first launch compiles, with which options, and its arguments as pairs of type
-    and value.
+    """Return what a first launch compiles, with which options, and its arguments.
+
+    The arguments are pairs of type and value.
     """
     backend = make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)

@@ -116,8 +116,9 @@ class Machine:
                 self._write(name, value, on)
 
     def _value(self, source: Any, on, spread: bool):
-        """Return an array over lanes, or, unless it is to be spread, a single number where all
-        agree.
+        """Return an array over lanes.
+
+        Unless it is to be spread, return a single number where all agree.
         """
         if isinstance(source, list):
             return [self._value(part, on, spread) for part in source]
@@ -157,8 +158,9 @@ class Machine:
         return list(memory.read(step, on, address, len(step.targets), step.kind))
 
     def copy_async(self, step: Step, on, to, source, size: int, given: Any | None = None) -> None:
-        """Copy the first `given` bytes, and fill with zeros up to `size`, to which the source is
-        aligned.
+        """Copy the first `given` bytes, and fill with zeros up to `size`.
+
+        The source is aligned to `size`.
         """
         data = np.zeros((len(on), size), U8)
         given = np.full(len(on), size) if given is None else given
@@ -189,8 +191,9 @@ class Machine:
             raise NotImplementedError(f"a part of a warp: {step}")
 
     def load_matrices(self, step: Step, on, address) -> list:
-        """ldmatrix: lane 4 r + c of a warp gets the numbers 2 c and 2 c + 1 of row r of each
-        matrix.
+        """Do ldmatrix.
+
+        Lane 4 r + c of a warp gets the numbers 2 c and 2 c + 1 of row r of each matrix.
         """
         self.whole_warps(step, on)
         count = len(step.targets)
@@ -249,8 +252,9 @@ class Machine:
 
 
 def _numbers(parts: list, kind: str):
-    """Return the numbers of the fragments of each warp, [warps, register * lane * part of a word],
-    as float32.
+    """Return the numbers of the fragments of each warp, as float32.
+
+    They are [warps, register * lane * part of a word].
     """
     words = np.stack([part.reshape(-1, 32) for part in parts], 1).reshape(-1, 32 * len(parts))
     if kind == "bf16":

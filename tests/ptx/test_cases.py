@@ -47,8 +47,9 @@ def test_the_faults_of_the_source_have_a_place():
 
 
 def test_a_product_of_16_numbers_shows_the_fault_of_triton():
-    """A product is right exactly if four threads, of kWidth neighbours each, do not multiply more
-    than its numbers.
+    """A product is right exactly if four threads do not multiply more than its numbers.
+
+    Each multiplies kWidth neighbours.
     """
     found = reports("-m", "tests.ptx.bytes_and_join")
     assert len(found) == 4

@@ -1,5 +1,6 @@
-"""Test that each kind of fault is an error that names the instruction,
-the thread and the address.
+"""Test that each kind of fault is an error.
+
+It names the instruction, the thread and the address.
 """
 
 import pytest

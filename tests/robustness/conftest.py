@@ -74,8 +74,9 @@ def recipes(translation_data, text_data, labelled_data):
 
 @pytest.fixture(scope="session")
 def undisturbed(recipes, tmp_path_factory):
-    """undisturbed(recipe, *flags) -> the folder of a whole training, with `save`, `log` and
-    `events`.
+    """Return undisturbed(recipe, *flags) -> the folder of a whole training.
+
+    It has `save`, `log` and `events`.
     """
     made = {}
 

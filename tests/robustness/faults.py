@@ -30,8 +30,9 @@ def events(record: Path) -> list[list[str]]:
 
 
 class Faults:
-    """An audit hook that sees how a process opens files of a folder for writing, renames and
-    removes them.
+    """An audit hook that sees what a process does with the files of a folder.
+
+    That is how it opens files for writing, renames and removes them.
 
     Args:
         folder: whose files count

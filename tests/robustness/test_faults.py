@@ -77,8 +77,9 @@ def assert_whole(save):
 
 
 def assert_as_undisturbed(outputs, save, expected):
-    """Compare the logs of the parts of a training, and its checkpoints, with those of an
-    undisturbed one.
+    """Compare a training in parts with an undisturbed one.
+
+    Both the logs of the parts and the checkpoints count.
 
     The mean of an epoch may be missing: fairseq logs it after it has saved the checkpoint, and a
     kill may come between.
@@ -183,8 +184,9 @@ def test_data_drawn_anew_in_each_epoch_are_those_of_an_undisturbed_training(
 @pytest.mark.slow  # by default a signal ends a training in the middle of an epoch
 @pytest.mark.parametrize("ends", [["3"], ["1", "2", "3"]])
 def test_an_end_of_an_epoch_changes_nothing(ends, recipes, undisturbed, tmp_path):
-    """The resumed training keeps the batches, the schedule's count of bad epochs and the mean of
-    losses.
+    """The resumed training keeps what belongs to the epoch.
+
+    That is the batches, the schedule's count of bad epochs and the mean of losses.
     """
     expected = undisturbed("transformer_lm", *FOUR_EPOCHS)
     killed = Killed([*recipes["transformer_lm"], *FOUR_EPOCHS], tmp_path)

@@ -124,8 +124,9 @@ def test_half_of_the_pairs_go_on_and_the_others_come_from_elsewhere():
 
 @pytest.mark.parametrize("longest_document", [40, pytest.param(6, marks=pytest.mark.slow)])
 def test_neither_length_nor_ending_tells_whether_b_follows(longest_document):
-    """Use sentences with full stops, in documents of many spans and in documents of a few
-    sentences.
+    """Use sentences with full stops.
+
+    They are in documents of many spans and in documents of a few sentences.
     """
     rng = random.Random(0)
     lines = []

@@ -64,8 +64,9 @@ def write_checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def lm_checkpoint(write_checkpoint, text_data):
-    """Write a model with position-wise mixing,
-    two layers of four heads and windows of 16 tokens.
+    """Write a model with position-wise mixing.
+
+    It has two layers of four heads and windows of 16 tokens.
     """
     flags = ["--task", "language_modeling", "--tokens-per-sample", 16, *LM_SIZES]
     return write_checkpoint("mixhead_lm", text_data, "mixhead_transformer_lm", *flags)

@@ -9,8 +9,9 @@ from mixhead_plugin.heads.sites import where
 
 
 def by_definition(loaded, net_input):
-    """Return site and layer -> P, M and mixed weights of the first sentence, by
-    `reference_with_weights`.
+    """Return P, M and mixed weights of the first sentence, by site and layer.
+
+    They are computed by `reference_with_weights`.
     """
     found = {}
     hooks = []

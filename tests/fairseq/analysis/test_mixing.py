@@ -45,8 +45,9 @@ def test_a_constant_mixing_is_the_one_of_the_checkpoint(
 
 
 def by_hand(loaded):
-    """Return for each attention the real tokens [T] and M [T, H, H] from the projected queries, q .
-    W + B.
+    """Return for each attention the real tokens [T] and M [T, H, H].
+
+    M is computed from the projected queries, as q . W + B.
     """
     modules = {each.name: each.module for each in attentions_of(loaded.model)}
     found = {name: ([], []) for name in modules}

@@ -41,8 +41,9 @@ def test_windows_are_the_beginnings_of_sentences_that_are_long_enough_on_both_si
 
 
 def by_hand(path, length):
-    """Return curves and ranks [layers, ...] of the weights that fairseq's own call returns, with
-    NumPy.
+    """Return curves and ranks [layers, ...] of weights, with NumPy.
+
+    The weights are those that fairseq's own call returns.
     """
     loaded = load(path, cpu=True)
     pad = loaded.task.source_dictionary.pad()

@@ -127,8 +127,9 @@ def real_queries(name: str, sample: dict[str, Any]) -> Tensor:
 def mixing_of_each(
     made: torch.nn.Module, sample: dict[str, Any], run: Callable
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return M of every attention in `run()`, [B, N, H, H], with a mask of its real positions, [B,
-    N].
+    """Return M of every attention in `run()`, [B, N, H, H].
+
+    Beside it stands the mask of its real positions, [B, N].
     """
     found = []
     handles = []

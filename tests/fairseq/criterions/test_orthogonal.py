@@ -54,8 +54,9 @@ def weights_of_call(attention, query, key, attn_mask=None, key_padding_mask=None
 
 
 def unmixed_weights(made, sample, run):
-    """Return the weights of every attention in `run()` before they are mixed, and its real queries
-    [B, Nq].
+    """Return the weights of every attention in `run()` before they are mixed.
+
+    Beside them stand its real queries, [B, Nq].
     """
     found = []
     handles = []
@@ -79,8 +80,9 @@ def unmixed_weights(made, sample, run):
 
 
 def rank_by_definition(made, upstream, sample):
-    """Return the sum over attentions of the mean over sentences and pairs of heads i, j of
-    ||P_i P_j^T||^2 + ||P_i^T P_j||^2.
+    """Return the rank penalty by definition, summed over attentions.
+
+    It is the mean over sentences and pairs of heads i, j of ||P_i P_j^T||^2 + ||P_i^T P_j||^2.
     """
     total = 0.0
     for weights, real in unmixed_weights(made, sample, lambda: criterion(upstream)(made, sample)):

@@ -88,8 +88,9 @@ def yaml(arch, **flags):
 
 
 def dictionary_size(types):
-    """Return the size of fairseq's dictionary for a corpus of `types`, <unk> and end of line among
-    them.
+    """Return the size of fairseq's dictionary for a corpus of `types`.
+
+    <unk> and the end of a line are among them.
     """
     symbols = types - 2 + Dictionary().nspecial
     return math.ceil(symbols / 8) * 8  # fairseq fills it up

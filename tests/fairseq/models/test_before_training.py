@@ -1,5 +1,6 @@
-"""Before a training, a model refuses a config or a criterion that would not train what was asked
-for.
+"""Before a training, a model refuses a config or a criterion.
+
+It refuses what would not train what was asked for.
 """
 
 import logging
@@ -164,8 +165,9 @@ def test_guided_alignment_of_a_distribution_begins(flags):
 
 
 def printed_alignment(caplog, **flags):
-    """Return what is said where a generator with alignments is built, as fairseq's commands and its
-    hub do.
+    """Return what is said where a generator with alignments is built.
+
+    fairseq's commands and its hub build one so.
     """
     words = dictionary()
     with caplog.at_level(logging.WARNING):

@@ -29,8 +29,9 @@ NOT_HERE = {
 
 
 def flags_of(name):
-    """Yield the flags of one of fairseq's models, each as a dict of the flag with values that are
-    not its default.
+    """Yield the flags of one of fairseq's models.
+
+    Each is a dict of the flag with values that are not its default.
     """
     model = ARCH_MODEL_REGISTRY[name]
     parser = ArgumentParser(allow_abbrev=False)
@@ -70,8 +71,9 @@ def outputs(model, training):
 
 
 def same(name, flags):
-    """Return whether a flag builds the same parameters, with equal outputs, in fairseq's model and
-    in the plugin's.
+    """Return whether a flag does the same in fairseq's model and in the plugin's.
+
+    It must build the same parameters, with equal outputs.
     """
     theirs = built(name, name, flags)
     ours = built(f"mixhead_{name}", name, flags)

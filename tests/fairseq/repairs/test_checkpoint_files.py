@@ -344,8 +344,9 @@ NO_OPTION = {"x", "uf"}
 
 
 def evaluated_by_fairseq():
-    """Yield NAME of every `eval(NAME)` and `eval(x.NAME)` in fairseq itself,
-    without its examples.
+    """Yield NAME of every `eval(NAME)` and `eval(x.NAME)` in fairseq itself.
+
+    Its examples are left out.
     """
     package = Path(checkpoint_utils.__file__).parent
     paths = [

@@ -268,8 +268,9 @@ def test_data_workers_know_the_epoch():
 
 
 def trainer_of(epochs=None, **dataset):
-    """Return what Trainer's methods use of a trainer, and the epochs that it loads data and makes
-    batches for.
+    """Return what Trainer's methods use of a trainer.
+
+    Return also the epochs that it loads data and makes batches for.
     """
     loaded = []
     made = []
