@@ -180,7 +180,7 @@ def parse_heads_per_layer(text: Any) -> dict[str, list[tuple[int, int]]]:
         site, _, layers = piece.partition("=")
         site = site.strip()
         if site not in SITES:
-            raise OptionError(f"{flag}: {site!r} must be one of {', '.join(SCOPES['all'])}")
+            raise OptionError(f"{flag}: {site!r} must be one of {', '.join(SITES)}")
         if site in heads:
             raise OptionError(f"{flag}: {site} must be there once, not twice")
         heads[site] = [_heads_of_layer(layer, flag) for layer in layers.split(",")]
