@@ -32,7 +32,7 @@ from mixhead_plugin.ops.accuracy import (
 )
 from mixhead_plugin.ops.inputs import AttentionInputs
 
-MIXINGS = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M or L
+DIMS_OF_MIXING = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M or L
 MIXED: dict[
     str, dict[str, Any]
 ] = {  # the fields of a `CallKind`; the mixing of weights has its dtype, too
@@ -187,7 +187,7 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
         return api.attend(call, "auto")
 
     runs = {"torch's attention": (torchs, 0), "formula, mixing position-wise": (formula, 4)}
-    for name, dim in MIXINGS.items():
+    for name, dim in DIMS_OF_MIXING.items():
         runs[f"auto, mixing {name}"] = (auto, dim)
     unmixed = AttentionInputs(query=query, key=key, value=value, causal=True, scale=head_dim**-0.5)
     times = {}

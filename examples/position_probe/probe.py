@@ -42,7 +42,7 @@ class Kind(NamedTuple):
     positions: tuple[str, ...] = POSITIONS  # those of POSITIONS that it can have
 
 
-class Variant(NamedTuple):
+class Probed(NamedTuple):
     """An attention, and the markers around the zeros."""
 
     flags: str = ""
@@ -92,17 +92,17 @@ KINDS = {
     ),
 }
 VARIANTS = {
-    "softmax": Variant(),
-    "sigsoftmax": Variant("--attention-normalizer sigsoftmax"),
-    "l2": Variant("--attention-normalizer l2 --value-init-scale 0.5"),
-    "unnormalized": Variant("--attention-normalizer unnormalized"),
-    "relu2": Variant("--attention-normalizer relu2"),
-    "swish-l2": Variant("--attention-normalizer swish-l2"),
-    "gain": Variant(
+    "softmax": Probed(),
+    "sigsoftmax": Probed("--attention-normalizer sigsoftmax"),
+    "l2": Probed("--attention-normalizer l2 --value-init-scale 0.5"),
+    "unnormalized": Probed("--attention-normalizer unnormalized"),
+    "relu2": Probed("--attention-normalizer relu2"),
+    "swish-l2": Probed("--attention-normalizer swish-l2"),
+    "gain": Probed(
         "--relative-gain {n}", what="softmax, a learned factor on the weights for each distance"
     ),
-    "markers": Variant(markers="begin end", what="softmax, <s> 0 ... 0 </s>"),
-    "end-marker": Variant(
+    "markers": Probed(markers="begin end", what="softmax, <s> 0 ... 0 </s>"),
+    "end-marker": Probed(
         markers="end", what="softmax, 0 ... 0 </s>, as sources of translation are"
     ),
 }

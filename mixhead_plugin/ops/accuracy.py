@@ -28,7 +28,7 @@ Results = dict[str, Tensor]  # the output and the gradients, by name
 Problem = tuple[AttentionInputs, Tensor]  # a call and the gradient of its output
 # How a tensor lies in memory: its dimensions from the innermost on, and whether the stride of each
 # is a multiple of 16, which triton compiles in another way.
-Layout = tuple[tuple[int, bool], ...]
+MemoryLayout = tuple[tuple[int, bool], ...]
 # Numbers of queries and keys, and p of dropout. The numbers are more than those of a tile, and once
 # not multiples of 16, once multiples.
 SIZES = ((150, 141, 0.1), (160, 144, 0.4))
@@ -66,7 +66,7 @@ class CallKind(NamedTuple):
     tf32: bool = False
     # Of query, key, value and mixing, the first fields of AttentionInputs; the last one is missing
     # without mixing. Empty for contiguous tensors.
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[MemoryLayout, ...] = ()
 
 
 def enough_draws(kind: CallKind, rows: int = ROWS) -> int:
@@ -142,14 +142,14 @@ def _differs_by(mask: Tensor) -> str:
     return ""
 
 
-def layout_of(tensor: Tensor) -> Layout:
+def layout_of(tensor: Tensor) -> MemoryLayout:
     """Return how a tensor lies in memory; triton compiles a kernel for each layout."""
     strides = tensor.stride()
     order = sorted(range(len(strides)), key=lambda dim: strides[dim])
     return tuple((dim, strides[dim] % 16 == 0) for dim in order)
 
 
-def copy_in_layout(tensor: Tensor, layout: Layout) -> Tensor:
+def copy_in_layout(tensor: Tensor, layout: MemoryLayout) -> Tensor:
     """Return a copy of a tensor in a layout.
 
     There are gaps in memory where the sizes do not give such strides by themselves. Three rows of

@@ -185,7 +185,8 @@ def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], CallKi
     if not settings.quick:
         shape = listed[0][0]
         by_kernels = {
-            row: row[1] in triton.NORMALIZERS and row[2] in machine_check.MIXINGS for row in every
+            row: row[1] in triton.NORMALIZERS and row[2] in machine_check.DIMS_OF_MIXING
+            for row in every
         }
         # Kernels first, then what torch alone computes, which compiles nothing.
         for served in (True, False):

@@ -23,7 +23,7 @@ def test_the_variants_that_are_timed_are_checked_first_and_then_every_pair():
     assert names[: len(gpu.TIMED)] == [" / ".join(row) for row in gpu.TIMED]
     rows = [name.split(" / ") for name in names]
     for normalizer in triton.NORMALIZERS:
-        for mixing in gpu.machine_check.MIXINGS:
+        for mixing in gpu.machine_check.DIMS_OF_MIXING:
             assert any(row[1:3] == [normalizer, mixing] for row in rows)
 
 

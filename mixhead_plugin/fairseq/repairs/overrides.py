@@ -31,7 +31,7 @@ from mixhead_plugin.fairseq.replace import replaces
 logger = logging.getLogger(__name__)
 
 # The parts of a config, such as `task` and `model`.
-PARTS = frozenset(each.name for each in fields(FairseqConfig))
+CONFIG_PARTS = frozenset(each.name for each in fields(FairseqConfig))
 # What fairseq reads, although no part declares it.
 UNDECLARED = frozenset(
     """
@@ -144,13 +144,13 @@ def refuse_unknown(overrides: dict[str, Any], part: str = "") -> None:
         if name not in known:
             remedy = _remedy(name, known, otherwise="must be a flag of the model or the task")
             raise OptionError(f"{_flag(part + str(name))} unknown; {remedy}")
-        if name in PARTS and isinstance(value, dict):
+        if name in CONFIG_PARTS and isinstance(value, dict):
             refuse_unknown(value, f"{name}.")
 
 
 def known_names() -> set[str]:
     """Return all names that fairseq and each --user-dir can read from a checkpoint's config."""
-    names = set(PARTS | UNDECLARED)
+    names = set(CONFIG_PARTS | UNDECLARED)
     for each in fields(FairseqConfig):
         if is_dataclass(each.type):
             names |= {field.name for field in fields(each.type)}
@@ -183,7 +183,7 @@ def why_unread(cfg: dict[str, Any], name: str, value: Any) -> str:
         value: what the user wants
     """
     part = "model" if name == "arch" else name
-    if part not in PARTS:
+    if part not in CONFIG_PARTS:
         return "" if _has_field(cfg, name) else "no part of the checkpoint reads this field"
 
     content = cfg.get(part)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.blockwise.forward import Steps, inputs_of, product
+from mixhead_plugin.ops.blockwise.forward import Steps, inputs_of_block, product
 from mixhead_plugin.ops.blockwise.masks import NARROW, Block, add_mask_grad, dimensions
 from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.blockwise.threads import parallel_for
@@ -63,7 +63,7 @@ def backward(
     for block in plan.blocks:
         views = {name: block.part(name, total) for name, total in totals.items()}
         d_out = block.matrices("output", d_output)
-        items.append((block, inputs_of(plan, block), d_out, views))
+        items.append((block, inputs_of_block(plan, block), d_out, views))
     turns = _Turns(plan.blocks, ADDED.intersection(names))
 
     def work(share: Iterator[tuple[Block, AttentionInputs, Tensor, dict[str, Tensor]]]) -> None:
@@ -153,7 +153,7 @@ class _BlockBackward:
         steps: of the forward pass
         turns: in which blocks add to the same memory
         block: the block
-        part: the block's part of the inputs, as `inputs_of` shapes it
+        part: the block's part of the inputs, as `inputs_of_block` shapes it
         grads: the block's part of the gradients
     """
 

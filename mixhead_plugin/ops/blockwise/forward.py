@@ -47,7 +47,9 @@ def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
             rows = product(mixed, part.value, steps.dropout_scale)  # [b * h', n, Dv]
             out.copy_(rows.view(out.shape))
 
-    items = [(block, inputs_of(plan, block), block.part("output", output)) for block in plan.blocks]
+    items = [
+        (block, inputs_of_block(plan, block), block.part("output", output)) for block in plan.blocks
+    ]
     parallel_for(work, items, output.device)
 
 
@@ -70,7 +72,7 @@ def product(a: Tensor, b: Tensor, alpha: float = 1.0, out: Tensor | None = None)
     return torch.baddbmm(out, a, b, beta=0, alpha=alpha, out=out)
 
 
-def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
+def inputs_of_block(plan: Plan, block: Block) -> AttentionInputs:
     """Return the block's part of the inputs, shaped for products of matrices; masks stay whole.
 
     The caller makes all of these views before threads start, because a thread that makes one may
@@ -175,7 +177,7 @@ class Steps:
 
         Args:
             block: the block
-            part: the block's part of the inputs, as `inputs_of` shapes it
+            part: the block's part of the inputs, as `inputs_of_block` shapes it
         """
         b, h, n, k = block.shape
         width = k if part.sink is None else k + 1
