@@ -66,12 +66,14 @@ def run(args: Namespace) -> None:
         )
     loaded = loading.load_from(args, args.checkpoint)
     if args.target and not scores.translates(loaded):
-        raise OptionError(f"--target: {args.checkpoint} does not translate")
+        raise OptionError(
+            f"--target {args.target[0]}: must be left out, {args.checkpoint} does not translate"
+        )
     positions = loaded.model.max_positions()  # of a translation model, those of both sides
     sides = positions if isinstance(positions, tuple) else (positions,)
-    args.length = min(args.length, *sides)
-    inputs = from_text(args, loaded) if texts else from_data(args, loaded)
-    sentences = [see(loaded, each, args.length) for each in inputs]
+    length = min(args.length, *sides)
+    inputs = from_text(args, loaded, length) if texts else from_data(args, loaded)
+    sentences = [see(loaded, each, length) for each in inputs]
     try:
         write_page(args.output, loaded.name, facts(loaded), sentences)
     except HeadsError as error:
@@ -166,8 +168,14 @@ def from_data(args: Namespace, loaded: Loaded) -> Iterator[Input]:
         yield Input(batch["net_input"], batch["target"][0])
 
 
-def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:
-    """Yield each --text, with its --target or the model's own translation."""
+def from_text(args: Namespace, loaded: Loaded, length: int) -> Iterator[Input]:
+    """Yield each --text, with its --target or the model's own translation.
+
+    Args:
+        args: of the command
+        loaded: the model
+        length: the largest number of tokens that a translation model reads
+    """
     source = loaded.task.source_dictionary
     target = loaded.task.target_dictionary
     for number, text in enumerate(args.text):
@@ -177,8 +185,8 @@ def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:
             net_input = {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}
             yield Input(net_input, tokens, (unknown, []))
             continue
-        say_if_cut(args.length, len(tokens))
-        tokens = tokens[: args.length]  # before the search
+        say_if_cut(length, len(tokens))
+        tokens = tokens[:length]  # before the search
         net_input = {"src_tokens": tokens[None], "src_lengths": tokens.new_tensor([len(tokens)])}
         lacking: list[str] = []
         if args.target:

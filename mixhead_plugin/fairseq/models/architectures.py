@@ -51,7 +51,7 @@ def _translation(heads: int) -> Architecture:
     )
 
 
-def _decoder(layers: int, heads: int, embed_dim: int, inner: int) -> dict[str, Any]:
+def _decoder(*, layers: int, heads: int, embed_dim: int, inner: int) -> dict[str, Any]:
     return {
         "decoder_layers": layers,
         "decoder_attention_heads": heads,
@@ -60,12 +60,12 @@ def _decoder(layers: int, heads: int, embed_dim: int, inner: int) -> dict[str, A
     }
 
 
-def _dropouts(residual: float, attention: float, activation: float) -> dict[str, Any]:
+def _dropouts(*, residual: float, attention: float, activation: float) -> dict[str, Any]:
     return {"dropout": residual, "attention_dropout": attention, "activation_dropout": activation}
 
 
 def _xl(
-    layers: int, d_model: int, heads: int, head_dim: int, inner: int, mem_len: int
+    *, layers: int, d_model: int, heads: int, head_dim: int, inner: int, mem_len: int
 ) -> dict[str, Any]:
     return {
         "n_layer": layers,
@@ -112,8 +112,8 @@ ARCHITECTURES = {
     "transformer_lm_wiki2": Architecture(
         TransformerLanguageModel,
         {
-            **_decoder(16, 8, 512, 2048),
-            **_dropouts(0.5, 0.2, 0.2),
+            **_decoder(layers=16, heads=8, embed_dim=512, inner=2048),
+            **_dropouts(residual=0.5, attention=0.2, activation=0.2),
             "share_decoder_input_output_embed": True,
         },
         "mixhead table 2, vanilla Transformer",
@@ -123,7 +123,7 @@ ARCHITECTURES = {
     # --tokens-per-sample.
     "transformer_lm_wiki103_512": Architecture(
         TransformerLanguageModel,
-        _decoder(16, 8, 1024, 4096),
+        _decoder(layers=16, heads=8, embed_dim=1024, inner=4096),
         "mixhead tables 1 and 7 to 10, Transformer-Baevski",
         lm.transformer_lm_baevski_wiki103,
     ),
@@ -132,7 +132,7 @@ ARCHITECTURES = {
     "transformer_lm_gbw_512": Architecture(
         TransformerLanguageModel,
         {
-            **_decoder(16, 8, 1024, 4096),
+            **_decoder(layers=16, heads=8, embed_dim=1024, inner=4096),
             "adaptive_input": True,
             "adaptive_input_cutoff": "60000,160000",
             "adaptive_softmax_cutoff": "60000,160000",
@@ -145,7 +145,7 @@ ARCHITECTURES = {
     # --tokens-per-sample sets the maximal length, 512 in the paper.
     "synthesizer_lm_wiki103": Architecture(
         SynthesizerLanguageModel,
-        _decoder(16, 8, 1024, 4096),
+        _decoder(layers=16, heads=8, embed_dim=1024, inner=4096),
         "mixhead table 1, Synthesizer",
         lm.transformer_lm_baevski_wiki103,
     ),
@@ -153,19 +153,29 @@ ARCHITECTURES = {
     # fairseq's.
     "transformer_xl_wiki103": Architecture(
         TransformerXLModel,
-        {**_xl(16, 410, 10, 41, 2100, mem_len=150), "dropout": 0.1},
+        {
+            **_xl(layers=16, d_model=410, heads=10, head_dim=41, inner=2100, mem_len=150),
+            "dropout": 0.1,
+        },
         "mixhead table 1, Transformer-XL",
     ),
     # The inner size follows from the paper's 40M parameters. The paper gives no dropouts: we chose
     # them.
     "transformer_xl_wiki2": Architecture(
         TransformerXLModel,
-        {**_xl(16, 410, 10, 41, 1000, mem_len=150), "dropout": 0.5, "dropatt": 0.2},
+        {
+            **_xl(layers=16, d_model=410, heads=10, head_dim=41, inner=1000, mem_len=150),
+            "dropout": 0.5,
+            "dropatt": 0.2,
+        },
         "mixhead table 2, Transformer-XL",
     ),
     "transformer_xl_lm1b": Architecture(
         TransformerXLModel,
-        {**_xl(18, 1024, 8, 128, 4096, mem_len=32), "div_val": 4},
+        {
+            **_xl(layers=18, d_model=1024, heads=8, head_dim=128, inner=4096, mem_len=32),
+            "div_val": 4,
+        },
         "mixhead table 3, Transformer-XL",
     ),
     # The head size is the same in every family and for every number of heads; the paper varies this
@@ -173,8 +183,8 @@ ARCHITECTURES = {
     "transformer_lm_lm1b": Architecture(
         TransformerLanguageModel,
         {
-            **_decoder(6, 8, 256, 1024),
-            **_dropouts(0.1, 0.1, 0.1),
+            **_decoder(layers=6, heads=8, embed_dim=256, inner=1024),
+            **_dropouts(residual=0.1, attention=0.1, activation=0.1),
             "share_decoder_input_output_embed": True,
             "head_dim": 32,
         },

@@ -111,7 +111,7 @@ def test_without_a_text_sentences_of_the_data_are_shown(task, checkpoint, analys
             ["--text", "a", "--text", "b", "--target", "a"],
             "--target: 1 given; must be 2, one for each --text",
         ),
-        (["--text", "a", "--target", "b"], "--target: .* does not translate"),
+        (["--text", "a", "--target", "b"], "--target b: must be left out, .*pt does not translate"),
         (["--text", "  "], "--text '  ': has no words"),
         (["--data", "nowhere", "--text", "a"], "nowhere"),
         (["--text", "a", "--sentencepiece", "missing.model"], "missing.model"),
