@@ -161,7 +161,7 @@ class _BlockBackward:
     with_sink: Tensor  # the weights of these scores
     weights: Tensor  # P, [b * h, n, k]
     arranged: Tensor  # P with the gain, as M multiplies it: see `Steps.arranged`
-    sums: Tensor  # where M has factors: C_r = sum_j left[j, r] P_j, [b * n, R, k]
+    combined: Tensor  # where M has factors: C_r = sum_j left[j, r] P_j, [b * n, R, k]
     mixed: Tensor  # Pbar, [b * h', n, k]
 
     def __init__(
@@ -204,8 +204,8 @@ class _BlockBackward:
         elif self.factors is not None:
             left, right, diagonal = self.factors
             self.arranged = steps.arranged(with_gain, left, "by query")
-            self.sums = steps.sums(self.arranged, left, "sums")
-            self.mixed = steps.spread(self.arranged, self.sums, right, diagonal)
+            self.combined = steps.combine(self.arranged, left, "combined")
+            self.mixed = steps.distribute(self.arranged, self.combined, right, diagonal)
         else:
             self.mixed = with_gain
 
@@ -241,18 +241,18 @@ class _BlockBackward:
         if self.factors is not None:
             left, right, diagonal = self.factors
             d_arranged = steps.arranged(d_mixed, right, "d by query")
-            d_sums = steps.sums(d_arranged, right, "d sums")
-            self._add_factor_grads(self.factors, d_arranged, d_sums)
-            return steps.spread(d_arranged, d_sums, left, diagonal)
+            d_combined = steps.combine(d_arranged, right, "d combined")
+            self._add_factor_grads(self.factors, d_arranged, d_combined)
+            return steps.distribute(d_arranged, d_combined, left, diagonal)
         return d_mixed
 
-    def _add_factor_grads(self, factors: LowRank, d_arranged: Tensor, d_sums: Tensor) -> None:
+    def _add_factor_grads(self, factors: LowRank, d_arranged: Tensor, d_combined: Tensor) -> None:
         """Write the gradients of the factors of M.
 
         Args:
             factors: [b, n, h, R] twice and [b, n, h]
             d_arranged: the gradient of Pbar, [b * n, h, k]
-            d_sums: the gradient of the sums C_r, [b * n, R, k]
+            d_combined: the gradient of C_r, [b * n, R, k]
         """
         d_left = self.grads.get("mixing_left")
         d_right = self.grads.get("mixing_right")
@@ -261,16 +261,16 @@ class _BlockBackward:
             return
         if self.arranged.shape[1] > FEW_HEADS:
             if d_left is not None:
-                _write_product(self.arranged, d_sums.transpose(1, 2), d_left)
+                _write_product(self.arranged, d_combined.transpose(1, 2), d_left)
             if d_right is not None:
-                _write_product(d_arranged, self.sums.transpose(1, 2), d_right)
+                _write_product(d_arranged, self.combined.transpose(1, 2), d_right)
             if d_diagonal is not None:
                 terms = self.steps.buffer("terms", self.arranged.shape)
                 torch.mul(self.arranged, d_arranged, out=terms)
                 d_diagonal.copy_(terms.sum(2).view(d_diagonal.shape))
             return
 
-        # By the gradient of M itself. This multiplies more than the products with the sums, but
+        # By the gradient of M itself. This multiplies more than the products with C, but
         # reads the weights once.
         d_matrix = torch.bmm(self.arranged, d_arranged.transpose(1, 2))  # [b * n, h, h]
         if d_left is not None:

@@ -142,7 +142,7 @@ class Steps:
     def buffer(self, name: str, shape: tuple[int, ...], most: int | None = None) -> Tensor:
         """Return memory that every block reuses.
 
-        Fresh pages of the system cost as much time as the sums that are written to them.
+        Fresh pages of the system cost as much time as computing what is written to them.
 
         Args:
             name: of the buffer
@@ -261,6 +261,10 @@ class Steps:
         return with_gain
 
     # ---- mixing --------------------------------------------------------------------------------
+    #
+    # By M:            P  ->  `arranged`  ->  `mix_arranged`  ->  Pbar
+    # By its factors:  P  ->  `arranged`  ->  `combine` to C, R sums of heads
+    #                                     ->  `distribute` C and P  ->  Pbar
 
     def mixed(self, weights: Tensor, part: AttentionInputs) -> Tensor:
         """Return the mixed weights [b * h', n, k] of P [b * h, n, k], by M or by its factors."""
@@ -268,8 +272,8 @@ class Steps:
         if factors is None:
             return self.mix(weights, part.mixing)
         arranged = self.arranged(weights, factors.left, "by query")
-        sums = self.sums(arranged, factors.left, "sums")
-        return self.spread(arranged, sums, factors.right, factors.diagonal)
+        combined = self.combine(arranged, factors.left, "combined")
+        return self.distribute(arranged, combined, factors.right, factors.diagonal)
 
     def arranged(self, weights: Tensor, mixing: Tensor, name: str) -> Tensor:
         """Return P [b * h, n, k] as the matrices that M multiplies from the left, one row a head.
@@ -321,7 +325,7 @@ class Steps:
         product(mixing.transpose(2, 3).flatten(0, 1), weights, out=mixed)
         return self._by_head(mixed, n, name if several else "")
 
-    def sums(self, weights: Tensor, factor: Tensor, name: str) -> Tensor:
+    def combine(self, weights: Tensor, factor: Tensor, name: str) -> Tensor:
         """Return C_r = sum_j left[j, r] P_j, [b * n, R, k].
 
         Args:
@@ -332,22 +336,24 @@ class Steps:
         # The largest block has largest / h pairs of a query and a key.
         rank = factor.shape[3]
         most = self.plan.largest // weights.shape[1] * rank
-        sums = self.buffer(name, (weights.shape[0], rank, weights.shape[2]), most)
-        return product(factor.transpose(2, 3).flatten(0, 1), weights, out=sums)
+        combined = self.buffer(name, (weights.shape[0], rank, weights.shape[2]), most)
+        return product(factor.transpose(2, 3).flatten(0, 1), weights, out=combined)
 
-    def spread(self, weights: Tensor, sums: Tensor, factor: Tensor, diagonal: Tensor) -> Tensor:
+    def distribute(
+        self, weights: Tensor, combined: Tensor, factor: Tensor, diagonal: Tensor
+    ) -> Tensor:
         """Return (1 + diagonal_i) P_i + sum_r right[i, r] C_r, [b * h, n, k].
 
         Args:
             weights: P, `arranged` by query, [b * n, h, k]
-            sums: C, [b * n, R, k]
+            combined: C, [b * n, R, k]
             factor: right, [b, n, h, R]; in the backward pass left
             diagonal: [b, n, h]
         """
         several = factor.shape[0] > 1
         mixed = self.buffer("mixed by query" if several else "mixed", weights.shape)
         torch.mul(weights, (1 + diagonal).flatten(0, 1)[:, :, None], out=mixed)
-        mixed.baddbmm_(factor.flatten(0, 1), sums)
+        mixed.baddbmm_(factor.flatten(0, 1), combined)
         return self._by_head(mixed, diagonal.shape[1], "mixed" if several else "")
 
     def _by_head(self, mixed: Tensor, n: int, name: str) -> Tensor:
