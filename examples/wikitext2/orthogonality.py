@@ -40,7 +40,7 @@ def distance(checkpoint: Path, data: Path) -> float:
         ):
             model(**sample["net_input"])
         number = int(real.sum())
-        attentions = regularized.attentions["orthogonal"]
+        attentions = regularized.counts["orthogonal"]
         if attentions == 0:
             sys.exit(f"orthogonality: error: {checkpoint}: has no trained head mixing")
         total += float(regularized.values["orthogonal"]) / attentions * number
