@@ -1,6 +1,7 @@
 """The navigation names every page, and the built site shows what the pages say."""
 
 import collections
+import fcntl
 import re
 import subprocess
 import tomllib
@@ -38,15 +39,17 @@ def test_the_navigation_names_what_is_there():
     assert [next(iter(entry)) for entry in CONFIG["nav"]] == PARTS
 
 
-# ---- the built site: slow, and only where scripts/docs.sh has installed its tools ---------------
+# ---- the built site: slow; scripts/docs.sh fetches its tools once --------------------------------
 
 
 @pytest.fixture(scope="module")
 def site():
-    if not (ROOT / "build" / "docs-venv").is_dir():
-        pytest.skip("run scripts/docs.sh first: it installs what builds the site")
-    subprocess.run([ROOT / "scripts" / "docs.sh"], check=True, capture_output=True)
-    return {page: Page(page) for page in sorted(SITE.rglob("*.html"))}
+    """Build the site; no other process builds it until the tests that read it have ended."""
+    SITE.parent.mkdir(exist_ok=True)
+    with (SITE.parent / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([ROOT / "scripts" / "docs.sh"], check=True, capture_output=True)
+        yield {page: Page(page) for page in sorted(SITE.rglob("*.html"))}
 
 
 COUNTED = ("h1", "h2", "h3", "h4", "ul", "ol", "li", "table", "tr", "pre", "img")
