@@ -2,7 +2,9 @@
 
 import copy
 import io
+import os
 import pickle
+import time
 from typing import ClassVar
 
 import pytest
@@ -275,7 +277,7 @@ def test_an_exported_program_takes_other_batches_and_lengths():
     torch.testing.assert_close(program(inputs(2, 9)), model(inputs(2, 9)))
 
 
-def test_gradients_of_data_parallel_training_are_those_of_one_process(tmp_path):
+def test_in_data_parallel_a_model_has_the_gradients_that_it_has_alone(tmp_path):
     model = mixed()
     x = inputs()
     parameters = list(model.parameters())
@@ -288,6 +290,39 @@ def test_gradients_of_data_parallel_training_are_those_of_one_process(tmp_path):
     finally:
         torch.distributed.destroy_process_group()
     torch.testing.assert_close([parameter.grad for parameter in parameters], list(expected))
+
+
+def train_on_half(rank, folder):
+    """Save the gradients of one of two processes, each of which has two of four sentences."""
+    model = mixed()
+    half = inputs(batch=4).chunk(2)[rank]
+    where = f"file://{folder / 'group'}"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
+    parallel = nn.parallel.DistributedDataParallel(model)
+    parallel(half).square().mean().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    torch.save(gradients, folder / f"{rank}.pt")
+    torch.distributed.barrier()
+    # Without destructors, because that of gloo's group hangs once in a while.
+    os._exit(0)
+
+
+@pytest.mark.slow
+def test_two_processes_with_half_of_a_batch_each_have_the_gradients_of_the_whole(tmp_path):
+    model = mixed()
+    model(inputs(batch=4)).square().mean().backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    workers = torch.multiprocessing.spawn(train_on_half, (tmp_path,), nprocs=2, join=False)
+    try:
+        until = time.monotonic() + 60
+        while not workers.join(timeout=max(0, until - time.monotonic())):
+            assert time.monotonic() < until, "the two processes hang"
+    finally:
+        for process in workers.processes:
+            process.kill()
+    for rank in (0, 1):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), expected)
 
 
 def test_modules_that_share_weights_have_a_mixing_each():
