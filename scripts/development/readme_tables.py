@@ -21,7 +21,7 @@ from studies.inference import Estimate
 from studies.markdown import shown, signed, table
 from studies.study import Row
 
-from development import example_tables, gpu_tables, transformers_results
+from development import example_tables, gpu_tables, libraries_results, transformers_results
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.models.gated_attention.model import GatedOptions
@@ -287,6 +287,7 @@ TABLES = {
     **effect_tables.TABLES,  # of the results
     **example_tables.TABLES,
     **gpu_tables.TABLES,
+    **libraries_results.TABLES,
     **transformers_results.TABLES,
 }
 
