@@ -74,14 +74,20 @@ def give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> N
         former = module.config._attn_implementation
         config: Any = copy.deepcopy(module.config, memo)
         module.config = config
-        if not any(name in ("", site.name) or site.name.startswith(f"{name}.") for site in sites):
+        if not any(_is_around(name, site) for site in sites):
             continue  # another tower, which stays as it is
         vars(module)[FORMER] = former
         # transformers gives weights (`output_attentions`) under the name "eager" alone
         wants_weights = config.output_attentions and config._attn_implementation == "eager"
-        if not (wants_weights or knows_eager_alone):
+        stays_eager = wants_weights or knows_eager_alone
+        if not stays_eager:
             config._attn_implementation_internal = MIXHEAD
         vars(config).update(entries)
+
+
+def _is_around(name: str, site: Site) -> bool:
+    """Return whether a module of this name is an attention, or around it."""
+    return name in ("", site.name) or site.name.startswith(f"{name}.")
 
 
 def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:

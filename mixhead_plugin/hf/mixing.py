@@ -80,6 +80,12 @@ def mix(
     fitting = [site for site in sites if site.kind not in problems]
     attach(model, chosen, {site.kind for site in fitting})
 
+    _warn_of_others(model, fitting, problems)
+    return model
+
+
+def _warn_of_others(model: nn.Module, fitting: Sequence[Site], problems: dict[str, str]) -> None:
+    """Name the attentions that stay as they are, and say why."""
     for kind, names in left_out(model, fitting).items():
         if kind in LAYOUTS and LAYOUTS[kind] is None:
             continue  # the user wants it so
@@ -88,16 +94,21 @@ def mix(
         warnings.warn(
             f"{type(model).__name__}: was mixed without {len(names)} {kind}, as {names[0]}; "
             f"{problem}",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return model
 
 
 def unfit(model: nn.Module, sites: Sequence[Site], variant: Variant) -> dict[str, str]:
     """Return why attentions cannot compute a variant, by their class.
 
-    Raise ValueError if none can be, one has a row of the user, or one has the same config as those
-    that can: a config chooses the attention function and the masks for all that share it.
+    Args:
+        model: has the attentions
+        sites: the attentions
+        variant: what is asked for
+
+    Raises:
+        ValueError: none can, one has a row of the user, or one has the same config as those that
+            can
     """
     problems: dict[str, str] = {}
     for site in sites:
@@ -106,22 +117,34 @@ def unfit(model: nn.Module, sites: Sequence[Site], variant: Variant) -> dict[str
             check_row(site, model, variant)
         except ValueError as error:
             if site.layout is not USUAL:
-                raise
+                raise  # whoever writes a row wants this class to be mixed
             problems.setdefault(site.kind, str(error))
 
     fitting = [site for site in sites if site.kind not in problems]
     if not fitting:
         raise ValueError(next(iter(problems.values())))
+    _refuse_shared_configs(model, fitting, problems)
+    return problems
+
+
+def _refuse_shared_configs(
+    model: nn.Module, fitting: Sequence[Site], problems: dict[str, str]
+) -> None:
+    """Raise ValueError if another attention has the same config as those that can be mixed.
+
+    A config chooses the attention function and the masks for all that share it.
+    """
+    kinds = {site.kind for site in fitting}
     shared = {id(getattr(site.module, "config", None)) for site in fitting}
     for module in model.modules():
         kind = type(module).__name__
-        other = calls_the_interface(module) and kind not in {site.kind for site in fitting}
-        if other and id(getattr(module, "config", None)) in shared:
+        if kind in kinds or not calls_the_interface(module):
+            continue
+        if id(getattr(module, "config", None)) in shared:
             problem = problems.get(kind, f"{kind}: its projections are not known")
             raise ValueError(
                 f"{problem}; it must be mixed with {fitting[0].kind}, which has the same config"
             )
-    return problems
 
 
 def is_mixed(model: nn.Module) -> bool:
