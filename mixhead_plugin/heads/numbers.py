@@ -1,5 +1,6 @@
 """A number for each head of a model: as a table, as JSON and as a picture."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,19 +12,27 @@ from mixhead_plugin.heads.sites import by_site, where
 
 
 def points(values: HeadNumbers, stage: str, site: str | None = None) -> Tensor:
-    """Return the numbers of all heads of a stage, at one site or everywhere, [heads]."""
+    """Return the numbers of all heads of a stage, [heads].
+
+    Args:
+        values: a number for each head
+        stage: a key of STAGES
+        site: where the attentions are, as in `sites`; None for everywhere
+    """
     chosen = []
     for name, by_stage in values.items():
-        if stage in by_stage and site in (None, where(name).site):
+        is_there = site is None or where(name).site == site
+        if is_there and stage in by_stage:
             chosen.append(by_stage[stage])
     return torch.cat(chosen) if chosen else torch.empty(0)
 
 
 def shown_stages(values: HeadNumbers) -> dict[str, str]:
     """Return the stages in `values` with their titles: 'heads' alone if no heads mix."""
-    if not any("source" in by_stage for by_stage in values.values()):
-        return {"mixed": "heads"}
-    return STAGES
+    for by_stage in values.values():
+        if "source" in by_stage:
+            return STAGES
+    return {"mixed": "heads"}
 
 
 def table(values: HeadNumbers, form: str = ".3g") -> str:
@@ -34,8 +43,10 @@ def table(values: HeadNumbers, form: str = ".3g") -> str:
             title = str(where(name))
             if len(by_stage) > 1:
                 title += f", {STAGES[stage]}"
-            cells = " ".join(f"{format(number, form):>8s}" for number in numbers.tolist())
-            lines.append(f"  {title:30s} {cells}")
+            line = f"  {title:30s}"
+            for number in numbers.tolist():
+                line += f" {format(number, form):>8s}"
+            lines.append(line)
     return "\n".join(lines)
 
 
@@ -50,22 +61,16 @@ def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
 def heat_maps(values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
     """Draw `values`, layer by head: a row of panels for each site, and a column for each stage."""
     stages = shown_stages(values)
-    panels: list[list[tuple[str, Any] | None]] = []
-    most_layers = 0
-    for site, names in by_site(values).items():
-        most_layers = max(most_layers, len(names))
-        mixes = any("source" in values[name] for name in names)
-        row: list[tuple[str, Any] | None] = []
-        for stage in stages:
-            matrix = [values[name][stage].tolist() for name in names if stage in values[name]]
-            title = f"{site}, {STAGES[stage] if mixes else 'heads'}"
-            row.append((title, matrix) if matrix else None)
-        panels.append(row)
+    panels = [_row(values, site, names, stages) for site, names in by_site(values).items()]
 
-    most_heads = max(len(w) for by_stage in values.values() for w in by_stage.values())
+    most_layers = max(len(names) for names in by_site(values).values())
+    most_heads = 0
+    for by_stage in values.values():
+        most_heads = max(most_heads, *(len(numbers) for numbers in by_stage.values()))
     narrowest = 2.6 if len(stages) > 1 else 3.3  # wide enough for the title beside the colour bar
     width = min(max(1.4 + 0.2 * most_heads, narrowest), 4.5)
     height = min(max(1.1 + 0.25 * most_layers, 1.7), 6.0)
+
     with figures.style():
         figure = figures.heat_maps(
             panels, (width, height), "", colours, xlabel="head", ylabel="layer"
@@ -73,3 +78,16 @@ def heat_maps(values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL
         # as a label of the colour bar, one row of panels would cut it off
         figure.suptitle(label, fontsize=10)
     return figure
+
+
+def _row(
+    values: HeadNumbers, site: str, names: Sequence[str], stages: Mapping[str, str]
+) -> list[tuple[str, Any] | None]:
+    """Return the title and the matrix of each stage at a site; None where it has none."""
+    mixes = any("source" in values[name] for name in names)
+    row: list[tuple[str, Any] | None] = []
+    for stage in stages:
+        matrix = [values[name][stage].tolist() for name in names if stage in values[name]]
+        title = f"{site}, {STAGES[stage] if mixes else 'heads'}"
+        row.append((title, matrix) if matrix else None)
+    return row
