@@ -134,21 +134,31 @@ class Site(NamedTuple):
         Keys may have fewer heads.
         """
         widths = self.widths(model)
-        inner = self.heads * self.head_dim
         widths["output"] = in_features(model.get_submodule(self.paths["output"]))
+        heads = self.heads
+        size = self.head_dim
+        inner = heads * size
         for kind in ("queries", "output"):
             if widths[kind] != inner:
-                heads = f"{self.heads} heads of {self.head_dim} have {inner}"
                 raise ValueError(
-                    f"{self.kind}: cannot be mixed, "
-                    f"{self.paths[kind]} has {widths[kind]} features, but {heads}"
+                    f"{self.kind}: cannot be mixed, {self.paths[kind]} has {widths[kind]} "
+                    f"features, but {heads} heads of {size} have {inner}"
                 )
 
-        keys, values = widths["keys"], widths["values"]
-        if keys != values or keys < 1 or keys % self.head_dim or inner % keys:
+        keys = widths["keys"]
+        values = widths["values"]
+        if keys != values:
             raise ValueError(
-                f"{self.kind}: cannot be mixed, "
-                f"keys and values have {keys} and {values} features for heads of {self.head_dim}"
+                f"{self.kind}: cannot be mixed, keys have {keys} features, but values {values}"
+            )
+        if keys < 1 or keys % size != 0:
+            raise ValueError(
+                f"{self.kind}: cannot be mixed, keys have {keys} features, must be heads of {size}"
+            )
+        if inner % keys != 0:
+            raise ValueError(
+                f"{self.kind}: cannot be mixed, {heads} heads of queries do not share "
+                f"{keys // size} heads of keys evenly"
             )
 
 

@@ -100,6 +100,25 @@ def test_keys_and_values_in_the_wrong_order_are_noticed(monkeypatch):
     assert torch.equal(model(**inputs).logits, before)
 
 
+SIZES = {
+    "keys have 16 features, but values 8": (16, 8),
+    "keys have 12 features, must be heads of 8": (12, 12),
+    "4 heads of queries do not share 3 heads of keys evenly": (24, 24),
+}
+
+
+@pytest.mark.parametrize("problem", SIZES)
+def test_keys_and_values_of_other_sizes_are_refused(problem):
+    model, _ = build("LlamaForCausalLM")
+    keys, values = SIZES[problem]
+    for layer in model.model.layers:
+        layer.self_attn.k_proj = torch.nn.Linear(32, keys)
+        layer.self_attn.v_proj = torch.nn.Linear(32, values)
+    with pytest.raises(ValueError) as error:
+        hf.mix(model, "position-wise")
+    assert str(error.value) == f"LlamaAttention: cannot be mixed, {problem}"
+
+
 def rotating(monkeypatch, change):
     """Let the attentions of Llama change queries and keys [B, H, N, D] where they rotate them."""
     module = transformers.models.llama.modeling_llama
