@@ -54,8 +54,8 @@ def give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> N
         sites: its attentions that are mixed
         variant: what they compute
     """
-    kinds = {site.kind for site in sites}
-    entries = {MIXHEAD: saved_fields(variant), ATTENTIONS: sorted(kinds), **REFUSED}
+    classes = {site.kind for site in sites}
+    entries = {MIXHEAD: saved_fields(variant), ATTENTIONS: sorted(classes), **REFUSED}
     # Attentions of models that know eager alone may be causal without saying so: with the masks of
     # eager they need not say it.
     of_eager = {

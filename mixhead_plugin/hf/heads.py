@@ -142,21 +142,21 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     refuse_quantised(model, sites, "pruned")
     refuse_shared_weights(model, sites, "pruned")
 
-    kinds = {each.site.kind for each in found if each.mixed is not None}
+    classes = {each.site.kind for each in found if each.mixed is not None}
     problems = {}
-    is_plain = not kinds
+    is_plain = not classes
     if is_plain:  # what is mixed was checked then
         problems = unfit(model, sites, Variant())
-        kinds = {site.kind for site in sites} - problems.keys()
+        classes = {site.kind for site in sites} - problems.keys()
 
     for layer, some in choose(found, heads).items():
         site = found[layer].site
-        if site.kind not in kinds:
+        if site.kind not in classes:
             problem = f"{site.kind}: is not mixed, other attentions of the model are"
             raise ValueError(problems.get(site.kind, problem))
         pruning.try_out(site, model, some)
     if is_plain:
-        attach(model, Variant(), kinds)
+        attach(model, Variant(), classes)
     return cut(model, heads)
 
 

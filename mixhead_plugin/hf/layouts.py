@@ -52,8 +52,19 @@ USUAL = Layout(
     keys=("k_proj", "key", "k", "k_lin", "linear_k", "Wk", *_PACKED),
     values=("v_proj", "value", "v", "v_lin", "linear_v", "Wv", *_PACKED),
     output=(
-        *("o_proj", "out_proj", "o", "out_lin", "linear_out", "c_proj", "dense", "Wo"),
-        *("proj", "projection", "projection_layer", "output", "..output.dense"),
+        "o_proj",
+        "out_proj",
+        "o",
+        "out_lin",
+        "linear_out",
+        "c_proj",
+        "dense",
+        "Wo",
+        "proj",
+        "projection",
+        "projection_layer",
+        "output",
+        "..output.dense",
     ),
 )
 

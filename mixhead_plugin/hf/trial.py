@@ -115,7 +115,7 @@ class Trial:
             self.outputs = found[0] if isinstance(found, tuple) else found
         except _Ended:
             pass
-        except Exception as error:
+        except Exception as error:  # any: the next way to call it may fit
             self.problem = error
 
     def _end(self, outputs: Tensor) -> None:

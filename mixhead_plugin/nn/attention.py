@@ -244,8 +244,12 @@ class MixedAttention(Assembly):
                 weights = weights.mean(1)
             weights = weights.to(out.dtype)
         if unbatched:
-            return out[0], None if weights is None else weights[0]
-        return out if self.batch_first else out.transpose(0, 1), weights
+            if weights is not None:
+                weights = weights[0]
+            return out[0], weights
+        if not self.batch_first:
+            out = out.transpose(0, 1)
+        return out, weights
 
     def _to_batch_first(self, x: Tensor) -> Tensor:
         """Return an input of `forward` as [B, N, C]."""
