@@ -1,7 +1,7 @@
 """Mixed heads in models of `transformers`, from 5.4 on; docs/huggingface.md has examples."""
 
 from mixhead_plugin.heads.attention import LayerHeads
-from mixhead_plugin.hf import attend, saving, trial
+from mixhead_plugin.hf import adapters, attend, saving, trial
 from mixhead_plugin.hf.heads import ablate, attentions, importance, prune
 from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD, Layout
 from mixhead_plugin.hf.loading import load
@@ -24,3 +24,4 @@ __all__ += ["ablate", "attentions", "fold", "importance", "load", "mix", "prune"
 attend.register()
 trial.register()
 saving.watch_models()
+adapters.watch_adapters()

@@ -19,8 +19,10 @@ from torch.utils.hooks import RemovableHandle
 
 from mixhead_plugin.hf.layouts import MIXHEAD, Site
 from mixhead_plugin.hf.refusals import SPLIT
-from mixhead_plugin.parts import HostedAttention, Variant, remove_parts
+from mixhead_plugin.parts import HostedAttention, Variant, record, remove_parts
 
+# What the metadata of a state dict say of its attentions; modules of the door of torch say "sdpa".
+CALLS = "transformers"
 # the matrix of a FeatureMixing for each projection
 FEATURES = {"queries": "query", "keys": "key", "values": "value"}
 
@@ -117,6 +119,9 @@ class MixedHeads(HostedAttention):
         self.hooks = [
             self.attention.register_forward_pre_hook(self._begin),
             self.attention.register_forward_hook(self._end, always_call=True),
+            # The public one puts a mark on its hook, which a method cannot have.
+            self.attention._register_state_dict_hook(self._tell),
+            self.attention.register_load_state_dict_pre_hook(self._compare),
         ]
         self._place()
 
@@ -128,6 +133,30 @@ class MixedHeads(HostedAttention):
             remove_hook(projection, self._project)
         delattr(self.attention, MIXHEAD)
         remove_parts(self.attention)
+
+    def entry(self) -> dict[str, Any]:
+        """Return what the metadata of a state dict tell of the attention."""
+        return record.describe(self.variant, calls=CALLS)
+
+    def _tell(
+        self, module: nn.Module, state_dict: Any, prefix: str, local_metadata: dict[str, Any]
+    ) -> None:
+        local_metadata[record.METADATA_KEY] = self.entry()
+
+    def _compare(
+        self,
+        module: nn.Module,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        """Refuse the state dict of another variant."""
+        entry = self.entry()
+        record.read(module, entry, state_dict, prefix, local_metadata, False, errors)
 
     def removed(self) -> list[int]:
         """Return the mixed heads that were cut off, as numbered at first."""

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.checks import check_row
 from mixhead_plugin.hf.configs import FORMER, PRUNED, forget, give_configs
 from mixhead_plugin.hf.layouts import (
@@ -168,7 +167,6 @@ def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> 
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.register_forward_pre_hook(note_wishes, with_kwargs=True)
-    saving.watch_adapters()
     return model
 
 

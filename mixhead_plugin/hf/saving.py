@@ -8,7 +8,6 @@ check in front.
 
 import functools
 import json
-from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
-from transformers.utils import CONFIG_NAME, cached_file, is_peft_available
+from transformers.utils import CONFIG_NAME, cached_file
 
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.parts import PARTS
+from mixhead_plugin.hf.mixed import CALLS, mixed_heads_of
+from mixhead_plugin.parts import record
 
 # The file in the folder of a mixed model that the Auto classes of transformers import, if the user
 # trusts it; hf/auto.py has the classes.
@@ -47,6 +47,7 @@ def watch_models() -> None:
     model: Any = PreTrainedModel
     model.__init__ = _checked(PreTrainedModel.__init__, _refuse_to_forget)
     model.save_pretrained = _checked(_with_file(PreTrainedModel.save_pretrained), _refuse_inner)
+    model.load_state_dict = _checked(nn.Module.load_state_dict, _refuse_unmixed)
     model.from_pretrained = classmethod(_checked(model.from_pretrained.__func__, _refuse_to_lose))
 
 
@@ -86,25 +87,6 @@ def auto_map_of(config: PreTrainedConfig) -> dict[str, str]:
     }
 
 
-def watch_adapters() -> None:
-    """Let PEFT refuse to save or to load an adapter without the mixing, where it is installed."""
-    if not is_peft_available():
-        return
-    import peft
-    from peft import peft_model
-    from peft.utils import save_and_load
-
-    for name, check in (
-        # every way to save an adapter goes through it
-        ("get_peft_model_state_dict", _refuse_adapter),
-        ("set_peft_model_state_dict", _refuse_unmixed),
-    ):
-        function = getattr(save_and_load, name)
-        if not hasattr(function, MIXHEAD):
-            for module in (peft, peft.utils, peft_model, save_and_load):
-                setattr(module, name, _checked(function, check))
-
-
 def _checked(function: Any, check: Any) -> Any:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -113,16 +95,6 @@ def _checked(function: Any, check: Any) -> Any:
 
     setattr(checked, MIXHEAD, True)
     return checked
-
-
-def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the parts of all mixed attentions that have tensors, by the name of their option."""
-    for module in model.modules():
-        if MIXHEAD in vars(module):
-            for option in PARTS:
-                part = getattr(module, option, None)
-                if part is not None and part.state_dict():
-                    yield option, part
 
 
 def _refuse_to_forget(model: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -184,19 +156,16 @@ def _refuse_inner(model: Any, *args: Any, **kwargs: Any) -> None:
         )
 
 
-def _refuse_adapter(model: Any, *args: Any, **kwargs: Any) -> None:
-    lost = sorted({option for option, part in _parts(model) if "_adapters" not in vars(part)})
-    if lost:
-        raise ValueError(
-            f"adapter: must have modules_to_save={lost}, or it would lose the mixing; "
-            "merge_and_unload() keeps it"
-        )
+def _refuse_unmixed(model: Any, state_dict: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse a state dict whose metadata tell of mixed heads in a model that has none.
 
-
-def _refuse_unmixed(model: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-    given = {option for name in state for option in PARTS if f".{option}." in name}
-    if lost := sorted(given - {option for option, _ in _parts(model)}):
-        raise ValueError(
-            f"adapter: has tensors of {lost}, which its base lacks; the base must be mixed in the "
-            "same way"
-        )
+    A variant may have no tensors that would be left over.
+    """
+    for name, entry in record.entries(state_dict).items():
+        if entry.get("calls") != CALLS or name not in dict(model.named_modules()):
+            continue
+        if mixed_heads_of(model.get_submodule(name)) is None:
+            raise RuntimeError(
+                f"{type(model).__name__}: the state dict has mixed heads in {name}, the model has "
+                "not; call hf.mix in the same way before"
+            )

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.nn import record
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.parts import Assembly, Variant
+from mixhead_plugin.parts import Assembly, Variant, record
 
 
 class ShapeError(ValueError, AssertionError, RuntimeError):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.nn import example as examples
-from mixhead_plugin.nn import multihead, record, sdpa
+from mixhead_plugin.nn import multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.nn.example import Example, Seen, Sizes
 from mixhead_plugin.ops.api import FLOATS
-from mixhead_plugin.parts import PARTS, Assembly, Variant, check_any_given, place_parts
+from mixhead_plugin.parts import PARTS, Assembly, Variant, check_any_given, place_parts, record
 
 # Keywords for an attention that projects its input itself, as `MixedAttention` does.
 OF_PROJECTIONS = ("head_dim", "value_head_dim", "relative_position", "relative_gain", "causal")
@@ -399,7 +399,12 @@ def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: s
             continue  # `load_state_dict` compares them
         variant = dict(entry["variant"])
         numbers = {field: entry[field] for field in entry if field != "variant"}
-        if numbers.pop("calls", None) == "sdpa":
+        calls = numbers.pop("calls", None)
+        if calls == "transformers":
+            raise ValueError(
+                f"{name}: is of a model of transformers, must be loaded by mixhead_plugin.hf.load"
+            )
+        if calls == "sdpa":
             fields = Variant.of({**variant, "impl": impl})
             mixed[module] = sdpa.MixedSdpa(name or type(model).__name__, fields, Sizes(**numbers))
         elif type(module) is nn.MultiheadAttention and module is not model:

@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
-from mixhead_plugin.nn import record
 from mixhead_plugin.nn.example import ATEN_SDPA, SDPA, Sizes, first_tensor
-from mixhead_plugin.parts import PARTS, HostedAttention, Variant, remove_parts
+from mixhead_plugin.parts import PARTS, HostedAttention, Variant, record, remove_parts
 
 ATTRIBUTE = "mixhead"  # the attribute of a mixed module that holds its `MixedSdpa`
 

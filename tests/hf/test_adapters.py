@@ -4,10 +4,15 @@ An adapter is not saved without the mixing.
 """
 
 import copy
+import json
+import subprocess
+import sys
+import types
 
 import pytest
 import torch
 
+from mixhead_plugin.hf import adapters
 from tests.hf.models import FEW, QUERIES, build, hf, shake, whole
 
 peft = pytest.importorskip("peft")
@@ -110,3 +115,72 @@ def test_adapters_are_merged_unmerged_and_added_by_transformers(tmp_path):
     base.add_adapter(KINDS["LoRA"]())
     with pytest.raises(ValueError, match=REFUSED):
         base.save_pretrained(tmp_path)
+
+
+# ---- what an adapter tells of its base ---------------------------------------------------------
+
+BASES = {
+    "this one has softmax": {},
+    "this one has sigsoftmax": {"normalizer": "sigsoftmax"},
+}
+
+
+@torch.no_grad()
+def test_an_adapter_tells_by_which_variant_its_base_was_mixed(tmp_path):
+    """This variant has no tensors by which it could be told."""
+    base, inputs = build("LlamaForCausalLM", normalizer="l2")
+    adapted = peft.get_peft_model(copy.deepcopy(base), KINDS["LoRA"]())
+    expected = adapted(**inputs).logits
+    adapted.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["mixhead"]["normalizer"] == (
+        "l2"
+    )
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path)
+    torch.testing.assert_close(loaded(**inputs).logits, expected)
+
+    for other, variant in BASES.items():
+        problem = (
+            f"adapter: was trained on a base with normalizer l2, {other}; the base must be mixed "
+            "in the same way"
+        )
+        for load in (
+            lambda base: peft.PeftModel.from_pretrained(base, tmp_path),
+            lambda base: base.load_adapter(str(tmp_path)),
+        ):
+            with pytest.raises(ValueError) as error:
+                load(build("LlamaForCausalLM", **variant)[0])
+            assert str(error.value) == problem
+
+
+@torch.no_grad()
+def test_an_adapter_of_a_plain_base_tells_nothing(tmp_path):
+    base, _ = build("LlamaForCausalLM")
+    peft.get_peft_model(copy.deepcopy(base), KINDS["LoRA"]()).save_pretrained(tmp_path)
+    assert "mixhead" not in json.loads((tmp_path / "adapter_config.json").read_text())
+    peft.PeftModel.from_pretrained(base, tmp_path)
+
+
+def test_a_function_is_checked_wherever_it_has_been_imported(monkeypatch):
+    def save(model):
+        return "saved"
+
+    def refuse(model):
+        raise ValueError("lost")
+
+    module = types.ModuleType("mine")
+    module.save_of_mine = save
+    monkeypatch.setitem(sys.modules, "mine", module)
+    adapters._replace_everywhere(save, refuse)
+    with pytest.raises(ValueError, match="lost"):
+        module.save_of_mine(None)
+
+
+@pytest.mark.slow
+def test_adapters_are_checked_in_a_process_that_has_mixed_nothing():
+    program = (
+        "from peft import get_peft_model_state_dict, set_peft_model_state_dict\n"
+        "import mixhead_plugin.hf\n"
+        "for function in (get_peft_model_state_dict, set_peft_model_state_dict):\n"
+        "    assert function.__wrapped__\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

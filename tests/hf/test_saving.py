@@ -148,6 +148,29 @@ def test_tensors_of_a_module_around_a_mixed_model_are_not_loaded_without_the_mix
         hf.load(tmp_path)
 
 
+@torch.no_grad()
+def test_a_state_dict_tells_of_the_variant(tmp_path):
+    """This variant has no tensors by which it could be told."""
+    model, inputs = build("LlamaForCausalLM", normalizer="l2")
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt")
+    same, _ = build("LlamaForCausalLM", normalizer="l2")
+    same.load_state_dict(state)
+    torch.testing.assert_close(same(**inputs).logits, model(**inputs).logits)
+
+    other, _ = build("LlamaForCausalLM", normalizer="sigsoftmax")
+    with pytest.raises(
+        RuntimeError, match="self_attn was saved with normalizer l2, this module has"
+    ):
+        other.load_state_dict(state)
+    with pytest.raises(RuntimeError) as error:
+        build("LlamaForCausalLM")[0].load_state_dict(state)
+    assert str(error.value) == (
+        "LlamaForCausalLM: the state dict has mixed heads in model.layers.0.self_attn, the model "
+        "has not; call hf.mix in the same way before"
+    )
+
+
 def test_from_pretrained_says_what_to_do_and_heads_are_not_split(tmp_path):
     model, _ = build("BertForMaskedLM", head_mixing="position-wise")
     model.save_pretrained(tmp_path)

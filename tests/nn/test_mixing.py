@@ -15,9 +15,9 @@ from mixhead_plugin.nn import (
     mix,
     mixing_parameters,
     parameter_groups,
-    record,
     unmix,
 )
+from mixhead_plugin.parts import record
 from tests.nn.calling import Attention, C, H, Model, inputs, move
 
 

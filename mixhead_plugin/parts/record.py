@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from mixhead_plugin.parts import OPTIONS, PARTS, Variant
+from mixhead_plugin.parts.parameters import PARTS
+from mixhead_plugin.parts.variant import OPTIONS, Variant
 
 METADATA_KEY = "mixhead"  # of the entry in the metadata of a module
 
@@ -18,10 +19,15 @@ METADATA_KEY = "mixhead"  # of the entry in the metadata of a module
 _FREE = ("impl", "mixing_start")
 
 
+def fields_of(variant: Variant) -> dict[str, Any]:
+    """Return the fields of a variant by which its tensors were trained."""
+    fields = dataclasses.asdict(variant)
+    return {name: value for name, value in fields.items() if name not in _FREE}
+
+
 def describe(variant: Variant, **numbers: Any) -> dict[str, Any]:
     """Return the entry of a module: its variant, and the numbers that it was built with."""
-    fields = dataclasses.asdict(variant)
-    return {"variant": {k: v for k, v in fields.items() if k not in _FREE}, **numbers}
+    return {"variant": fields_of(variant), **numbers}
 
 
 def write(destination: Any, prefix: str, entry: dict[str, Any]) -> None:

@@ -1,0 +1,160 @@
+"""Let adapters of PEFT keep the mixing of their base, and tell of it.
+
+Adapters are saved without the tensors of their base, and without its config. So an adapter whose
+file would lack tensors of a mixing is refused, and adapter_config.json gets an entry with the
+variant of the base. Whoever loads such an adapter on another base is refused.
+"""
+
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import is_peft_available
+
+from mixhead_plugin.hf.layouts import MIXHEAD
+from mixhead_plugin.hf.mixed import mixed_heads_of
+from mixhead_plugin.parts import PARTS, Variant, record
+
+
+def watch_adapters() -> None:
+    """Check adapters that are saved and loaded, where PEFT is installed."""
+    if not is_peft_available():
+        return
+    try:
+        from peft.config import PeftConfigMixin
+        from peft.utils import save_and_load
+    except ImportError:  # of another version of torch, so nobody can use it
+        return
+    if hasattr(PeftConfigMixin.to_dict, MIXHEAD):
+        return
+
+    # every way to save an adapter goes through the first one
+    _replace_everywhere(save_and_load.get_peft_model_state_dict, _refuse_lost)
+    _replace_everywhere(save_and_load.set_peft_model_state_dict, _refuse_unmixed)
+    config: Any = PeftConfigMixin
+    config.to_dict = _with_entry(config.to_dict)
+    config.from_peft_type = classmethod(_with_entry_again(config.from_peft_type.__func__))
+    model: Any = PreTrainedModel
+    model.load_adapter = _then_checked(model.load_adapter)
+
+
+def _replace_everywhere(function: Any, check: Any) -> None:
+    """Put a check in front of a function, also where a module has imported it by its name."""
+
+    @functools.wraps(function)
+    def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
+        check(model, *args, **kwargs)
+        return function(model, *args, **kwargs)
+
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        for name in [name for name, value in names.items() if value is function]:
+            setattr(module, name, checked)
+
+
+def _with_entry(to_dict: Any) -> Any:
+    """Let adapter_config.json keep the entry of a config."""
+
+    @functools.wraps(to_dict)
+    def told(config: Any) -> dict[str, Any]:
+        entry = vars(config).get(MIXHEAD)
+        return to_dict(config) if entry is None else {**to_dict(config), MIXHEAD: entry}
+
+    setattr(told, MIXHEAD, True)
+    return told
+
+
+def _with_entry_again(from_peft_type: Any) -> Any:
+    """Let a config that is loaded keep the entry, which PEFT would drop with a warning."""
+
+    @functools.wraps(from_peft_type)
+    def made(cls: Any, **kwargs: Any) -> Any:
+        entry = kwargs.pop(MIXHEAD, None)
+        config = from_peft_type(cls, **kwargs)
+        if entry is not None:
+            vars(config)[MIXHEAD] = entry
+        return config
+
+    return made
+
+
+def _then_checked(load_adapter: Any) -> Any:
+    """Check an adapter that transformers itself has loaded: it does not ask PEFT to."""
+
+    @functools.wraps(load_adapter)
+    def loaded(model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = load_adapter(model, *args, **kwargs)
+        for config in model.peft_config.values():
+            _refuse_other_base(model, config)
+        return result
+
+    return loaded
+
+
+def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the parts of all mixed attentions that have tensors, by the name of their option."""
+    for module in model.modules():
+        if mixed_heads_of(module) is None:
+            continue
+        for option in PARTS:
+            part = getattr(module, option, None)
+            if part is not None and part.state_dict():
+                yield option, part
+
+
+def _variant_of(model: nn.Module) -> dict[str, Any] | None:
+    """Return the fields of what a model is mixed by; None if it computes what it did before."""
+    for module in model.modules():
+        mixed = mixed_heads_of(module)
+        if mixed is not None:
+            fields = record.fields_of(mixed.variant)
+            fields["head_dim"] = None  # the model's own, and towers may differ
+            return None if fields == record.fields_of(Variant()) else fields
+    return None
+
+
+def _refuse_lost(
+    model: Any, state_dict: Any = None, adapter_name: str = "default", **settings: Any
+) -> None:
+    """Refuse to save an adapter without tensors of a mixing; let its config tell of the base."""
+    lost = sorted({option for option, part in _parts(model) if "_adapters" not in vars(part)})
+    if lost:
+        raise ValueError(
+            f"adapter: must have modules_to_save={lost}, or it would lose the mixing; "
+            "merge_and_unload() keeps it"
+        )
+    config = model.peft_config[adapter_name]
+    entry = _variant_of(model)
+    if entry is not None:
+        vars(config)[MIXHEAD] = entry
+
+
+def _refuse_unmixed(
+    model: Any, state: dict[str, Any], adapter_name: str = "default", **settings: Any
+) -> None:
+    """Refuse an adapter of mixed heads on a base that is not mixed in the same way."""
+    given = {option for name in state for option in PARTS if f".{option}." in name}
+    lost = sorted(given - {option for option, _ in _parts(model)})
+    if lost:
+        raise ValueError(
+            f"adapter: has tensors of {lost}, which its base lacks; the base must be mixed in the "
+            "same way"
+        )
+    _refuse_other_base(model, model.peft_config[adapter_name])
+
+
+def _refuse_other_base(model: Any, config: Any) -> None:
+    """Raise ValueError if an adapter was trained on a base of another variant."""
+    entry = vars(config).get(MIXHEAD)
+    if entry is None:
+        return  # of a plain base, or older
+    own = _variant_of(model) or record.fields_of(Variant())
+    for name, value in entry.items():
+        if own.get(name) != value:
+            raise ValueError(
+                f"adapter: was trained on a base with {name} {value}, this one has "
+                f"{own.get(name)}; the base must be mixed in the same way"
+            )
