@@ -166,7 +166,11 @@ class MixedHeads(HostedAttention):
         """Return the modules that give queries, keys and values, which may be one."""
         found = {}
         for kind, name in self.names.items():
-            module = getattr(self.attention, name)
+            module = getattr(self.attention, name, None)
+            if not isinstance(module, nn.Module):
+                raise RuntimeError(
+                    f"{type(self.attention).__name__}: lost the mixing, its {name} must be a module"
+                )
             # What `torch.compile` puts around a module runs no hooks inside a larger graph.
             found[kind] = getattr(module, "_orig_mod", module)
         return found

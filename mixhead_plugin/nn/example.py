@@ -38,8 +38,8 @@ class Seen(NamedTuple):
     """What a run of the example showed."""
 
     calling: dict[nn.Module, Sizes]
-    # modules that call F.multi_head_attention_forward, which computes the attention by itself
-    functional: list[nn.Module]
+    # modules that call another function that computes attention, with the name of the function
+    others: dict[nn.Module, str]
 
 
 class ModuleCall:
@@ -89,7 +89,7 @@ def run(model: nn.Module, example: Example) -> Seen:
                 f"example is a {kind}: must be a tuple of arguments such as (x,), a dict of "
                 "keywords, or a function that takes the model"
             )
-    return Seen(watch.calling, watch.functional)
+    return Seen(watch.calling, watch.others)
 
 
 class Watch(TorchFunctionMode):
@@ -100,7 +100,7 @@ class Watch(TorchFunctionMode):
         self.names = names
         self.running: list[ModuleCall] = []  # the innermost last
         self.calling: dict[nn.Module, Sizes] = {}
-        self.functional: list[nn.Module] = []
+        self.others: dict[nn.Module, str] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -108,8 +108,10 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is SDPA or func is ATEN_SDPA or func is ATEN_SDPA.default:
             self.note(*args, **kwargs)
-        elif func is F.multi_head_attention_forward and self.running:
-            self.functional.append(self.running[-1].module)
+        elif self.running:
+            name = _other_attention(func)
+            if name:
+                self.others.setdefault(self.running[-1].module, name)
         return func(*args, **kwargs)
 
     def note(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -142,6 +144,15 @@ class Watch(TorchFunctionMode):
             )
         if sizes.embed_dim is None:
             self.calling[call.module] = sizes
+
+
+def _other_attention(func: Any) -> str:
+    """Return the name of a function that computes attention in its own way; empty for others."""
+    if func is F.multi_head_attention_forward:
+        return "F.multi_head_attention_forward"
+    # The operators below scaled_dot_product_attention, as of flash attention.
+    name = str(func)
+    return name if name.startswith("aten._scaled_dot_product_") else ""
 
 
 def _input_size(x: Tensor | None, query: Tensor) -> int | None:

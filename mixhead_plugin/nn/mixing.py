@@ -36,7 +36,8 @@ def mix(
     Make the optimizer afterwards, because the parameters of the mixing are new.
 
     A warning names attentions that stay as they are: of the same class as a mixed one, but not
-    reached by the example; or computed by `F.multi_head_attention_forward`.
+    reached by the example; computed by another function, such as `F.multi_head_attention_forward`;
+    or without an example, those whose code calls `F.scaled_dot_product_attention`.
 
     Args:
         model: any module; a model of transformers belongs to `mixhead_plugin.hf.mix`
@@ -58,7 +59,7 @@ def mix(
     check_any_given(asked)
     refuse_mixed(model)
 
-    seen = Seen({}, []) if example is None else examples.run(model, example)
+    seen = Seen({}, {}) if example is None else examples.run(model, example)
     # A `MixedAttention` that was built by hand may call the function, too, and stays.
     calling = {m: sizes for m, sizes in seen.calling.items() if not isinstance(m, Assembly)}
     of_torch = [
@@ -83,7 +84,9 @@ def mix(
             mixed[module] = sdpa.MixedSdpa(name_of(model, module), fields, sizes)
     put(model, replaced)
     attach_all(model, mixed)
-    warn_of_others(model, mixed, seen.functional)
+    warn_of_others(model, mixed, seen.others)
+    if example is None:
+        warn_of_callers(model)
     return model
 
 
@@ -141,6 +144,13 @@ def check_of_torch(
                 "nn.MultiheadAttention, or call F.scaled_dot_product_attention and be reached by "
                 "an example"
             )
+        changed = multihead.problem_of(module)
+        if changed:
+            raise ValueError(
+                f"{name_of(model, module)}: {changed}, which a tool has put there; must be mixed "
+                "before"
+            )
+    _refuse_tied(model, of_torch)
     if not any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules()):
         return
     for name in OF_SELF_ATTENTION:
@@ -148,6 +158,19 @@ def check_of_torch(
             raise ValueError(
                 f"{name}: must not be given where there is cross-attention, only for self-attention"
             )
+
+
+def _refuse_tied(model: nn.Module, of_torch: list[nn.MultiheadAttention]) -> None:
+    """Raise ValueError if a parameter that is copied belongs to another module, too."""
+    copied = {id(parameter) for module in of_torch for parameter in module.parameters()}
+    owners: dict[int, str] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(path, recurse=False):
+            other = owners.setdefault(id(parameter), name)
+            if other != name and id(parameter) in copied:
+                raise ValueError(
+                    f"{name}: is {other}, too; each attention must have its own parameters"
+                )
 
 
 def check_calling(
@@ -252,7 +275,7 @@ def _like(model: nn.Module, module: nn.Module) -> Tensor:
 
 
 def warn_of_others(
-    model: nn.Module, mixed: Mapping[nn.Module, object], functional: list[nn.Module]
+    model: nn.Module, mixed: Mapping[nn.Module, object], others: Mapping[nn.Module, str]
 ) -> None:
     """Warn of attentions that the example has shown to be there, and that stay as they are."""
     classes = {getattr(type(module), "_mixhead_class", None) for module in mixed}
@@ -267,14 +290,41 @@ def warn_of_others(
             "call them",
             stacklevel=3,
         )
-    others = [m for m in dict.fromkeys(functional) if not isinstance(m, nn.MultiheadAttention)]
-    if others:
-        names = ", ".join(name_of(model, module) for module in others)
+    by_function: dict[str, list[str]] = {}
+    for module, function in others.items():
+        if not isinstance(module, (nn.MultiheadAttention, Assembly)):
+            by_function.setdefault(function, []).append(name_of(model, module))
+    for function, names in by_function.items():
         warnings.warn(
-            f"{type(model).__name__}: was mixed without {names}, which call "
-            "F.multi_head_attention_forward",
+            f"{type(model).__name__}: was mixed without {', '.join(names)}, which call {function}",
             stacklevel=3,
         )
+
+
+def warn_of_callers(model: nn.Module) -> None:
+    """Warn of modules that call scaled_dot_product_attention, as far as their code shows it."""
+    names = []
+    for name, module in model.named_modules():
+        if not isinstance(module, Assembly) and names_the_function(type(module)):
+            names.append(name or type(module).__name__)
+    if names:
+        warnings.warn(
+            f"{type(model).__name__}: was mixed without {', '.join(names)}, which call "
+            "F.scaled_dot_product_attention; an example must be given to mix them",
+            stacklevel=3,
+        )
+
+
+def names_the_function(kind: type) -> bool:
+    """Return whether a method of a class, none of torch's own, names the function."""
+    for base in kind.__mro__:
+        if base.__module__.startswith("torch."):
+            continue
+        for method in vars(base).values():
+            code = getattr(method, "__code__", None)
+            if code is not None and "scaled_dot_product_attention" in code.co_names:
+                return True
+    return False
 
 
 def unmix(model: nn.Module) -> nn.Module:

@@ -46,6 +46,8 @@ def mixed_of(old: nn.MultiheadAttention, keywords: dict[str, Any]) -> MixedAtten
         former = given.get(_former_name(name, given))
         if former is not None:
             parameter.requires_grad_(former.requires_grad)
+            vars(parameter).update(vars(former))  # such as a factor on its learning rate
+    _move_attributes(old, new)
     _move_hooks(old, new)
     return new.train(old.training)
 
@@ -89,6 +91,7 @@ def plain_of(mixed: MixedAttention) -> nn.MultiheadAttention:
         _take(new.in_proj_bias, *(projection.bias for projection in projections))
         _take(new.out_proj.bias, bias)
     _take(new.out_proj.weight, weight)
+    _move_attributes(mixed, new)
     _move_hooks(mixed, new)
     return new.train(mixed.training)
 
@@ -98,6 +101,32 @@ def _take(parameter: Any, *parts: Tensor) -> None:
     with torch.no_grad():
         parameter.copy_(torch.cat(parts))
     parameter.requires_grad_(any(part.requires_grad for part in parts))
+    for part in parts:
+        vars(parameter).update(vars(part))
+
+
+def _move_attributes(old: nn.Module, new: nn.Module) -> None:
+    """Let a module have what a program has written on another, such as the number of its layer."""
+    kind: Any = type(old)
+    usual = vars(kind(1, 1))
+    for name, value in vars(old).items():
+        if name not in usual and name not in vars(new):
+            setattr(new, name, value)
+
+
+def problem_of(old: nn.MultiheadAttention) -> str:
+    """Return in a few words what a tool has changed, so that it cannot be replaced; empty if not.
+
+    Only what is certainly torch's own is copied.
+    """
+    if "forward" in vars(old):
+        return "has a forward of its own"
+    usual = set(nn.MultiheadAttention(1, 1, add_bias_kv=True).state_dict())
+    usual |= set(nn.MultiheadAttention(1, 1, kdim=2, vdim=2).state_dict())
+    for name in old.state_dict():
+        if name not in usual:
+            return f"has {name}"
+    return ""
 
 
 def _move_hooks(old: nn.Module, new: nn.Module) -> None:

@@ -130,9 +130,14 @@ class MixedCall(TorchFunctionMode):
         """
         self._count()
         self._check(query, key, value, attn_mask, is_causal, enable_gqa)
-        query = _as_autocast(query)
-        key = _as_autocast(key).expand(query.size(0), -1, -1, -1)
-        value = _as_autocast(value).expand(query.size(0), -1, -1, -1)
+        # One of them may have a single sentence for all, as learned queries have.
+        batch = query.size(0) if key.size(0) == 1 else key.size(0)
+        query = _as_autocast(query).expand(batch, -1, -1, -1)
+        key = _as_autocast(key).expand(batch, -1, -1, -1)
+        value = _as_autocast(value).expand(batch, -1, -1, -1)
+        x = self.x
+        if self.mixed.reads_input and x is not None:
+            x = x.expand(batch, -1, -1)
 
         mask, causal = _masks(attn_mask, is_causal, query, key)
         if mask is not None and self.mixed.variant.normalizer != "softmax":
@@ -146,7 +151,7 @@ class MixedCall(TorchFunctionMode):
             key,
             value,
             projected=query,
-            x=self.x,
+            x=x,
             attn_mask=mask,
             causal=causal,
             dropout_p=dropout_p,

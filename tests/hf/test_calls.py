@@ -212,5 +212,12 @@ def test_a_call_whose_parts_did_not_run_is_refused():
             RuntimeError, match=r"^LlamaAttention: its projection of queries was not called"
         ):
             model(**inputs)
+    del attention(model)._modules["q_proj"]
+    vars(attention(model))["q_proj"] = lambda x: projection(x)
+    with pytest.raises(RuntimeError) as error:
+        model(**inputs)
+    assert str(error.value) == "LlamaAttention: lost the mixing, its q_proj must be a module"
+    del vars(attention(model))["q_proj"]
+    attention(model).q_proj = projection
     assert AttentionInterface()[hf.MIXHEAD]
     model(**inputs)

@@ -140,9 +140,20 @@ class Subclass(nn.MultiheadAttention):
     pass
 
 
-def patched():
-    model = Attention()
+def patched(model):
     model.forward = model.forward
+    return model
+
+
+def weight_normed():
+    model = nn.MultiheadAttention(C, H)
+    nn.utils.parametrizations.weight_norm(model.out_proj)
+    return model
+
+
+def tied():
+    model = nn.Sequential(nn.MultiheadAttention(C, H), nn.MultiheadAttention(C, H))
+    model[1].in_proj_weight = model[0].in_proj_weight
     return model
 
 
@@ -214,7 +225,7 @@ REFUSED = {
         "0.weight: is lazy; the model must be called once before it is mixed",
     ),
     "a forward of the instance": (
-        patched,
+        lambda: patched(Attention()),
         ONE,
         "Attention: has a forward of its own, which a tool has put there; must be mixed before",
     ),
@@ -265,6 +276,22 @@ REFUSED = {
         "attention_gate head: reads the input of the queries; so the first argument of function "
         "must be it, [batch, positions, features], with another number of positions than of "
         "examples in the batch",
+    ),
+    "a forward of an attention of torch": (
+        lambda: nn.Sequential(patched(nn.MultiheadAttention(C, H))),
+        {"head_mixing": "average"},
+        "0: has a forward of its own, which a tool has put there; must be mixed before",
+    ),
+    "a tensor of a tool": (
+        lambda: nn.Sequential(weight_normed()),
+        {"head_mixing": "average"},
+        "0: has out_proj.parametrizations.weight.original0, which a tool has put there; must be "
+        "mixed before",
+    ),
+    "parameters that are shared": (
+        tied,
+        {"head_mixing": "average"},
+        "1.in_proj_weight: is 0.in_proj_weight, too; each attention must have its own parameters",
     ),
     "a subclass of torch's": (
         lambda: nn.Sequential(Subclass(C, H)),
@@ -341,10 +368,47 @@ def test_attentions_that_the_example_missed_are_named():
     assert type(model.layers[1]) is Attention
 
 
-def test_attentions_of_torchs_packed_function_are_named():
-    model = nn.Sequential(Attention(), Functional()).double()
-    with pytest.warns(UserWarning, match=r"^Sequential: was mixed without 1, which call F\.multi"):
+class Flash(Attention):
+    def attend(self, *tensors):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors)[0]
+
+
+OTHERS = {
+    "F.multi_head_attention_forward": Functional,
+    "aten._scaled_dot_product_flash_attention_for_cpu": Flash,
+}
+
+
+@pytest.mark.parametrize("function", OTHERS)
+def test_attentions_by_other_functions_are_named(function):
+    model = nn.Sequential(Attention(), OTHERS[function]()).double()
+    with pytest.warns(UserWarning) as told:
         mix(model, "position-wise", example=(inputs(3),))
+    assert [str(each.message) for each in told] == [
+        f"Sequential: was mixed without 1, which call {function}"
+    ]
+
+
+def test_without_an_example_those_whose_code_calls_the_function_are_named():
+    model = nn.ModuleList([nn.MultiheadAttention(C, H), Attention(), nn.Linear(C, C)])
+    with pytest.warns(UserWarning) as told:
+        mix(model, "position-wise")
+    assert [str(each.message) for each in told] == [
+        f"ModuleList: was mixed without 1, which call F.{SDPA}; an example must be given to mix "
+        "them"
+    ]
+
+
+def test_what_a_program_has_written_on_an_attention_of_torch_stays():
+    model = nn.Sequential(nn.MultiheadAttention(C, H))
+    model[0].layer = 3
+    model[0].in_proj_weight.factor = 0.1
+    mix(model, "position-wise")
+    assert model[0].layer == 3
+    assert model[0].k_proj.weight.factor == 0.1
+    unmix(model)
+    assert model[0].layer == 3
+    assert model[0].in_proj_weight.factor == 0.1
 
 
 def test_unmixing_gives_back_torchs_attention_and_the_class_of_the_others():

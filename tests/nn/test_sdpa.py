@@ -79,6 +79,18 @@ def test_outputs_stay_at_the_start_and_are_the_definition_after_the_mixing_has_m
     assert not torch.allclose(found, before)
 
 
+@pytest.mark.parametrize("head_mixing", ["position-wise", "differential", "low-rank"])
+def test_queries_of_one_sentence_serve_all(head_mixing):
+    """As those of a layer that pools by learned queries."""
+    attention = Attention().double()
+    x = inputs(1)
+    memory = inputs(B, LONGER) + 1
+    example = inputs(1)
+    move(mix(attention, head_mixing, example=lambda model: model(example, memory)))
+    found = attention(x, memory)
+    torch.testing.assert_close(found, attention(x.expand(B, -1, -1), memory))
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
