@@ -61,7 +61,7 @@ def load(
     _refuse_split(settings)
     base: Any = _class_of(folder, saved, cls)
     variant = Variant.of({**saved[MIXHEAD], "impl": impl})
-    kinds = saved.get(ATTENTIONS, OLDER_ATTENTIONS | LAYOUTS.keys())
+    classes = saved.get(ATTENTIONS, OLDER_ATTENTIONS | LAYOUTS.keys())
 
     @functools.wraps(base, updated=())  # transformers chooses the loss by the name of the class
     class MixedModel(base):
@@ -69,7 +69,7 @@ def load(
             forget(config, None)  # a model made from it has no mixing at first
             super().__init__(config, *args, **kwargs)
             if not is_mixed(self):  # a class of one's own may mix where it is made
-                attach(self, variant, kinds)
+                attach(self, variant, classes)
             if PRUNED in saved:
                 cut(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
 

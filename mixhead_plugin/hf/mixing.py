@@ -133,11 +133,11 @@ def _refuse_shared_configs(
 
     A config chooses the attention function and the masks for all that share it.
     """
-    kinds = {site.kind for site in fitting}
+    classes = {site.kind for site in fitting}
     shared = {id(getattr(site.module, "config", None)) for site in fitting}
     for module in model.modules():
         kind = type(module).__name__
-        if kind in kinds or not calls_the_interface(module):
+        if kind in classes or not calls_the_interface(module):
             continue
         if id(getattr(module, "config", None)) in shared:
             problem = problems.get(kind, f"{kind}: its projections are not known")
@@ -150,9 +150,9 @@ def is_mixed(model: nn.Module) -> bool:
     return any(mixed_heads_of(module) is not None for module in model.modules())
 
 
-def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> PreTrainedModel:
+def attach(model: PreTrainedModel, variant: Variant, classes: Collection[str]) -> PreTrainedModel:
     """Make the attentions of some classes compute a variant, which may be the plain one."""
-    sites = _sites_of_kinds(model, kinds)
+    sites = _sites_of_classes(model, classes)
 
     mixed: list[MixedHeads] = []  # before any change: one may be refused
     for site in sites:
@@ -170,16 +170,16 @@ def attach(model: PreTrainedModel, variant: Variant, kinds: Collection[str]) -> 
     return model
 
 
-def _sites_of_kinds(model: nn.Module, kinds: Collection[str]) -> list[Site]:
+def _sites_of_classes(model: nn.Module, classes: Collection[str]) -> list[Site]:
     """Return the attentions of some classes; raise ValueError if one of the classes is lost."""
-    sites = [site for site in sites_of(model) if site.kind in kinds]
+    sites = [site for site in sites_of(model) if site.kind in classes]
     known = {site.kind for site in sites}
     for module in model.modules():
         kind = type(module).__name__
-        if kind in kinds and kind not in known:
+        if kind in classes and kind not in known:
             raise ValueError(f"{kind}: its projections are not known; add its row to hf.LAYOUTS")
     if not sites:
-        raise ValueError(f"{type(model).__name__}: has none of {', '.join(sorted(kinds))}")
+        raise ValueError(f"{type(model).__name__}: has none of {', '.join(sorted(classes))}")
     return sites
 
 
