@@ -48,6 +48,7 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     written_by_plugin = any(records.values())
     if not written_by_plugin:
         _warn_of_what_leaves_no_trace(attentions)
+        _warn_of_what_fits_several(attentions, state_dict)
 
     for name, attention in attentions.items():
         tensors = tensors_of(name, state_dict)
@@ -252,13 +253,20 @@ def _most_likely(
         attention: that of the model
         wanted: its value of the option, which is returned if it fits as well as others
     """
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    fitting = []
-    if option in PARTS and tensors:
-        fitting = [value for value in values if _shapes_of(option, value, attention) == shapes]
+    fitting = _with_shapes(option, values, tensors, attention)
     # None fits if the attention in the checkpoint has other sizes, which `_told_by_sizes` tells.
     likely = fitting or values
     return wanted if wanted in likely else likely[0]
+
+
+def _with_shapes(
+    option: str, values: list[str], tensors: dict[str, Tensor], attention: MultiheadAttention
+) -> list[str]:
+    """Return those of several values of an option whose part has tensors of these shapes."""
+    if option not in PARTS or not tensors:
+        return []
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    return [value for value in values if _shapes_of(option, value, attention) == shapes]
 
 
 def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[str, torch.Size]:
@@ -351,6 +359,32 @@ def _warn_of_what_leaves_no_trace(attentions: dict[str, MultiheadAttention]) -> 
         logger.warning(
             f"the checkpoint does not say with which {option_name(option)} it was trained; "
             f"from now on it is {value}"
+        )
+
+
+def _warn_of_what_fits_several(
+    attentions: dict[str, MultiheadAttention], state_dict: dict[str, Tensor]
+) -> None:
+    """Warn of flags with several values that have the tensors of a checkpoint.
+
+    With as many heads as a head has features, feature mixing by `heads` and `shared` is such a
+    pair.
+    """
+    unclear = set()
+    for name, attention in attentions.items():
+        if not isinstance(attention, MixheadAttention):
+            continue
+        tensors = tensors_of(name, state_dict)
+        for option, table in PARTS.items():
+            of_part = tensors_of(option, tensors)
+            values = _with_shapes(option, _values_with(table, of_part), of_part, attention)
+            chosen = getattr(attention.variant, option)
+            if len(values) > 1 and chosen in values:
+                unclear.add((option, " or ".join(values), chosen))
+    for option, values, chosen in sorted(unclear):
+        logger.warning(
+            f"the checkpoint does not say whether its {option_name(option)} is {values}; "
+            f"from now on it is {chosen}"
         )
 
 

@@ -368,6 +368,13 @@ def test_another_normalizer_for_fairseqs_checkpoint_is_warned_of(caplog):
     assert "--attention-sink it was trained; from now on it is zero" in caplog.text
 
 
+def test_tensors_that_fit_two_values_of_a_flag_are_warned_of(caplog):
+    heads = build(LM, feature_mixing="heads")  # 4 heads of 4
+    without_record = dict(heads.state_dict())
+    build(LM, feature_mixing="shared").load_state_dict(without_record)
+    assert "whether its --feature-mixing is heads or shared; from now on it is shared" in caplog.text
+
+
 @pytest.mark.parametrize("arch, cutoff", [(LM, "5,10"), (TRANSLATION, [5, 10])])
 def test_an_adaptive_softmax_with_shared_embeddings_can_be_loaded_again(arch, cutoff):
     """Load a checkpoint to which fairseq has added a matrix that its model does not have."""
