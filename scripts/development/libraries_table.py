@@ -254,19 +254,20 @@ def _cached(tried: Tried) -> float | None:
 
 
 def _loaded(tried: Tried) -> float:
-    state = through_file(tried.model.state_dict())
+    state = through_file(tried.model.state_dict(), weights_only=True)
     return difference(tried.case.call(load(tried.case.made(), state)), tried.expected)
 
 
 def _saved_whole(tried: Tried) -> float:
-    return difference(tried.case.call(through_file(tried.model)), tried.expected)
+    again = through_file(tried.model, weights_only=False)
+    return difference(tried.case.call(again), tried.expected)
 
 
-def through_file(something: Any) -> Any:
+def through_file(something: Any, weights_only: bool) -> Any:
     file = io.BytesIO()
     torch.save(something, file)
     file.seek(0)
-    return torch.load(file, weights_only=False)
+    return torch.load(file, weights_only=weights_only)
 
 
 def _deepcopy(tried: Tried) -> float:
