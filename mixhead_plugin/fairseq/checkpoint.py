@@ -381,9 +381,9 @@ def _warn_of_what_fits_several(
             chosen = getattr(attention.variant, option)
             if len(values) > 1 and chosen in values:
                 unclear.add((option, " or ".join(values), chosen))
-    for option, values, chosen in sorted(unclear):
+    for option, either, chosen in sorted(unclear):
         logger.warning(
-            f"the checkpoint does not say whether its {option_name(option)} is {values}; "
+            f"the checkpoint does not say whether its {option_name(option)} is {either}; "
             f"from now on it is {chosen}"
         )
 

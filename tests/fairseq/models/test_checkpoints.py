@@ -372,7 +372,8 @@ def test_tensors_that_fit_two_values_of_a_flag_are_warned_of(caplog):
     heads = build(LM, feature_mixing="heads")  # 4 heads of 4
     without_record = dict(heads.state_dict())
     build(LM, feature_mixing="shared").load_state_dict(without_record)
-    assert "whether its --feature-mixing is heads or shared; from now on it is shared" in caplog.text
+    warning = "whether its --feature-mixing is heads or shared; from now on it is shared"
+    assert warning in caplog.text
 
 
 @pytest.mark.parametrize("arch, cutoff", [(LM, "5,10"), (TRANSLATION, [5, 10])])
