@@ -1,7 +1,8 @@
 """Mix the heads of any torch model, take the mixing away again, and load a mixed model."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -144,12 +145,7 @@ def check_of_torch(
                 "nn.MultiheadAttention, or call F.scaled_dot_product_attention and be reached by "
                 "an example"
             )
-        changed = multihead.problem_of(module)
-        if changed:
-            raise ValueError(
-                f"{name_of(model, module)}: {changed}, which a tool has put there; must be mixed "
-                "before"
-            )
+        _refuse_changed(model, module)
     _refuse_tied(model, of_torch)
     if not any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules()):
         return
@@ -160,9 +156,20 @@ def check_of_torch(
             )
 
 
-def _refuse_tied(model: nn.Module, of_torch: list[nn.MultiheadAttention]) -> None:
+def _refuse_changed(model: nn.Module, module: nn.MultiheadAttention) -> None:
+    """Raise ValueError if a tool has changed an attention, which would be lost."""
+    changed = multihead.problem_of(module)
+    if changed:
+        raise ValueError(
+            f"{name_of(model, module)}: {changed}, which a tool has put there; must be mixed before"
+        )
+
+
+def _refuse_tied(
+    model: nn.Module, attentions: Sequence[nn.MultiheadAttention | MixedAttention]
+) -> None:
     """Raise ValueError if a parameter that is copied belongs to another module, too."""
-    copied = {id(parameter) for module in of_torch for parameter in module.parameters()}
+    copied = {id(p) for attention in attentions for p in multihead.copied_of(attention)}
     owners: dict[int, str] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
@@ -171,6 +178,42 @@ def _refuse_tied(model: nn.Module, of_torch: list[nn.MultiheadAttention]) -> Non
                 raise ValueError(
                     f"{name}: is {other}, too; each attention must have its own parameters"
                 )
+
+
+def _refuse_kept(model: nn.Module, old: Iterable[nn.Module]) -> None:
+    """Raise ValueError if something goes on with a module that is replaced, and not with the new.
+
+    So does the wrapper that `torch.compile(attention)` is, whoever has put the module into a list
+    of Python, and whoever keeps one of its methods.
+    """
+    names = {id(module): name_of(model, module) for module in old}
+    for path, module in model.named_modules():
+        if id(module._modules.get("_orig_mod")) in names:
+            raise ValueError(
+                f"{path or 'the model'}: is compiled, and its graph would go on with the former "
+                "attention; must be compiled afterwards"
+            )
+        for attribute, value in vars(module).items():
+            # Its children find the new one. What a replaced module has is replaced with it.
+            if attribute == "_modules" or id(module) in names:
+                continue
+            for kept in _inside(value):
+                owner = kept.__self__ if isinstance(kept, MethodType) else kept
+                if id(owner) in names:
+                    place = f"{path}.{attribute}" if path else attribute
+                    raise ValueError(
+                        f"{names[id(owner)]}: is kept as {place}, too, which would go on without "
+                        "the change; must not be kept there"
+                    )
+
+
+def _inside(value: Any) -> list[Any]:
+    """Return what an attribute holds: itself, or the elements of a container."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set)):
+        return list(value)
+    return [value]
 
 
 def check_calling(
@@ -245,7 +288,12 @@ def _refuse_unknown_input(
 
 
 def put(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
-    """Put new modules in the place of old ones, wherever they are."""
+    """Put new modules in the place of old ones, wherever they are in the model.
+
+    Raises:
+        ValueError: something keeps an old one. Nothing was changed yet.
+    """
+    _refuse_kept(model, new)
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module in new:
             model.set_submodule(name, new[module])
@@ -351,6 +399,12 @@ def unmix(model: nn.Module) -> nn.Module:
         )
     for attention in ours:
         _refuse_loss(model, attention, multihead.lost_without(attention))
+        changed = multihead.problem_of_mixed(attention)
+        if changed:
+            raise ValueError(
+                f"{name_of(model, attention)}: {changed}; must be as nn.MultiheadAttention knows it"
+            )
+    _refuse_tied(model, ours)
     for module in calling:
         _refuse_loss(model, module, vars(module)[sdpa.ATTRIBUTE].lost_without(module))
         if not sdpa.has_own_class(module):
@@ -458,6 +512,7 @@ def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: s
             fields = Variant.of({**variant, "impl": impl})
             mixed[module] = sdpa.MixedSdpa(name or type(model).__name__, fields, Sizes(**numbers))
         elif type(module) is nn.MultiheadAttention and module is not model:
+            _refuse_changed(model, module)
             keywords = {**variant, "causal": numbers["causal"], "impl": impl}
             new[module] = multihead.mixed_of(module, keywords)
         else:
@@ -465,5 +520,6 @@ def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: s
                 f"{name or 'the model'}: is a {type(module).__name__}, must be an "
                 "nn.MultiheadAttention inside of a model, as before it was mixed"
             )
+    _refuse_tied(model, [module for module in modules.values() if module in new])
     put(model, new)
     attach_all(model, mixed)

@@ -12,6 +12,8 @@ from mixhead_plugin.parts import PARTS, effective
 def mixed_of(old: nn.MultiheadAttention, keywords: dict[str, Any]) -> MixedAttention:
     """Return a mixed attention with the weights, hooks, mode and frozen parameters of torch's.
 
+    A parameter of the same shape is the same object, so others may share it and go on with it.
+
     Args:
         old: torch's own class, no subclass
         keywords: the keywords of `MixedAttention` that it does not share with torch's
@@ -42,9 +44,14 @@ def mixed_of(old: nn.MultiheadAttention, keywords: dict[str, Any]) -> MixedAtten
     given = old.state_dict(keep_vars=True)
     # Its own tensors come first: a sink has no start that a checkpoint without it could mean.
     new.load_state_dict({**new.state_dict(), **given})
-    for name, parameter in new.named_parameters():
+    for name, parameter in list(new.named_parameters()):
         former = given.get(_former_name(name, given))
-        if former is not None:
+        if former is None:
+            continue
+        if former.shape == parameter.shape:
+            owner, _, kind = name.rpartition(".")
+            setattr(new.get_submodule(owner), kind, former)
+        else:
             parameter.requires_grad_(former.requires_grad)
             vars(parameter).update(vars(former))  # such as a factor on its learning rate
     _move_attributes(old, new)
@@ -80,17 +87,15 @@ def plain_of(mixed: MixedAttention) -> nn.MultiheadAttention:
     )
     projections = [mixed.q_proj, mixed.k_proj, mixed.v_proj]
     weights = [projection.weight for projection in projections]
-    # torch calls it q_proj_weight where queries, keys and values have their own sizes.
-    apart = [new.q_proj_weight, new.k_proj_weight, new.v_proj_weight]
     if new.in_proj_weight is not None:
         _take(new.in_proj_weight, *weights)
     else:
-        for parameter, former in zip(apart, weights):
-            _take(parameter, former)
+        # torch calls it q_proj_weight where queries, keys and values have their own sizes.
+        new.q_proj_weight, new.k_proj_weight, new.v_proj_weight = weights
     if bias is not None:
         _take(new.in_proj_bias, *(projection.bias for projection in projections))
-        _take(new.out_proj.bias, bias)
-    _take(new.out_proj.weight, weight)
+    new.out_proj.weight = weight
+    new.out_proj.bias = bias
     _move_attributes(mixed, new)
     _move_hooks(mixed, new)
     return new.train(mixed.training)
@@ -114,18 +119,86 @@ def _move_attributes(old: nn.Module, new: nn.Module) -> None:
             setattr(new, name, value)
 
 
+def copied_of(attention: nn.MultiheadAttention | MixedAttention) -> list[nn.Parameter]:
+    """Return the parameters that are one in torch's attention and three in a mixed one.
+
+    The other class gets copies of them, so nothing else can share them.
+    """
+    found: list[Any]
+    if isinstance(attention, nn.MultiheadAttention):
+        found = [attention.in_proj_weight, attention.in_proj_bias]
+    else:
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        found = [projection.bias for projection in projections]
+        # Where queries, keys and values have their own sizes, torch's has their weights apart, too.
+        if attention.kdim == attention.vdim == attention.embed_dim:
+            found += [projection.weight for projection in projections]
+    return [parameter for parameter in found if parameter is not None]
+
+
 def problem_of(old: nn.MultiheadAttention) -> str:
     """Return in a few words what a tool has changed, so that it cannot be replaced; empty if not.
 
     Only what is certainly torch's own is copied.
     """
-    if "forward" in vars(old):
-        return "has a forward of its own"
+    problem = _own_method(old)
+    if problem:
+        return problem
     usual = set(nn.MultiheadAttention(1, 1, add_bias_kv=True).state_dict())
     usual |= set(nn.MultiheadAttention(1, 1, kdim=2, vdim=2).state_dict())
     for name in old.state_dict():
         if name not in usual:
             return f"has {name}"
+
+    # torch takes the weight of any `out_proj`, and never calls it.
+    weight, bias = old.out_proj.weight, old.out_proj.bias
+    is_square = weight.shape == (old.embed_dim, old.embed_dim)
+    if not is_square or (bias is None) != (old.in_proj_bias is None):
+        return "has another out_proj"
+    for name, parameter in old.named_parameters():
+        # Types of their own are those of quantised and of sharded weights.
+        if type(parameter) is not nn.Parameter:
+            return f"has a {type(parameter).__name__} as {name}"
+    return _hook_of_gradient(old)
+
+
+def problem_of_mixed(mixed: MixedAttention) -> str:
+    """Return in a few words what a tool has changed, so that torch's cannot replace it."""
+    if type(mixed) is not MixedAttention:
+        return f"is a {type(mixed).__name__}"
+    problem = _own_method(mixed)
+    if problem:
+        return problem
+    for place in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        projection = mixed.get_submodule(place)
+        is_linear = type(projection) is nn.Linear and not _own_method(projection)
+        if not is_linear or projection._parameters.keys() != {"weight", "bias"}:
+            return f"has another {place}"
+        for table, hooks in vars(projection).items():
+            if "_hook" in table and "state_dict" not in table and hooks:
+                return f"has hooks of {place}"
+    return _hook_of_gradient(mixed)
+
+
+def _own_method(module: nn.Module) -> str:
+    """Return in a few words what acts instead of an entry of the class; empty if nothing.
+
+    It is called with the old module, as a patched `forward`, or the graph of `module.compile()`.
+    """
+    usual = vars(nn.MultiheadAttention(1, 1)).keys() | vars(MixedAttention(1, 1)).keys()
+    for name in vars(module):
+        if name not in usual and hasattr(type(module), name):
+            return f"has a {name} of its own"
+    return ""
+
+
+def _hook_of_gradient(attention: nn.MultiheadAttention | MixedAttention) -> str:
+    """Return in a few words which copied parameter has a hook, which its copies would not have."""
+    copied = {id(parameter) for parameter in copied_of(attention)}
+    for name, parameter in attention.named_parameters():
+        hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        if id(parameter) in copied and hooks:
+            return f"has a hook on the gradient of {name}"
     return ""
 
 

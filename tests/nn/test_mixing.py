@@ -151,6 +151,27 @@ def weight_normed():
     return model
 
 
+def changed(change):
+    """Return a model with an attention of torch that a tool has changed."""
+    model = nn.Sequential(nn.MultiheadAttention(C, H))
+    change(model[0])
+    return model
+
+
+def keeping(keep):
+    """Return a model that has what `keep` makes of its attention as an attribute, too."""
+    model = nn.Sequential(nn.MultiheadAttention(C, H))
+    model.kept = keep(model[0])
+    return model
+
+
+class Quantised(nn.Parameter):
+    pass
+
+
+KEPT = "0: is kept as kept, too, which would go on without the change; must not be kept there"
+
+
 def tied():
     model = nn.Sequential(nn.MultiheadAttention(C, H), nn.MultiheadAttention(C, H))
     model[1].in_proj_weight = model[0].in_proj_weight
@@ -288,6 +309,46 @@ REFUSED = {
         "0: has out_proj.parametrizations.weight.original0, which a tool has put there; must be "
         "mixed before",
     ),
+    "an attention of torch that was compiled in place": (
+        # as `compile` does
+        lambda: changed(lambda old: setattr(old, "_compiled_call_impl", old._call_impl)),
+        {"head_mixing": "average"},
+        "0: has a _compiled_call_impl of its own, which a tool has put there; must be mixed before",
+    ),
+    "an attention of torch in compiled code": (
+        lambda: nn.Sequential(torch.compile(nn.MultiheadAttention(C, H), backend="eager")),
+        {"head_mixing": "average"},
+        "0: is compiled, and its graph would go on with the former attention; must be compiled "
+        "afterwards",
+    ),
+    "an attention of torch in a list": (
+        lambda: keeping(lambda attention: [attention]),
+        {"head_mixing": "average"},
+        KEPT,
+    ),
+    "a method of an attention of torch": (
+        lambda: keeping(lambda attention: attention.forward),
+        {"head_mixing": "average"},
+        KEPT,
+    ),
+    "a weight of another type": (
+        lambda: changed(
+            lambda old: setattr(old, "in_proj_weight", Quantised(old.in_proj_weight.data))
+        ),
+        {"head_mixing": "average"},
+        "0: has a Quantised as in_proj_weight, which a tool has put there; must be mixed before",
+    ),
+    "outputs of another size": (
+        lambda: changed(lambda old: setattr(old, "out_proj", nn.Linear(C, 7))),
+        {"head_mixing": "average"},
+        "0: has another out_proj, which a tool has put there; must be mixed before",
+    ),
+    "a hook of a gradient": (
+        lambda: changed(lambda old: old.in_proj_bias.register_hook(lambda grad: grad * 2)),
+        {"head_mixing": "average"},
+        "0: has a hook on the gradient of in_proj_bias, which a tool has put there; must be mixed "
+        "before",
+    ),
     "parameters that are shared": (
         tied,
         {"head_mixing": "average"},
@@ -411,6 +472,29 @@ def test_what_a_program_has_written_on_an_attention_of_torch_stays():
     assert model[0].in_proj_weight.factor == 0.1
 
 
+@pytest.mark.parametrize("sizes", [{}, {"kdim": 5, "vdim": 6}], ids=["packed", "apart"])
+def test_parameters_of_the_same_shape_are_the_same_objects_there_and_back(sizes):
+    model = nn.ModuleList([nn.MultiheadAttention(C, H, **sizes), nn.Linear(C, C)])
+    model[1].weight = model[0].out_proj.weight
+    before = dict(model.named_parameters(remove_duplicate=False))
+    mix(model, "position-independent")
+    assert model[0].out_proj.weight is model[1].weight
+    assert model[0].out_proj.bias is before["0.out_proj.bias"]
+    if sizes:
+        assert model[0].q_proj.weight is before["0.q_proj_weight"]
+    unmix(model)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        assert (parameter is before[name]) == ("in_proj" not in name), name
+
+
+def test_a_state_dict_is_not_loaded_into_an_attention_that_a_tool_has_changed():
+    model = nn.ModuleList([nn.MultiheadAttention(C, H)])
+    state = mix(nn.ModuleList([nn.MultiheadAttention(C, H)]), "position-wise").state_dict()
+    patched(model[0])
+    with pytest.raises(ValueError, match=r"^0: has a forward of its own, which a tool has put"):
+        load(model, state)
+
+
 def test_unmixing_gives_back_torchs_attention_and_the_class_of_the_others():
     model, x = Mixed().double(), inputs()
     model.packed.in_proj_weight.requires_grad_(False)
@@ -433,8 +517,35 @@ def test_unmixing_gives_back_torchs_attention_of_other_sizes(sizes):
     torch.testing.assert_close(dict(model.state_dict()), dict(state))
 
 
+def mixed_and(change):
+    """Return a mixed model with an attention that a tool has changed."""
+    model = mix(nn.ModuleList([nn.MultiheadAttention(C, H)]), "position-wise")
+    change(model[0])
+    return model
+
+
+class Adapted(nn.Linear):
+    pass
+
+
+AS_TORCHS = "must be as nn.MultiheadAttention knows it"
+
+
 # The message, and the model that is refused with it.
 NOT_UNMIXED = {
+    f"0: has a forward of its own; {AS_TORCHS}": lambda: mixed_and(patched),
+    f"0: has another q_proj; {AS_TORCHS}": (
+        lambda: mixed_and(lambda new: setattr(new, "q_proj", Adapted(C, C)))
+    ),
+    f"0: has hooks of k_proj; {AS_TORCHS}": (
+        lambda: mixed_and(lambda new: new.k_proj.register_forward_hook(lambda *_: None))
+    ),
+    f"0: has a hook on the gradient of v_proj.bias; {AS_TORCHS}": (
+        lambda: mixed_and(lambda new: new.v_proj.bias.register_hook(lambda grad: grad * 2))
+    ),
+    "0.k_proj.weight: is 0.q_proj.weight, too; each attention must have its own parameters": (
+        lambda: mixed_and(lambda new: setattr(new.k_proj, "weight", new.q_proj.weight))
+    ),
     "layers.0: without head_mixing its outputs would change; must stay mixed": (
         lambda: move(mix(Model().double(), "position-wise", example=(inputs(3),)))
     ),
