@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
@@ -135,6 +136,12 @@ class Watch(TorchFunctionMode):
                 f"{name}: its query is {list(query.shape)}, must be [batch, heads, positions, head "
                 "size]"
             )
+        for what, tensor in (("key", key), ("value", value)):
+            if tensor.size(-3) > query.size(1):
+                raise ValueError(
+                    f"{name}: its query has {query.size(1)} heads and its {what} has "
+                    f"{tensor.size(-3)}; must have as many, because heads of queries are mixed"
+                )
         sizes = Sizes(query.size(1), query.size(3), value.size(3), _input_size(call.x, query))
         known = self.calling.setdefault(call.module, sizes)
         if known[:3] != sizes[:3]:
@@ -150,9 +157,12 @@ def _other_attention(func: Any) -> str:
     """Return the name of a function that computes attention in its own way; empty for others."""
     if func is F.multi_head_attention_forward:
         return "F.multi_head_attention_forward"
-    # The operators below scaled_dot_product_attention, as of flash attention.
-    name = str(func)
-    return name if name.startswith("aten._scaled_dot_product_") else ""
+    # Operators of flash attention, flex_attention, and those of other libraries tell it by a name.
+    name = getattr(func, "__name__", "")
+    if "attention" not in name and "attn" not in name:
+        return ""
+    # An operator's own text begins with its library, as in aten._flash_attention_forward.
+    return str(func) if isinstance(func, (OpOverload, OpOverloadPacket)) else name
 
 
 def _input_size(x: Tensor | None, query: Tensor) -> int | None:

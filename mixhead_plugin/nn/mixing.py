@@ -1,5 +1,6 @@
 """Mix the heads of any torch model, take the mixing away again, and load a mixed model."""
 
+import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import MethodType
@@ -198,6 +199,8 @@ def _refuse_kept(model: nn.Module, old: Iterable[nn.Module]) -> None:
             if attribute == "_modules" or id(module) in names:
                 continue
             for kept in _inside(value):
+                if isinstance(kept, functools.partial):
+                    kept = kept.func
                 owner = kept.__self__ if isinstance(kept, MethodType) else kept
                 if id(owner) in names:
                     place = f"{path}.{attribute}" if path else attribute

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.parts import PARTS, effective
 
+# What somebody puts on the class acts on every attention, until they are replaced.
+_FORWARD = nn.MultiheadAttention.forward
+
 
 def mixed_of(old: nn.MultiheadAttention, keywords: dict[str, Any]) -> MixedAttention:
     """Return a mixed attention with the weights, hooks, mode and frozen parameters of torch's.
@@ -141,6 +144,8 @@ def problem_of(old: nn.MultiheadAttention) -> str:
 
     Only what is certainly torch's own is copied.
     """
+    if nn.MultiheadAttention.forward is not _FORWARD:
+        return "has another nn.MultiheadAttention.forward"
     problem = _own_method(old)
     if problem:
         return problem

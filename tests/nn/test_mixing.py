@@ -1,5 +1,6 @@
 """`mix` finds every attention or says why not, `unmix` removes what it did, `load` repeats it."""
 
+import functools
 import io
 import sys
 import types
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from mixhead_plugin.nn import (
     MixedAttention,
@@ -115,6 +117,11 @@ class Flat(Attention):
     def attend(self, *tensors):
         heads = [tensor.flatten(0, 1) for tensor in tensors]
         return super().attend(*heads).unflatten(0, (-1, H))
+
+
+class OneQuery(Attention):
+    def attend(self, query, *tensors):
+        return super().attend(query[:, :1], *tensors)
 
 
 class Changing(nn.Module):
@@ -234,6 +241,12 @@ REFUSED = {
         ONE,
         "0: its query is [12, 5, 3], must be [batch, heads, positions, head size]",
     ),
+    "one head of queries for several of keys": (
+        lambda: nn.Sequential(OneQuery()),
+        ONE,
+        "0: its query has 1 heads and its key has 4; must have as many, because heads of queries "
+        "are mixed",
+    ),
     "other heads in another call": (
         Changing,
         ONE,
@@ -327,7 +340,7 @@ REFUSED = {
         KEPT,
     ),
     "a method of an attention of torch": (
-        lambda: keeping(lambda attention: attention.forward),
+        lambda: keeping(lambda attention: functools.partial(attention.forward, None)),
         {"head_mixing": "average"},
         KEPT,
     ),
@@ -434,18 +447,32 @@ class Flash(Attention):
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors)[0]
 
 
+class Math(Attention):
+    def attend(self, *tensors):
+        return torch._scaled_dot_product_attention_math(*tensors)[0]
+
+
+class Flex(Attention):
+    def attend(self, *tensors):
+        return flex_attention(*tensors)
+
+
 OTHERS = {
+    "_scaled_dot_product_attention_math": Math,
+    "flex_attention": Flex,
     "F.multi_head_attention_forward": Functional,
     "aten._scaled_dot_product_flash_attention_for_cpu": Flash,
 }
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.parametrize("function", OTHERS)
 def test_attentions_by_other_functions_are_named(function):
     model = nn.Sequential(Attention(), OTHERS[function]()).double()
     with pytest.warns(UserWarning) as told:
         mix(model, "position-wise", example=(inputs(3),))
-    assert [str(each.message) for each in told] == [
+    told = [str(each.message) for each in told]
+    assert [text for text in told if "mixed" in text] == [
         f"Sequential: was mixed without 1, which call {function}"
     ]
 
@@ -485,6 +512,13 @@ def test_parameters_of_the_same_shape_are_the_same_objects_there_and_back(sizes)
     unmix(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         assert (parameter is before[name]) == ("in_proj" not in name), name
+
+
+def test_an_attention_of_torch_whose_class_was_patched_is_refused(monkeypatch):
+    model = nn.Sequential(nn.MultiheadAttention(C, H))
+    monkeypatch.setattr(nn.MultiheadAttention, "forward", lambda *args, **kwargs: None)
+    with pytest.raises(ValueError, match=r"^0: has another nn\.MultiheadAttention\.forward, which"):
+        mix(model, "average")
 
 
 def test_a_state_dict_is_not_loaded_into_an_attention_that_a_tool_has_changed():
