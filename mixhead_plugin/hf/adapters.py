@@ -121,12 +121,15 @@ def _refuse_lost(
 ) -> None:
     """Refuse to save an adapter without tensors of a mixing; let its config tell of the base."""
     lost = sorted({option for option, part in _parts(model) if "_adapters" not in vars(part)})
-    if lost:
-        raise ValueError(
-            f"adapter: must have modules_to_save={lost}, or it would lose the mixing; "
-            "merge_and_unload() keeps it"
-        )
     config = model.peft_config[adapter_name]
+    if lost:
+        problem = f"adapter: must have modules_to_save={lost}, or it would lose the mixing"
+        if not config.is_prompt_learning:  # prompts cannot be merged
+            problem += "; merge_and_unload() keeps it"
+        raise ValueError(problem)
+
+    # Of this base: somebody may have saved an adapter of another base with the same config.
+    vars(config).pop(MIXHEAD, None)
     entry = _variant_of(model)
     if entry is not None:
         vars(config)[MIXHEAD] = entry

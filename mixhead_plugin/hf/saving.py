@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 from transformers.models.auto import modeling_auto
 from transformers.utils import CONFIG_NAME, cached_file
 
 from mixhead_plugin.hf.layouts import MIXHEAD
 from mixhead_plugin.hf.mixed import CALLS, mixed_heads_of
-from mixhead_plugin.parts import record
+from mixhead_plugin.parts import Variant, record
 
 # The file in the folder of a mixed model that the Auto classes of transformers import, if the user
 # trusts it; hf/auto.py has the classes.
@@ -49,6 +49,8 @@ def watch_models() -> None:
     model.save_pretrained = _checked(_with_file(PreTrainedModel.save_pretrained), _refuse_inner)
     model.load_state_dict = _checked(nn.Module.load_state_dict, _refuse_unmixed)
     model.from_pretrained = classmethod(_checked(model.from_pretrained.__func__, _refuse_to_lose))
+    trainer: Any = Trainer
+    trainer._load_from_checkpoint = _checked(trainer._load_from_checkpoint, _refuse_to_resume)
 
 
 def _with_file(save: Any) -> Any:
@@ -169,3 +171,26 @@ def _refuse_unmixed(model: Any, state_dict: Any, *args: Any, **kwargs: Any) -> N
                 f"{type(model).__name__}: the state dict has mixed heads in {name}, the model has "
                 "not; call hf.mix in the same way before"
             )
+
+
+def _refuse_to_resume(trainer: Any, resume_from_checkpoint: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse the checkpoint of a model that was mixed in another way than that of a Trainer.
+
+    It has the tensors in a file of safetensors, which does not tell a variant, and the config.
+    """
+    file = Path(resume_from_checkpoint) / CONFIG_NAME
+    if not file.exists():
+        return  # as of an adapter, which tells of its base itself
+    saved = json.loads(file.read_text(encoding="utf-8")).get(MIXHEAD)
+    if saved is None:
+        return  # of a plain model, which a mixed one can go on from
+    own = getattr(getattr(trainer.model, "config", None), MIXHEAD, {})
+    problem = record.difference(_entry(saved), _entry(own)).replace("module", "model")
+    if problem:
+        raise ValueError(
+            f"{resume_from_checkpoint}: {problem}; the model must be mixed in the same way"
+        )
+
+
+def _entry(fields: dict[str, Any]) -> dict[str, Any]:
+    return record.describe(Variant.of(fields))

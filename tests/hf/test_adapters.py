@@ -80,8 +80,10 @@ def test_every_kind_of_adapter_is_saved_with_the_mixing_or_not_at_all(kind, tmp_
         lambda: adapted.save_pretrained(tmp_path, state_dict=adapted.state_dict()),
         lambda: peft.get_peft_model_state_dict(adapted),
     ):
-        with pytest.raises(ValueError, match=REFUSED):
+        with pytest.raises(ValueError, match=REFUSED) as refused:
             save()
+        can_be_merged = hasattr(adapted.base_model, "merge_and_unload")
+        assert ("merge_and_unload" in str(refused.value)) == can_be_merged
     kept = ["head_mixing", "feature_mixing"]
     adapted = peft.get_peft_model(copy.deepcopy(base), KINDS[kind](modules_to_save=kept))
     expected = shake(adapted)(**inputs).logits
@@ -155,7 +157,11 @@ def test_an_adapter_tells_by_which_variant_its_base_was_mixed(tmp_path):
 @torch.no_grad()
 def test_an_adapter_of_a_plain_base_tells_nothing(tmp_path):
     base, _ = build("LlamaForCausalLM")
-    peft.get_peft_model(copy.deepcopy(base), KINDS["LoRA"]()).save_pretrained(tmp_path)
+    config = KINDS["LoRA"]()
+    # The same config has served a mixed base before.
+    mixed, _ = build("LlamaForCausalLM", normalizer="l2")
+    peft.get_peft_model(mixed, config).save_pretrained(tmp_path)
+    peft.get_peft_model(copy.deepcopy(base), config).save_pretrained(tmp_path)
     assert "mixhead" not in json.loads((tmp_path / "adapter_config.json").read_text())
     peft.PeftModel.from_pretrained(base, tmp_path)
 

@@ -171,6 +171,29 @@ def test_a_state_dict_tells_of_the_variant(tmp_path):
     )
 
 
+def test_a_trainer_does_not_go_on_from_another_variant(tmp_path):
+    """Its checkpoint is a file of safetensors, which has no metadata, beside a config."""
+
+    def trainer(**variant):
+        model, _ = build("LlamaForCausalLM", **variant)
+        settings = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+        return transformers.Trainer(model, settings)
+
+    folder = str(tmp_path / "checkpoint-1")
+    trainer(normalizer="l2").model.save_pretrained(folder)
+    for variant, own in (({}, "softmax"), ({"normalizer": "sigsoftmax"}, "sigsoftmax")):
+        with pytest.raises(ValueError) as refused:
+            trainer(**variant).train(resume_from_checkpoint=folder)
+        assert str(refused.value) == (
+            f"{folder}: was saved with normalizer l2, this model has {own}; "
+            "the model must be mixed in the same way"
+        )
+    trainer(normalizer="l2")._load_from_checkpoint(folder)
+
+    trainer().model.save_pretrained(folder)
+    trainer(normalizer="l2")._load_from_checkpoint(folder)
+
+
 def test_from_pretrained_says_what_to_do_and_heads_are_not_split(tmp_path):
     model, _ = build("BertForMaskedLM", head_mixing="position-wise")
     model.save_pretrained(tmp_path)
