@@ -211,12 +211,19 @@ def _refuse_kept(model: nn.Module, old: Iterable[nn.Module]) -> None:
 
 
 def _inside(value: Any) -> list[Any]:
-    """Return what an attribute holds: itself, or the elements of a container."""
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, (list, tuple, set)):
-        return list(value)
-    return [value]
+    """Return what an attribute holds: itself, or the elements of containers, however deep."""
+    found = []
+    waiting = [value]
+    seen = set()  # a list may contain itself
+    while waiting:
+        held = waiting.pop()
+        if isinstance(held, (Mapping, list, tuple, set)):
+            if id(held) not in seen:
+                seen.add(id(held))
+                waiting.extend(held.values() if isinstance(held, Mapping) else held)
+        else:
+            found.append(held)
+    return found
 
 
 def check_calling(

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.parts import PARTS, effective
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
 # What somebody puts on the class acts on every attention, until they are replaced.
 _FORWARD = nn.MultiheadAttention.forward
 
@@ -58,6 +60,7 @@ def mixed_of(old: nn.MultiheadAttention, keywords: dict[str, Any]) -> MixedAtten
             parameter.requires_grad_(former.requires_grad)
             vars(parameter).update(vars(former))  # such as a factor on its learning rate
     _move_attributes(old, new)
+    _move_attributes(old.out_proj, new.out_proj)
     _move_hooks(old, new)
     return new.train(old.training)
 
@@ -100,6 +103,7 @@ def plain_of(mixed: MixedAttention) -> nn.MultiheadAttention:
     new.out_proj.weight = weight
     new.out_proj.bias = bias
     _move_attributes(mixed, new)
+    _move_attributes(mixed.out_proj, new.out_proj)
     _move_hooks(mixed, new)
     return new.train(mixed.training)
 
@@ -115,11 +119,21 @@ def _take(parameter: Any, *parts: Tensor) -> None:
 
 def _move_attributes(old: nn.Module, new: nn.Module) -> None:
     """Let a module have what a program has written on another, such as the number of its layer."""
-    kind: Any = type(old)
-    usual = vars(kind(1, 1))
-    for name, value in vars(old).items():
-        if name not in usual and name not in vars(new):
+    for name, value in _written_on(old).items():
+        # torch never calls its `out_proj`, so what somebody has put over a method does nothing.
+        if not hasattr(type(old), name):
             setattr(new, name, value)
+
+
+def _written_on(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module, of either class or a projection, that are not its own."""
+    if isinstance(module, nn.MultiheadAttention):
+        usual = vars(nn.MultiheadAttention(1, 1))
+    elif isinstance(module, MixedAttention):
+        usual = vars(MixedAttention(1, 1))
+    else:
+        usual = vars(nn.Linear(1, 1))
+    return {name: value for name, value in vars(module).items() if name not in usual}
 
 
 def copied_of(attention: nn.MultiheadAttention | MixedAttention) -> list[nn.Parameter]:
@@ -146,14 +160,14 @@ def problem_of(old: nn.MultiheadAttention) -> str:
     """
     if nn.MultiheadAttention.forward is not _FORWARD:
         return "has another nn.MultiheadAttention.forward"
-    problem = _own_method(old)
-    if problem:
-        return problem
     usual = set(nn.MultiheadAttention(1, 1, add_bias_kv=True).state_dict())
     usual |= set(nn.MultiheadAttention(1, 1, kdim=2, vdim=2).state_dict())
     for name in old.state_dict():
         if name not in usual:
             return f"has {name}"
+    problem = _addition(old)
+    if problem:
+        return problem
 
     # torch takes the weight of any `out_proj`, and never calls it.
     weight, bias = old.out_proj.weight, old.out_proj.bias
@@ -171,29 +185,38 @@ def problem_of_mixed(mixed: MixedAttention) -> str:
     """Return in a few words what a tool has changed, so that torch's cannot replace it."""
     if type(mixed) is not MixedAttention:
         return f"is a {type(mixed).__name__}"
-    problem = _own_method(mixed)
+    problem = _addition(mixed)
     if problem:
         return problem
-    for place in ("q_proj", "k_proj", "v_proj", "out_proj"):
+    if mixed._attention_pre_hooks or mixed._attention_hooks:
+        return "has hooks of its heads"
+    for place in PROJECTIONS:
         projection = mixed.get_submodule(place)
-        is_linear = type(projection) is nn.Linear and not _own_method(projection)
+        is_linear = type(projection) is nn.Linear and "forward" not in vars(projection)
         if not is_linear or projection._parameters.keys() != {"weight", "bias"}:
             return f"has another {place}"
+        for name in _written_on(projection):
+            if place != "out_proj":
+                return f"has {place}.{name}"
         for table, hooks in vars(projection).items():
             if "_hook" in table and "state_dict" not in table and hooks:
                 return f"has hooks of {place}"
     return _hook_of_gradient(mixed)
 
 
-def _own_method(module: nn.Module) -> str:
-    """Return in a few words what acts instead of an entry of the class; empty if nothing.
+def _addition(module: nn.MultiheadAttention | MixedAttention) -> str:
+    """Return in a few words what was put on an attention and cannot move; empty if nothing.
 
-    It is called with the old module, as a patched `forward`, or the graph of `module.compile()`.
+    What acts instead of a method of the class is called with the old module, as a patched `forward`
+    or the graph of `module.compile()`. Other names mean something to the other class.
     """
-    usual = vars(nn.MultiheadAttention(1, 1)).keys() | vars(MixedAttention(1, 1)).keys()
-    for name in vars(module):
-        if name not in usual and hasattr(type(module), name):
+    both = vars(nn.MultiheadAttention(1, 1)).keys() | vars(MixedAttention(1, 1)).keys()
+    for name in _written_on(module):
+        if hasattr(type(module), name) or name in both:
             return f"has a {name} of its own"
+    for name in (*module._buffers, *module._modules):
+        if name not in (*PROJECTIONS, *PARTS, "relative_gain"):
+            return f"has {name}"
     return ""
 
 

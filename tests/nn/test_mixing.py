@@ -335,7 +335,7 @@ REFUSED = {
         "afterwards",
     ),
     "an attention of torch in a list": (
-        lambda: keeping(lambda attention: [attention]),
+        lambda: keeping(lambda attention: {"all": [attention]}),
         {"head_mixing": "average"},
         KEPT,
     ),
@@ -343,6 +343,16 @@ REFUSED = {
         lambda: keeping(lambda attention: functools.partial(attention.forward, None)),
         {"head_mixing": "average"},
         KEPT,
+    ),
+    "a name of ours": (
+        lambda: changed(lambda old: setattr(old, "causal", True)),
+        {"head_mixing": "average"},
+        "0: has a causal of its own, which a tool has put there; must be mixed before",
+    ),
+    "a child without tensors": (
+        lambda: changed(lambda old: setattr(old, "gate", nn.ReLU())),
+        {"head_mixing": "average"},
+        "0: has gate, which a tool has put there; must be mixed before",
     ),
     "a weight of another type": (
         lambda: changed(
@@ -490,12 +500,15 @@ def test_without_an_example_those_whose_code_calls_the_function_are_named():
 def test_what_a_program_has_written_on_an_attention_of_torch_stays():
     model = nn.Sequential(nn.MultiheadAttention(C, H))
     model[0].layer = 3
+    model[0].out_proj.note = "last"
     model[0].in_proj_weight.factor = 0.1
     mix(model, "position-wise")
     assert model[0].layer == 3
+    assert model[0].out_proj.note == "last"
     assert model[0].k_proj.weight.factor == 0.1
     unmix(model)
     assert model[0].layer == 3
+    assert model[0].out_proj.note == "last"
     assert model[0].in_proj_weight.factor == 0.1
 
 
@@ -570,6 +583,12 @@ NOT_UNMIXED = {
     f"0: has a forward of its own; {AS_TORCHS}": lambda: mixed_and(patched),
     f"0: has another q_proj; {AS_TORCHS}": (
         lambda: mixed_and(lambda new: setattr(new, "q_proj", Adapted(C, C)))
+    ),
+    f"0: has hooks of its heads; {AS_TORCHS}": (
+        lambda: mixed_and(lambda new: new.register_attention_hook(lambda *_: None))
+    ),
+    f"0: has v_proj.note; {AS_TORCHS}": (
+        lambda: mixed_and(lambda new: setattr(new.v_proj, "note", 3))
     ),
     f"0: has hooks of k_proj; {AS_TORCHS}": (
         lambda: mixed_and(lambda new: new.k_proj.register_forward_hook(lambda *_: None))
