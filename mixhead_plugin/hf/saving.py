@@ -12,13 +12,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 from transformers.models.auto import modeling_auto
 from transformers.utils import CONFIG_NAME, cached_file
 
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.hf.mixed import CALLS, mixed_heads_of
 from mixhead_plugin.parts import Variant, record
 
 # The file in the folder of a mixed model that the Auto classes of transformers import, if the user
@@ -30,6 +28,8 @@ from mixhead_plugin.hf.auto import *
 '''
 # The attribute of a class that may load a folder of mixed heads, whatever config it is given.
 LOADER = "_mixhead_loader"
+# The entry in the metadata of a state dict that names the mixed attentions of a model.
+MIXED_INSIDE = "mixhead_inside"
 AUTO_CLASSES = [
     name
     for name in vars(modeling_auto)
@@ -47,7 +47,8 @@ def watch_models() -> None:
     model: Any = PreTrainedModel
     model.__init__ = _checked(PreTrainedModel.__init__, _refuse_to_forget)
     model.save_pretrained = _checked(_with_file(PreTrainedModel.save_pretrained), _refuse_inner)
-    model.load_state_dict = _checked(nn.Module.load_state_dict, _refuse_unmixed)
+    model._save_to_state_dict = _checked(model._save_to_state_dict, _tell_mixed)
+    model._load_from_state_dict = _checked(model._load_from_state_dict, _refuse_unmixed)
     model.from_pretrained = classmethod(_checked(model.from_pretrained.__func__, _refuse_to_lose))
     trainer: Any = Trainer
     trainer._load_from_checkpoint = _checked(trainer._load_from_checkpoint, _refuse_to_resume)
@@ -158,15 +159,29 @@ def _refuse_inner(model: Any, *args: Any, **kwargs: Any) -> None:
         )
 
 
-def _refuse_unmixed(model: Any, state_dict: Any, *args: Any, **kwargs: Any) -> None:
-    """Refuse a state dict whose metadata tell of mixed heads in a model that has none.
+def _tell_mixed(model: Any, destination: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+    """Let the metadata of a state dict name the attentions of a model that are mixed.
 
-    A variant may have no tensors that would be left over.
+    Their own entries would be read by nobody where an attention is plain. Somebody may give a plain
+    dict, which keeps no metadata.
     """
-    for name, entry in record.entries(state_dict).items():
-        if entry.get("calls") != CALLS or name not in dict(model.named_modules()):
-            continue
-        if mixed_heads_of(model.get_submodule(name)) is None:
+    names = [name for name, module in model.named_modules() if MIXHEAD in vars(module)]
+    metadata = getattr(destination, "_metadata", None)
+    if names and metadata is not None:
+        metadata[prefix[:-1]][MIXED_INSIDE] = names
+
+
+def _refuse_unmixed(
+    model: Any, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Refuse the state dict of a mixed model in one that is plain there.
+
+    A variant may have no tensors that would be left over. torch asks each model of `transformers`,
+    also inside another module.
+    """
+    modules = dict(model.named_modules())
+    for name in local_metadata.get(MIXED_INSIDE, ()):
+        if name in modules and MIXHEAD not in vars(modules[name]):
             raise RuntimeError(
                 f"{type(model).__name__}: the state dict has mixed heads in {name}, the model has "
                 "not; call hf.mix in the same way before"

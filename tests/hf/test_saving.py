@@ -163,12 +163,19 @@ def test_a_state_dict_tells_of_the_variant(tmp_path):
         RuntimeError, match="self_attn was saved with normalizer l2, this module has"
     ):
         other.load_state_dict(state)
-    with pytest.raises(RuntimeError) as error:
-        build("LlamaForCausalLM")[0].load_state_dict(state)
-    assert str(error.value) == (
-        "LlamaForCausalLM: the state dict has mixed heads in model.layers.0.self_attn, the model "
-        "has not; call hf.mix in the same way before"
-    )
+    plain, _ = build("LlamaForCausalLM")
+    around = nn.Sequential(model).state_dict()
+    for taking, given in ((plain, state), (nn.Sequential(plain), around)):
+        with pytest.raises(RuntimeError) as error:
+            taking.load_state_dict(given)
+        assert str(error.value) == (
+            "LlamaForCausalLM: the state dict has mixed heads in model.layers.0.self_attn, the "
+            "model has not; call hf.mix in the same way before"
+        )
+    # A mixed model can start from a plain one, and `unmix` leaves a plain one.
+    same.load_state_dict(plain.state_dict())
+    unmixed = hf.unmix(hf.mix(build("LlamaForCausalLM")[0], "position-wise"))
+    plain.load_state_dict(unmixed.state_dict())
 
 
 def test_a_trainer_does_not_go_on_from_another_variant(tmp_path):
