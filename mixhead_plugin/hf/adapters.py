@@ -86,6 +86,7 @@ def _then_checked(load_adapter: Any) -> Any:
 
     @functools.wraps(load_adapter)
     def loaded(model: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_tensors(model, kwargs.get("adapter_state_dict") or {})
         result = load_adapter(model, *args, **kwargs)
         for config in model.peft_config.values():
             _refuse_other_base(model, config)
@@ -139,6 +140,12 @@ def _refuse_unmixed(
     model: Any, state: dict[str, Any], adapter_name: str = "default", **settings: Any
 ) -> None:
     """Refuse an adapter of mixed heads on a base that is not mixed in the same way."""
+    _refuse_tensors(model, state)
+    _refuse_other_base(model, model.peft_config[adapter_name])
+
+
+def _refuse_tensors(model: Any, state: dict[str, Any]) -> None:
+    """Raise ValueError if an adapter has tensors of a mixing that its base lacks."""
     given = {option for name in state for option in PARTS if f".{option}." in name}
     lost = sorted(given - {option for option, _ in _parts(model)})
     if lost:
@@ -146,7 +153,6 @@ def _refuse_unmixed(
             f"adapter: has tensors of {lost}, which its base lacks; the base must be mixed in the "
             "same way"
         )
-    _refuse_other_base(model, model.peft_config[adapter_name])
 
 
 def _refuse_other_base(model: Any, config: Any) -> None:

@@ -96,6 +96,11 @@ def test_every_kind_of_adapter_is_saved_with_the_mixing_or_not_at_all(kind, tmp_
             ValueError, match=rf"^adapter: has tensors of \['{lost[0]}'.*, which its base lacks"
         ):
             peft.PeftModel.from_pretrained(plain, tmp_path)
+        with pytest.raises(ValueError, match=r"^adapter: has tensors of"):
+            plain.load_adapter(
+                peft_config=KINDS[kind](modules_to_save=kept),
+                adapter_state_dict=peft.get_peft_model_state_dict(adapted),
+            )
 
 
 @torch.no_grad()
