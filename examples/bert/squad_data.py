@@ -160,9 +160,8 @@ class Score(NamedTuple):
 def score(questions: Iterable[Question], predictions: dict[str, str]) -> Score:
     """Return the means over all questions with gold answers.
 
-    Of several answers the best one counts.
-
-    A question without a prediction is wrong.
+    Where a question has several right answers, the score is that of the nearest one. A question
+    without a prediction is wrong.
     """
     exact = 0.0
     overlap = 0.0

@@ -186,7 +186,7 @@ def _told_by_tensors(
 ) -> dict[str, Any]:
     """Return a record from the tensors of an attention alone.
 
-    What they do not tell is as in the model, so that it is no difference.
+    For what they do not tell, the value of the model is taken, so that no difference is found.
 
     Args:
         name: of the attention

@@ -259,7 +259,8 @@ def fill_in(args: Any, family: str | None = None) -> None:
 
     Args:
         args: the flags of a model, changed in place
-        family: a key of FAMILIES, or "" for none of them; None for that in the name of the model
+        family: a key of FAMILIES, or "" for none of them; None for the one that the name of the
+            model begins with
     """
     if family is None:
         family = _family_of(model_name(args))

@@ -50,9 +50,11 @@ def _replace_everywhere(function: Any, check: Any) -> None:
         return function(model, *args, **kwargs)
 
     for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})
-        for name in [name for name, value in names.items() if value is function]:
-            setattr(module, name, checked)
+        # a copy, because names are set on the way
+        names = dict(getattr(module, "__dict__", {}))
+        for name, value in names.items():
+            if value is function:
+                setattr(module, name, checked)
 
 
 def _with_entry(to_dict: Any) -> Any:

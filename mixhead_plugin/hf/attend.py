@@ -114,7 +114,7 @@ def _current_call(mixed: MixedHeads, query: Tensor) -> Call:
 
 
 class _Masks(NamedTuple):
-    """What hides keys, as `ops.attention` takes it."""
+    """The masks of a call, in the form that `ops.attention` takes."""
 
     added: Tensor | None = None  # to the scores, broadcastable to [B, H, Nq, Nk]
     padding: Tensor | None = None  # bool [B, Nk], True hides a key

@@ -272,6 +272,7 @@ def mixed_heads_of(module: nn.Module) -> MixedHeads | None:
 def remove_hook(module: nn.Module, hook: Callable[..., Any]) -> None:
     """Remove a hook, however it came there: torch's quantisation copies hooks to new modules."""
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        for number in [number for number, each in hooks.items() if each == hook]:
-            del hooks[number]
-            module._forward_pre_hooks_with_kwargs.pop(number, None)
+        for number, each in list(hooks.items()):
+            if each == hook:
+                del hooks[number]
+                module._forward_pre_hooks_with_kwargs.pop(number, None)
