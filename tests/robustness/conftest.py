@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import pretraining, squad
 from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, preprocess, start
 from tests.robustness import faults
 from tests.robustness.tasks import TASKS
@@ -56,6 +57,16 @@ def labelled_data(corpus, tmp_path_factory):
     preprocess(texts, folder / "data" / "input0", "--only-source")
     preprocess(labels, folder / "data" / "label", "--only-source")
     return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory):
+    return pretraining.write_data(tmp_path_factory.mktemp("documents"))
+
+
+@pytest.fixture(scope="session")
+def questions(tmp_path_factory):
+    return squad.write_data(tmp_path_factory.mktemp("questions"))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
-"""Flags of tiny trainings, one for each criterion of fairseq."""
+"""Flags of tiny trainings, one for each criterion of fairseq and of examples/bert."""
 
-from tests.commands import LM_SIZES, ROBERTA_SIZES, SIZES
+from tests import squad
+from tests.commands import LM_SIZES, ROBERTA_SIZES, SIZES, as_flags
 
 LM = [
     "--task=language_modeling",
@@ -38,4 +39,13 @@ TASKS = {
     "adaptive_loss": ("text_data", [*LM, "--adaptive-softmax-cutoff", "5,10"]),
     "masked_lm": ("text_data", [*WORDS, *ROBERTA]),
     "sentence_prediction": ("labelled_data", [*SENTENCES, *ROBERTA]),
+}
+
+# The same for the criterions of examples/bert, which need `--user-dir examples/bert`.
+BERT = ["--arch=mixhead_bert_base", "--pooler-dropout=0", *ROBERTA_SIZES]
+PAIRS = ["--task=bert_pretraining", "--tokens-per-sample=24", "--max-positions=64"]
+QUESTIONS = ["--task=squad", *as_flags(squad.WINDOWS)]
+BERT_TASKS = {
+    "bert_pretraining": ("documents", [*PAIRS, *BERT, "--batch-size=16"]),
+    "squad": ("questions", [*QUESTIONS, *BERT, "--batch-size=7"]),
 }

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from mixhead_plugin.nn import MixedAttention
-from tests.commands import PLUGIN, TRAINING, logged
+from tests.commands import BERT, PLUGIN, TRAINING, logged
 from tests.helpers import run_here
-from tests.robustness.tasks import TASKS
+from tests.robustness.tasks import BERT_TASKS, TASKS
 
 FOLDER = Path(__file__).parents[1] / "checkpoints"
 VARIANT = {
@@ -26,24 +26,31 @@ VARIANT = {
 }
 
 
+# For each criterion the fixture of its data, and the flags of its training.
+TRAININGS = {**TASKS, **BERT_TASKS}
+
+
 def train(criterion, data, save, updates):
-    """Train with a criterion of the plugin until `updates`.
+    """Train with a criterion of the plugin, or of examples/bert, until `updates`.
 
     Go on from the last checkpoint if there is one.
     """
+    user_dir = BERT if criterion in BERT_TASKS else PLUGIN
+    _, flags_of_task = TRAININGS[criterion]
     flags = [
-        f"--user-dir={PLUGIN}",
+        f"--user-dir={user_dir}",
         f"--criterion=orthogonal_{criterion}",
         "--orthogonal-weight=0.1",
     ]
-    flags += [*TASKS[criterion][1], *TRAINING, "--ddp-backend", "legacy_ddp"]
+    flags += [*flags_of_task, *TRAINING, "--ddp-backend", "legacy_ddp"]
     flags += ["--disable-validation", "--save-dir", save, "--max-update", updates]
     return run_here("fairseq-train", data, *flags)
 
 
-@pytest.mark.parametrize("criterion", TASKS)
+@pytest.mark.parametrize("criterion", TRAININGS)
 def test_a_training_goes_on_from_an_earlier_checkpoint(criterion, request, tmp_path):
-    data = request.getfixturevalue(TASKS[criterion][0])
+    fixture, _ = TRAININGS[criterion]
+    data = request.getfixturevalue(fixture)
     earlier = FOLDER / "criterions" / criterion
     shutil.copy(earlier / "checkpoint_last.pt", tmp_path)
 

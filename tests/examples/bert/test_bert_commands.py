@@ -1,6 +1,5 @@
 """fairseq's commands pre-train and fine-tune BERT with `--user-dir examples/bert`."""
 
-import random
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,13 +8,12 @@ import torch
 from bert.answers import predictions, read_spans
 from bert.squad_data import read_squad, score
 
-from tests import squad
+from tests import pretraining, squad
 from tests.commands import (
     ROBERTA_SIZES,
     WHOLE_SETS,
     as_flags,
     logged,
-    preprocess,
     run,
     several,
     two_workers,
@@ -43,28 +41,6 @@ print(mixhead_plugin.__file__, "bert_pretraining" in TASK_REGISTRY)
 """
 
 
-TOPICS = {t: [f"{t}{i}" for i in range(6)] for t in ("farm", "ship", "town", "star")}
-
-
-def sentence(topic, rng):
-    return (
-        f"the {rng.choice(TOPICS[topic])} and the {rng.choice(TOPICS[topic])} see the "
-        f"{rng.choice(TOPICS[topic])}"
-    )
-
-
-def write_documents(folder):
-    """Write a folder for --task bert_pretraining and return it."""
-    rng = random.Random(0)
-    for split, number in (("train", 48), ("valid", 12), ("test", 4)):
-        texts = [
-            "\n".join(sentence(t, rng) for _ in range(6)) + "\n" for t in [*TOPICS] * (number // 4)
-        ]
-        (folder / split).write_text("\n".join(texts))
-    texts = {split: folder / split for split in ("train", "valid", "test")}
-    return preprocess(texts, folder / "bin", "--only-source")
-
-
 class Training(NamedTuple):
     """The flags of a task, whose criterion has its name, and the scores that validation prints."""
 
@@ -87,7 +63,7 @@ def data(tmp_path_factory):
     """Return the data folder of each task."""
     folder = tmp_path_factory.mktemp("trainings")
     return {
-        "bert_pretraining": write_documents(folder),
+        "bert_pretraining": pretraining.write_data(folder),
         "squad": squad.write_data(folder / "questions"),
     }
 
