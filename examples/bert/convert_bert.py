@@ -39,7 +39,7 @@ from bert import register
 from bert.model import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.options import model_class
+from mixhead_plugin.fairseq.options import as_namespace, model_name
 from mixhead_plugin.fairseq.repairs.checkpoint_files import check_finite
 from mixhead_plugin.fairseq.repairs.checksums import check_records
 from mixhead_plugin.parts import PARTS, Variant, build_part
@@ -407,11 +407,10 @@ def to_huggingface(
 
 def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
     """Return all flags of a checkpoint's model; refuse one that `transformers` does not have."""
-    arch = getattr(model, "arch", None) or getattr(model, "_name", None)
-    complete_flags = getattr(model_class(model), "complete_flags", None)  # None in fairseq's own
-    if complete_flags is None or "encoder.segment_embeddings.weight" not in state:
+    arch = model_name(model)
+    if arch not in ARCH_CONFIG_REGISTRY or "encoder.segment_embeddings.weight" not in state:
         raise OptionError(f"{checkpoint}: --arch {arch}, must be an architecture *_bert*")
-    given = complete_flags(model)
+    given = as_namespace(model)
     ARCH_CONFIG_REGISTRY[arch](given)  # a YAML file has only the values that differ
     head_dim = given.encoder_embed_dim // given.encoder_attention_heads
     valid = {

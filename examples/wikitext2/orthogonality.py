@@ -14,7 +14,7 @@ from fairseq import checkpoint_utils
 from tqdm import tqdm
 
 import mixhead_plugin
-from mixhead_plugin.fairseq.criterions.penalties import RegularizedPass
+from mixhead_plugin.fairseq.criterions.penalties import RegularizedPass, attentions_with
 
 mixhead_plugin.register()
 
@@ -26,6 +26,9 @@ def distance(checkpoint: Path, data: Path) -> float:
         [str(checkpoint)], arg_overrides=overrides
     )
     model.eval()
+    attentions = attentions_with(model, ["orthogonal"])["orthogonal"]
+    if attentions == 0:
+        sys.exit(f"orthogonality: error: {checkpoint}: has no trained head mixing")
     task.load_dataset("valid")
     epochs = task.get_batch_iterator(task.dataset("valid"), max_sentences=16)
     batches = epochs.next_epoch_itr(shuffle=False)
@@ -40,9 +43,6 @@ def distance(checkpoint: Path, data: Path) -> float:
         ):
             model(**sample["net_input"])
         number = int(real.sum())
-        attentions = regularized.counts["orthogonal"]
-        if attentions == 0:
-            sys.exit(f"orthogonality: error: {checkpoint}: has no trained head mixing")
         total += float(regularized.values["orthogonal"]) / attentions * number
         positions += number
     return total / positions

@@ -37,15 +37,19 @@ def scale_marked_steps(original, trainer: Trainer) -> None:
 def check_training(
     original, trainer: Trainer, cfg: Any, task: Any, model: Any, criterion: Any, *args, **kwargs
 ) -> None:
-    """Let a model of the plugin refuse its criterion before it is trained.
+    """Let a model of the plugin refuse its criterion, and a criterion its model.
 
     fairseq builds a model in the same way to train it and to load it. It does not tell the model
-    which of them it is, nor which criterion will read its outputs.
+    which of them it is, nor which criterion will read its outputs. The criterion sees its model in
+    the first batch, and there it is late to refuse it.
     """
     # FSDP has the attributes of the model that it wraps
-    check = getattr(model, "check_training", None)
-    if check is not None:
-        check(cfg, criterion)
+    check_training = getattr(model, "check_training", None)
+    if check_training is not None:
+        check_training(cfg, criterion)
+    check_model = getattr(criterion, "check_model", None)
+    if check_model is not None:
+        check_model(model)
     original(trainer, cfg, task, model, criterion, *args, **kwargs)
 
 

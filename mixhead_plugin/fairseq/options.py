@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, NamedTuple, Optional
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from omegaconf import II, OmegaConf
 
 from mixhead_plugin.errors import OptionError
@@ -254,16 +253,13 @@ def as_namespace(args: Any) -> Any:
     return args
 
 
-def fill_in(args: Any, family: str | None = None) -> None:
+def fill_in(args: Any, family: str) -> None:
     """Set the missing flags of the plugin to the values of a family.
 
     Args:
         args: the flags of a model, changed in place
-        family: a key of FAMILIES, or "" for none of them; None for the one that the name of the
-            model begins with
+        family: a key of FAMILIES, or "" for none of them
     """
-    if family is None:
-        family = _family_of(model_name(args))
     preset = FAMILIES.get(family, {})
     for name in FLAGS:
         default = getattr(AttentionOptions, name)
@@ -276,18 +272,6 @@ def fill_in(args: Any, family: str | None = None) -> None:
             setattr(args, name, preset.get(name, default))
     if args.head_dim == TOKENS_PER_SAMPLE:
         args.head_dim = _input_length(args)
-
-
-def _family_of(name: str | None) -> str:
-    """Return the family of an architecture or a model, an empty string for one of fairseq's own."""
-    if name is None:
-        return ""
-    # An architecture of one's own may have any name, but its model has that of a family.
-    registered = ARCH_MODEL_NAME_REGISTRY.get(name, name)
-    for family in FAMILIES:
-        if registered.startswith(f"{family}_"):
-            return family
-    return ""
 
 
 def _input_length(args: Any) -> int:
@@ -303,9 +287,3 @@ def _input_length(args: Any) -> int:
 def model_name(flags: Any) -> str | None:
     """Return the name of the architecture or of the model in the flags of a model."""
     return getattr(flags, "arch", None) or getattr(flags, "_name", None)
-
-
-def model_class(flags: Any) -> type | None:
-    """Return the class that fairseq builds from the flags of a model, None for an unknown name."""
-    name = model_name(flags)
-    return ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)

@@ -55,7 +55,7 @@ def test_many_tokens_mix_weights_and_torchs_kernel_computes_the_equations(name, 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_orthogonal_penalty_acts_on_every_matrix_of_features_and_on_m(name):
     module = build(name)
-    assert PENALTIES["orthogonal"].acts_on(module.variant, module.num_heads)
+    assert PENALTIES["orthogonal"].acts_on(module)
 
     module = build(name, head_mixing="position-independent")
     x = torch.randn(5, 2, E, dtype=torch.float64)

@@ -3,20 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from fairseq import criterions as upstream
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.checks import in_words_of_flags
-from mixhead_plugin.fairseq.criterions.penalties import PENALTIES, RegularizedPass
-from mixhead_plugin.fairseq.options import model_class
-from mixhead_plugin.parts import PARTS, Variant
+from mixhead_plugin.fairseq.criterions.penalties import (
+    PENALTIES,
+    RegularizedPass,
+    attentions_with,
+)
+from mixhead_plugin.parts import PARTS
 
 # Each becomes `orthogonal_<name>`.
 CRITERIA = (
@@ -69,15 +70,21 @@ class RegularizedCriterion(upstream.FairseqCriterion):
                 )
             if weight > 0:
                 weights[name] = weight
-        # In a training, the parent of the criterion's flags is the whole config, with those of the
-        # model. omegaconf has no public way to it. A program may build a criterion from its own
-        # flags alone; then `forward` refuses what cannot work.
-        whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None
-        if whole is not None:
-            _check_model(whole.get("model"), weights)
         criterion = super().build_criterion(cfg, task)
         criterion.penalty_weights = weights
         return criterion
+
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model that gives a penalty nothing to act on.
+
+        fairseq's trainer calls it before a training, see `fairseq/hooks.py`. `forward` calls it,
+        too, for a program without a trainer; in a training it would be late, because fairseq saves
+        a file crash.pt when a batch fails.
+        """
+        for name, number in attentions_with(model, self.penalty_weights).items():
+            if number == 0:
+                weight = self.penalty_weights[name]
+                raise OptionError(f"--{name}-weight {weight}: {_without_effect(name, weight)}")
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
@@ -93,12 +100,10 @@ class RegularizedCriterion(upstream.FairseqCriterion):
         """
         if not (self.training and reduce and self.penalty_weights):
             return super().forward(model, sample, reduce)
+        self.check_model(model)
         regularized = RegularizedPass(
             model, self.penalty_weights, self._query_masks(sample["net_input"])
         )
-        for name, count in regularized.counts.items():
-            if count == 0:
-                _refuse(name, self.penalty_weights[name])
         with regularized:
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
         for name, value in regularized.values.items():
@@ -129,32 +134,8 @@ class RegularizedCriterion(upstream.FairseqCriterion):
                 metrics.log_scalar(f"{name}_loss", total / sample_size, sample_size, round=6)
 
 
-def _check_model(model: Any, weights: Mapping[str, float]) -> None:
-    """Refuse flags of a model that give a penalty nothing to act on.
-
-    `forward` refuses it, too. But there fairseq leaves a file crash.pt behind.
-
-    Args:
-        model: the part `model` of a config
-        weights: of the penalties, without those of weight 0
-    """
-    registered: Any = model_class(model)
-    if registered is None:  # a model that neither fairseq nor the plugin knows
-        return
-    if not hasattr(registered, "complete_flags"):  # a model of fairseq's own
-        for name, weight in weights.items():
-            _refuse(name, weight)
-        return
-    flags = registered.complete_flags(model)
-    with in_words_of_flags():
-        variant = Variant.of_flags(flags)
-    for name, weight in weights.items():
-        if not PENALTIES[name].acts_on(variant, registered.most_heads(flags)):
-            _refuse(name, weight)
-
-
-def _refuse(name: str, weight: float) -> NoReturn:
-    """Refuse the weight of a penalty that has nothing to act on."""
+def _without_effect(name: str, weight: float) -> str:
+    """Return that a penalty has nothing to act on, and what helps."""
     penalty = PENALTIES[name]
     if penalty.on_mixing:
         values = [value for value, row in PARTS["head_mixing"].items() if row.orthogonal]
@@ -162,9 +143,7 @@ def _refuse(name: str, weight: float) -> NoReturn:
     else:
         remedy = "an architecture of this plugin with two heads or more"
     default = f" (the default is {weight})" if weight == penalty.weight else ""
-    raise OptionError(
-        f"--{name}-weight {weight}: nothing to act on in this model; use {remedy}, or 0{default}"
-    )
+    return f"nothing to act on in this model; use {remedy}, or 0{default}"
 
 
 def _register(name: str) -> None:

@@ -12,7 +12,7 @@ its penalty a graph. Mixture-of-experts models do the same (Megatron-LM's MoEAux
 DeepSeek's AddAuxiliaryLoss).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,6 @@ from mixhead_plugin.ops.low_rank import LowRank
 from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
 from mixhead_plugin.ops.precision import upcast, without_autocast
 from mixhead_plugin.ops.reference import source_weights
-from mixhead_plugin.parts import Variant
 from mixhead_plugin.parts.hooks import Hook
 
 
@@ -43,11 +42,11 @@ class Penalty(NamedTuple):
     formula: str
     source: str
 
-    def acts_on(self, variant: Variant, num_heads: int) -> bool:
-        """Return whether attentions of this variant and number of source heads have it."""
+    def acts_on(self, attention: MixheadAttention) -> bool:
+        """Return whether an attention has this penalty."""
         if self.on_mixing:
-            return any(row.orthogonal for row in variant.part_kinds().values())
-        return num_heads > 1
+            return any(row.orthogonal for row in attention.variant.part_kinds().values())
+        return attention.num_heads > 1
 
 
 def _mixing_penalty(
@@ -92,6 +91,20 @@ PENALTIES = {
 }
 
 
+def attentions_with(model: nn.Module, names: Iterable[str]) -> dict[str, int]:
+    """Return for each penalty how many attentions of a model have it.
+
+    Args:
+        model: any model
+        names: keys of PENALTIES
+    """
+    attentions = [module for module in model.modules() if isinstance(module, MixheadAttention)]
+    numbers = {}
+    for name in names:
+        numbers[name] = len([each for each in attentions if PENALTIES[name].acts_on(each)])
+    return numbers
+
+
 class RegularizedPass:
     """A context in which attentions compute penalties; `add_to` then adds them to the loss.
 
@@ -111,7 +124,6 @@ class RegularizedPass:
         not_padding: for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]
 
     Attributes:
-        counts: for each penalty, on how many attentions it acts
         values: for each penalty, its sum over the attentions of this pass, detached and unweighted
     """
 
@@ -124,10 +136,6 @@ class RegularizedPass:
         for name, module in model.named_modules():
             if isinstance(module, MixheadAttention):
                 self.query_masks[module] = not_padding[side_of_attention(name)]
-        self.counts: dict[str, int] = dict.fromkeys(weights, 0)
-        for attention in self.query_masks:
-            for name in self._penalties_of(attention):
-                self.counts[name] += 1
         self.values: dict[str, Tensor | float] = dict.fromkeys(weights, 0.0)
 
         self.hooks: dict[MixheadAttention, RemovableHandle] = {}
@@ -179,20 +187,14 @@ class RegularizedPass:
             return out
         return self._attach(self._penalties(attention, inputs), out)
 
-    def _penalties_of(self, attention: MixheadAttention) -> list[str]:
-        """Return the names of the penalties that an attention has."""
-        variant = attention.variant
-        return [
-            name for name in self.weights if PENALTIES[name].acts_on(variant, attention.num_heads)
-        ]
-
     def _penalties(self, attention: MixheadAttention, inputs: AttentionInputs) -> dict[str, Tensor]:
         """Return the penalties of one call, scalars in float32 or better."""
         not_padding = self.query_masks[attention]
         penalties = {}
         with without_autocast(not_padding.device):
-            for name in self._penalties_of(attention):
-                penalties[name] = PENALTIES[name].compute(attention, inputs, not_padding)
+            for name in self.weights:
+                if PENALTIES[name].acts_on(attention):
+                    penalties[name] = PENALTIES[name].compute(attention, inputs, not_padding)
         return penalties
 
     def _attach(self, penalties: dict[str, Tensor], out: Tensor) -> Tensor:

@@ -9,16 +9,16 @@ Flags come to a model in several ways. Who calls which function, and when:
 | a YAML file has a model without one | `_prepare_command`, when the model is built |
 | a command or a program builds a model | `build_model` of its class, which calls `prepared` |
 | a checkpoint is loaded | `load_state_dict`, which calls `check_checkpoint` |
-| a criterion with penalties is built | `complete_flags` |
 
 | function | flat | filled in | checked | changes its argument |
 |---|---|---|---|---|
 | `_prepare_command` | is flat already | yes | yes | yes |
 | `prepared` | yes | yes | yes | a Namespace, not a DictConfig |
-| `complete_flags` | yes | yes | no | no |
 
-The flags of a command are checked twice. Only `_prepare_command` sees those of the task and of the
-optimizer beside the model's; only `prepared` sees what a file or a program gives.
+The flags of a command are checked twice, because each check is the only one that some flags get.
+`_prepare_command` alone sees those of the task and of the optimizer beside the model's. It also
+refuses a command at once: before the data is read, and before fairseq starts a worker for each GPU.
+`prepared` alone sees what a file or a program gives, and what --model-overrides changes.
 """
 
 from argparse import Namespace
@@ -31,20 +31,21 @@ from typing import Any, ClassVar
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
     BaseFairseqModel,
     register_model,
     register_model_architecture,
 )
-from omegaconf import OmegaConf
 
 from mixhead_plugin.fairseq.checkpoint import check_checkpoint
-from mixhead_plugin.fairseq.checks import check_flags, covered_sites, numbers_of_heads
+from mixhead_plugin.fairseq.checks import check_flags
 from mixhead_plugin.fairseq.options import (
     FAMILIES,
     AttentionOptions,
     SiteSizes,
     as_namespace,
     fill_in,
+    model_name,
 )
 
 # Sets the missing values of its argument, a Namespace or DictConfig, to those of an architecture.
@@ -106,36 +107,10 @@ class FamilyModel(BaseFairseqModel):
         check_flags(args, cls.attention_sites(args))
 
     @classmethod
-    def complete_flags(cls, flags: Any) -> Namespace:
-        """Return the flags of a model, flat and filled in; `flags` stay as they are.
-
-        Args:
-            flags: a DictConfig or a Namespace
-        """
-        if not OmegaConf.is_config(flags):
-            flags = Namespace(**vars(flags))
-        args = as_namespace(flags)
-        fill_in(args)
-        return args
-
-    @classmethod
-    def most_heads(cls, args: Any) -> int:
-        """Return the largest number of source heads of the plugin's attentions.
-
-        Args:
-            args: the complete flags of a model
-        """
-        options = AttentionOptions.from_namespace(args)
-        numbers = []
-        for site, sizes in covered_sites(options, cls.attention_sites(args)).items():
-            numbers += [source for source, _ in numbers_of_heads(options, site, sizes)]
-        return max(numbers, default=0)
-
-    @classmethod
     def prepared(cls, args: Any) -> Any:
         """Return the flags that fairseq gives to `build_model`, flat, filled in and checked."""
         args = as_namespace(args)
-        fill_in(args)
+        fill_in(args, _family_of(model_name(args)))
         cls.check_args(args)
         return args
 
@@ -152,6 +127,18 @@ class FamilyModel(BaseFairseqModel):
     def check_checkpoint(self, state_dict: dict[str, Any]) -> None:
         """Refuse the tensors of a model with other flags; see `checkpoint.check_checkpoint`."""
         check_checkpoint(self, state_dict)
+
+
+def _family_of(name: str | None) -> str:
+    """Return the family of an architecture or a model, an empty string for one without a family."""
+    if name is None:
+        return ""
+    # An architecture of one's own may have any name, but its model has that of a family.
+    registered = ARCH_MODEL_NAME_REGISTRY.get(name, name)
+    for family in FAMILIES:
+        if registered.startswith(f"{family}_"):
+            return family
+    return ""
 
 
 def register_families(

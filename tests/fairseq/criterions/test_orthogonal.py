@@ -4,9 +4,7 @@ import itertools
 
 import pytest
 import torch
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, build_criterion
 from fairseq.logging import metrics
-from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention
@@ -19,7 +17,6 @@ from tests.fairseq.criterions.cases import (
     mixing_of_each,
     model,
     real_queries,
-    task,
 )
 from tests.helpers import build, shake
 
@@ -260,15 +257,17 @@ def test_a_weight_that_makes_no_sense_is_refused(name, weight):
         criterion("orthogonal_cross_entropy", **{f"{name}_weight": weight})
 
 
-NOTHING_TO_ACT_ON = [
-    ("transformer_lm", {}, "orthogonal"),
-    ("l2_transformer_lm", {}, "orthogonal"),
-    ("mixhead_transformer_lm", {"head_mixing": "random"}, "orthogonal"),
-    ("transformer_lm", {}, "rank"),
-    ("mixhead_transformer_lm", {"decoder_attention_heads": 1}, "rank"),
-]
-
-
+NOTHING_TO_ACT_ON = {
+    "fairseq's own, M": ("transformer_lm", {}, "orthogonal"),
+    "no mixing, M": ("l2_transformer_lm", {}, "orthogonal"),
+    "mixing that is not trained, M": (
+        "mixhead_transformer_lm",
+        {"head_mixing": "random"},
+        "orthogonal",
+    ),
+    "fairseq's own, P": ("transformer_lm", {}, "rank"),
+    "one head, P": ("mixhead_transformer_lm", {"decoder_attention_heads": 1}, "rank"),
+}
 REMEDIES = {
     "orthogonal": "an architecture of this plugin with --head-mixing position-independent or "
     "position-wise or low-rank, or 0 (the default is 0.0001)",
@@ -276,31 +275,21 @@ REMEDIES = {
 }
 
 
-def build_beside(model_flags, **weights):
-    """Build the criterion as fairseq does: the model's flags stand beside its own."""
-    node = OmegaConf.structured(CRITERION_DATACLASS_REGISTRY["orthogonal_cross_entropy"]())
-    OmegaConf.set_struct(node, False)
-    node.update({"_name": "orthogonal_cross_entropy", "sentence_avg": False, **weights})
-    whole = OmegaConf.create(
-        {"criterion": node, "model": model_flags}, flags={"allow_objects": True}
-    )
-    build_criterion(whole.criterion, task())
-
-
-@pytest.mark.parametrize("arch, flags, name", NOTHING_TO_ACT_ON)
-def test_a_model_without_anything_to_act_on_is_refused_by_the_first_batch_or_before_it_if_known(
-    arch, flags, name
-):
-    weights = weights_of(name, PENALTIES["orthogonal"].weight)
-    batch = CASES["cross_entropy"].batch()
-    judge = criterion("orthogonal_cross_entropy", **weights)
+@pytest.mark.parametrize("case", NOTHING_TO_ACT_ON)
+@pytest.mark.parametrize("when", ["before a training", "in the first batch"])
+def test_a_model_without_anything_to_act_on_is_refused(case, when):
+    arch, flags, name = NOTHING_TO_ACT_ON[case]
+    judge = criterion("orthogonal_cross_entropy", **weights_of(name, 0.0001))
+    made = build(arch, **flags).train()
+    with pytest.raises(OptionError) as error:
+        if when == "before a training":
+            judge.check_model(made)
+        else:
+            judge(made, CASES["cross_entropy"].batch())
     message = f"--{name}-weight 0.0001: nothing to act on in this model; use {REMEDIES[name]}"
-    with pytest.raises(OptionError) as error:
-        judge(build(arch, **flags).train(), batch)
     assert str(error.value) == message
-    with pytest.raises(OptionError) as error:
-        build_beside({"_name": arch, **flags}, **weights)
-    assert str(error.value) == message
-    build_beside({"_name": arch, **flags}, orthogonal_weight=0.0)
-    build_beside({"_name": "somebody_elses"}, **weights)
-    build_beside({"_name": "mixhead_transformer_lm"}, **weights)
+
+
+def test_any_model_may_have_penalties_of_weight_0():
+    judge = criterion("orthogonal_cross_entropy", orthogonal_weight=0.0)
+    judge.check_model(build("transformer_lm"))
