@@ -22,11 +22,30 @@ def chosen_to_cut(
         HeadsError: an attention or a head that does not exist, or heads that cannot go
     """
     chosen = choose(attentions, heads)
+    refuse_what_cannot_go(attentions, chosen)
+    return chosen
+
+
+def refuse_what_cannot_go(
+    attentions: Sequence[Attention], chosen: Mapping[int, Sequence[int]]
+) -> None:
+    """Raise HeadsError if some chosen heads cannot be cut off.
+
+    Args:
+        attentions: those of the model, in its order
+        chosen: as `choose` returns it
+    """
     for layer, some in chosen.items():
         problem = attentions[layer].cut_problem(some)
         if problem:
             raise HeadsError(f"heads {some} of layer {layer}: {problem}")
-    return chosen
+
+
+def cut_chosen(attentions: Sequence[Attention], chosen: Mapping[int, Sequence[int]]) -> None:
+    """Remove chosen heads for good; `refuse_what_cannot_go` must have let them pass."""
+    for layer, some in chosen.items():
+        if some:
+            attentions[layer].cut({"mixed": some})
 
 
 def prune(attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[int]]) -> None:
@@ -40,9 +59,7 @@ def prune(attentions: Sequence[Attention], heads: Mapping[int | str, Iterable[in
         HeadsError: a layer or a head that does not exist, or heads that cannot go; the model is as
             before
     """
-    for layer, some in chosen_to_cut(attentions, heads).items():
-        if some:
-            attentions[layer].cut({"mixed": some})
+    cut_chosen(attentions, chosen_to_cut(attentions, heads))
 
 
 def whole_part(parts: Mapping[str, PartKind]) -> tuple[str, str]:

@@ -25,8 +25,12 @@ class SiteAttention:
         self.site = site
         self.model = model
         self.name = site.name
-        self.mixed = mixed_heads_of(site.module)
-        self.is_checked = self.mixed is not None  # by `mix`
+        self.is_checked = False
+
+    @property
+    def mixed(self) -> MixedHeads | None:
+        """What `mix` or `prune` has added to the attention; None for a plain one."""
+        return mixed_heads_of(self.site.module)
 
     @property
     def sizes(self) -> AttentionSizes:
@@ -38,7 +42,8 @@ class SiteAttention:
 
     def _check_order(self) -> None:
         """Raise ValueError if the numbers of heads would mean others for the output projection."""
-        if not self.is_checked:
+        # What is mixed was checked before it was mixed.
+        if self.mixed is None and not self.is_checked:
             check_outputs(self.site, self.model)
             self.is_checked = True
 
@@ -74,13 +79,14 @@ class SiteAttention:
         return [module for module in around if hasattr(module, "gradient_checkpointing")]
 
     def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
-        if self.mixed is None:
+        mixed = self.mixed
+        if mixed is None:
             return self._view_eager(see)
 
         def computed(mixed: MixedHeads, inputs: AttentionInputs, outputs: Tensor) -> None:
             see(Heads(inputs.matrix(), partial(source_weights, inputs)))
 
-        return self.mixed.register_attention_hook(computed)
+        return mixed.register_attention_hook(computed)
 
     def _view_eager(self, see: Callable[[Heads], None]) -> RemovableHandle:
         """Let `see` have the weights that the eager attention of transformers returns."""
@@ -110,7 +116,8 @@ class SiteAttention:
         return bool((output >= 0).all() and (sums < 1.01).all() and (sums > 0).any())
 
     def cut_problem(self, heads: Sequence[int]) -> str:
-        parts = {} if self.mixed is None else self.mixed.variant.part_kinds()
+        mixed = self.mixed
+        parts = {} if mixed is None else mixed.variant.part_kinds()
         return pruning.problem(self.sizes, parts, heads)
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:

@@ -4,7 +4,7 @@ The model may be mixed or not.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -142,32 +142,39 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     refuse_quantised(model, sites, "pruned")
     refuse_shared_weights(model, sites, "pruned")
 
-    classes = {each.site.kind for each in found if each.mixed is not None}
-    problems = {}
-    is_plain = not classes
-    if is_plain:  # what is mixed was checked then
-        problems = unfit(model, sites, Variant())
-        classes = {site.kind for site in sites} - problems.keys()
+    is_plain = all(each.mixed is None for each in found)
+    problems = unfit(model, sites, Variant()) if is_plain else {}  # what is mixed was checked then
+    chosen = choose(found, heads)
+    for layer in chosen:
+        kind = found[layer].site.kind
+        if kind in problems:
+            raise ValueError(problems[kind])
+        if not is_plain and found[layer].mixed is None:
+            raise ValueError(f"{kind}: is not mixed, other attentions of the model are")
+    cutting.refuse_what_cannot_go(found, chosen)
+    for layer, some in chosen.items():
+        pruning.try_out(found[layer].site, model, some)
 
-    for layer, some in choose(found, heads).items():
-        site = found[layer].site
-        if site.kind not in classes:
-            problem = f"{site.kind}: is not mixed, other attentions of the model are"
-            raise ValueError(problems.get(site.kind, problem))
-        pruning.try_out(site, model, some)
     if is_plain:
-        attach(model, Variant(), classes)
-    return cut(model, heads)
+        attach(model, Variant(), [site for site in sites if site.kind not in problems])
+    cut(model, found, chosen)
+    return model
 
 
-def cut(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
-    """Cut heads of a model that `attach` has seen; its weights may be empty and loaded later."""
-    found = attentions_of(model)
-    cutting.prune(found, heads)
+def cut(
+    model: PreTrainedModel, found: Sequence[SiteAttention], chosen: Mapping[int, Sequence[int]]
+) -> None:
+    """Cut heads of a model that `attach` has seen; its weights may be empty and loaded later.
+
+    Args:
+        model: its config then says which heads are gone
+        found: its attentions, in its order
+        chosen: the heads that go, as `choose` returns them; they must be such that can go
+    """
+    cutting.cut_chosen(found, chosen)
     gone = {}
     for layer, each in enumerate(found):
         if each.mixed is not None and each.mixed.removed():
             gone[layer] = each.mixed.removed()
     config: Any = model.config
     setattr(config, PRUNED, gone)
-    return model

@@ -16,6 +16,8 @@ from transformers.utils import (
     WEIGHTS_NAME,
 )
 
+from mixhead_plugin.heads.cutting import chosen_to_cut
+from mixhead_plugin.hf.adapter import attentions_of
 from mixhead_plugin.hf.configs import (
     ATTENTIONS,
     OLDER_ATTENTIONS,
@@ -25,7 +27,7 @@ from mixhead_plugin.hf.configs import (
 )
 from mixhead_plugin.hf.heads import cut
 from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD
-from mixhead_plugin.hf.mixing import attach, is_mixed
+from mixhead_plugin.hf.mixing import attach, is_mixed, sites_of_classes
 from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.hf.saving import LOADER, file_of
 from mixhead_plugin.parts import PARTS, Variant
@@ -69,9 +71,11 @@ def load(
             forget(config, None)  # a model made from it has no mixing at first
             super().__init__(config, *args, **kwargs)
             if not is_mixed(self):  # a class of one's own may mix where it is made
-                attach(self, variant, classes)
+                attach(self, variant, sites_of_classes(self, classes))
             if PRUNED in saved:
-                cut(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
+                gone: Any = {int(layer): heads for layer, heads in saved[PRUNED].items()}
+                found = attentions_of(self)
+                cut(self, found, chosen_to_cut(found, gone))
 
     setattr(MixedModel, LOADER, True)
     wants_info = settings.pop("output_loading_info", False)

@@ -77,8 +77,7 @@ def mix(
     check_any_given(asked)
     problems = unfit(model, sites, chosen)
     fitting = [site for site in sites if site.kind not in problems]
-    attach(model, chosen, {site.kind for site in fitting})
-
+    attach(model, chosen, fitting)
     _warn_of_others(model, fitting, problems)
     return model
 
@@ -150,10 +149,8 @@ def is_mixed(model: nn.Module) -> bool:
     return any(mixed_heads_of(module) is not None for module in model.modules())
 
 
-def attach(model: PreTrainedModel, variant: Variant, classes: Collection[str]) -> PreTrainedModel:
-    """Make the attentions of some classes compute a variant, which may be the plain one."""
-    sites = _sites_of_classes(model, classes)
-
+def attach(model: PreTrainedModel, variant: Variant, sites: Sequence[Site]) -> None:
+    """Make some attentions of a model compute a variant, which may be the plain one."""
     mixed: list[MixedHeads] = []  # before any change: one may be refused
     for site in sites:
         site.check_sizes(model)
@@ -167,11 +164,18 @@ def attach(model: PreTrainedModel, variant: Variant, classes: Collection[str]) -
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.register_forward_pre_hook(note_wishes, with_kwargs=True)
-    return model
 
 
-def _sites_of_classes(model: nn.Module, classes: Collection[str]) -> list[Site]:
-    """Return the attentions of some classes; raise ValueError if one of the classes is lost."""
+def sites_of_classes(model: nn.Module, classes: Collection[str]) -> list[Site]:
+    """Return the attentions of some classes, in the order of the model.
+
+    Args:
+        model: any model
+        classes: names; the model need not have all of them
+
+    Raises:
+        ValueError: the model has none of them, or one whose projections are not known
+    """
     sites = [site for site in sites_of(model) if site.kind in classes]
     known = {site.kind for site in sites}
     for module in model.modules():

@@ -89,14 +89,15 @@ def run(args: Namespace) -> None:
         cut_off(args)
 
 
-def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
+def importances(
+    args: Namespace, loaded: Loaded, attentions: Sequence[AssemblyAttention]
+) -> HeadNumbers:
     """Return the importances before --normalize; refuse an --at-least that keeps all heads."""
-    found = prunable(loaded)
-    most = max(max(attention.heads.values()) for attention in found)
+    most = max(max(attention.heads.values()) for attention in attentions)
     if most <= args.at_least:
         raise OptionError(f"--at-least {args.at_least}: no head of {loaded.path} can be removed")
     weights, _ = importance.weigh(args, loaded, args.importance_subset or args.subset)
-    return {attention.name: weights[attention.name] for attention in found}
+    return {attention.name: weights[attention.name] for attention in attentions}
 
 
 def kept_heads(
@@ -125,8 +126,9 @@ def profiles(args: Namespace) -> None:
     found: list[list[Step]] = []
     for path in args.checkpoints:
         loaded = loading.load_from(args, path)
-        weights = importances(args, loaded)
-        steps_of_one = steps(args, loaded, weights)
+        attentions = prunable(loaded)
+        weights = importances(args, loaded, attentions)
+        steps_of_one = steps(args, loaded, attentions, weights)
         found.append(steps_of_one)
         words, updates = training_progress(loaded)
         if not words:
@@ -154,10 +156,14 @@ def profiles(args: Namespace) -> None:
     output.write(args, "prune", {"checkpoints": entries}, {"prune": picture})
 
 
-def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
+def steps(
+    args: Namespace,
+    loaded: Loaded,
+    attentions: Sequence[AssemblyAttention],
+    weights: HeadNumbers,
+) -> list[Step]:
     """Return the scores of the model with fewer and fewer heads, down to --at-least."""
-    found = prunable(loaded)
-    number = len(all_heads(found))
+    number = len(all_heads(attentions))
     weights = NORMALIZATIONS[args.normalize](weights)
     batches = list(loading.batches_from(args, loaded))
     progress = f"{loaded.name}: pruning"
@@ -167,7 +173,7 @@ def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
         removed = least_important(weights, i * STEP, args.at_least)
         if done and len(removed) == done[-1].removed:
             continue  # --at-least keeps all that are left
-        with without(found, removed):
+        with without(attentions, removed):
             score = scores.score(loaded, batches, [args.metric])[args.metric]
         done.append(Step(len(removed) / number, len(removed), score))
     return done
@@ -230,17 +236,17 @@ def cut_off(args: Namespace) -> None:
     if os.path.exists(args.save) and os.path.samefile(args.save, path):
         raise OptionError(f"--save {args.save}: is the checkpoint itself")
     whole = loading.load_from(args, path)
-    found = prunable(whole)
-    for attention in found:
+    attentions = prunable(whole)
+    for attention in attentions:
         smaller.refuse_what_cannot_be_cut(attention)
-    weights = NORMALIZATIONS[args.normalize](importances(args, whole))
+    weights = NORMALIZATIONS[args.normalize](importances(args, whole, attentions))
     removed = least_important(weights, args.fraction, args.at_least)
     if not removed:
         raise OptionError(
-            f"--fraction {args.fraction}: removes none of {len(all_heads(found))} heads"
+            f"--fraction {args.fraction}: removes none of {len(all_heads(attentions))} heads"
         )
-    kept = kept_heads(found, removed)
-    smaller.write(whole, kept, args.save)
+    kept = kept_heads(attentions, removed)
+    smaller.write(whole, attentions, kept, args.save)
     pruned = loading.load_from(args, args.save)
 
     batches = list(loading.batches_from(args, whole))
@@ -249,7 +255,7 @@ def cut_off(args: Namespace) -> None:
         "whole": measured(whole, batches, metrics),
         "pruned": measured(pruned, batches, metrics),
     }
-    with without(found, removed):
+    with without(attentions, removed):
         report["masked"] = scores.score(whole, batches, metrics)
     print(comparison(report))
     print("to train on: fairseq-train with the flags of its training, followed by")

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq import rewriting
-from mixhead_plugin.fairseq.analysis.adapter import prunable
 from mixhead_plugin.fairseq.analysis.loading import Loaded
 from mixhead_plugin.fairseq.options import FLAGS, AttentionOptions, model_name
 from mixhead_plugin.heads.assembly import AssemblyAttention
@@ -79,23 +78,28 @@ def _number(layer: KeptHeads) -> str:
     return str(source) if source == mixed else f"{source}:{mixed}"
 
 
-def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
+def write(
+    loaded: Loaded,
+    attentions: Sequence[AssemblyAttention],
+    kept: Mapping[str, KeptHeads],
+    file: str,
+) -> None:
     """Write a checkpoint with only some of the heads, without the state of the optimizer.
 
     Args:
         loaded: the whole model
-        kept: the heads of each attention of `prunable`, by its name
+        attentions: those of `prunable`
+        kept: the heads of each of them that stay, by its name
         file: the checkpoint
     """
-    found = prunable(loaded)
     smaller = dict(loaded.model.state_dict())
-    for attention in found:
+    for attention in attentions:
         for entry, tensor in cut_parameters(attention, kept[attention.name]).items():
             smaller[f"{attention.name}.{entry}"] = tensor
     kept_by_site = {}
-    for site, names in by_site(attention.name for attention in found).items():
+    for site, names in by_site(attention.name for attention in attentions).items():
         kept_by_site[site] = [kept[name] for name in names]
-    flags = pruned_flags(found, kept_by_site)
+    flags = pruned_flags(attentions, kept_by_site)
     config = _plugin_config(loaded.cfg.model, flags)
     if getattr(config, "scale_heads", False):
         raise OptionError(

@@ -36,7 +36,8 @@ def random_importance(loaded):
 def cut(loaded, file, fraction=0.4):
     """Write the smaller checkpoint; return the removed heads."""
     removed = least_important(random_importance(loaded), fraction)
-    write(loaded, prune.kept_heads(prunable(loaded), removed), str(file))
+    attentions = prunable(loaded)
+    write(loaded, attentions, prune.kept_heads(attentions, removed), str(file))
     return removed
 
 
@@ -75,7 +76,7 @@ def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(
         "decoder.layers.1.self_attn": KeptHeads((0, 2, 3), (0, 2, 3)),
     }
     file = str(tmp_path / "pruned.pt")
-    write(loaded, kept, file)
+    write(loaded, prunable(loaded), kept, file)
     (model,), cfg, _ = checkpoint_utils.load_model_ensemble_and_task([file])
     assert cfg.model._name == "mixhead_transformer_lm_gpt"
     assert (cfg.model.heads_per_layer, cfg.model.head_dim) == ("decoder-self=1,3", 4)
