@@ -17,11 +17,12 @@ import bert
 import pytest
 import recipes
 import torch
-from development import gpu_tables, readme_tables, transformers_results
+from development import readme_tables, transformers_results
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from mixhead_plugin.fairseq.options import FAMILIES
+from mixhead_plugin.nn import MixedAttention
 from tests.test_documents import ROOT
 
 bert.register()  # registers the plugin, too
@@ -142,25 +143,23 @@ def test_the_types_of_transformers_that_can_be_mixed_are_counted():
     assert f"{sum(groups[group] for group in mixed)} types" in README
 
 
-def cells(text, title):
-    """Return the cells of the row of a table that has this title, without the title."""
-    (row,) = (line for line in text.splitlines() if line.startswith(f"| {title}"))
-    return [cell.strip() for cell in row.strip("| ").split(" | ")[1:]]
+def added_parameters(**keywords):
+    """Return how many parameters a variant adds to an attention of width 24 with 6 heads."""
+    modules = [MixedAttention(24, 6, device="meta", **each) for each in (keywords, {})]
+    mixed, plain = (sum(each.numel() for each in module.parameters()) for module in modules)
+    return mixed - plain
 
 
-def test_the_costs_on_a_gpu_are_those_of_the_reports():
-    attention = gpu_tables.both_passes()  # the first column has 8 heads of 64, 2,048 tokens
-    assert "| 8 heads of 64, 2,048 tokens |" in attention.splitlines()[0]
-    assert "| 16 heads of 64 |" in attention.splitlines()[0]
-    for column, title in enumerate(
-        ("GPU: both passes of an attention alone, 2,048 tokens", "GPU: the same, 16 heads of 64")
-    ):
-        measured = [cells(attention, f"**Mixhead {name}**")[column] for name in "AB"]
-        assert cells(README, title)[1:] == measured
-    step = cells(gpu_tables.steps(), "a training step")
-    assert cells(README, "GPU: training step of a small language model")[1:] == step[-2:]
-    decoding = cells(gpu_tables.steps(), "attention of one query")
-    assert cells(README, "GPU: attention of one step of decoding")[1:] == decoding[-2:]
+def test_the_parameters_of_each_variant_are_those_of_its_formula():
+    page = (ROOT / "docs" / "variants.md").read_text().split("\n## Cost\n")[1]
+    rows = re.findall(r"(?m)^\| `--([\w-]+) ([\w-]+)`[^|]* \| ([^|]+) \|", page.split("\n## ")[0])
+    assert len(rows) == 15
+    for flag, value, formula in rows:
+        python = formula.replace("²", "**2").replace("none", "0")
+        python = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", python)  # a space is a product
+        expected = eval(python, dict(C=24, H=6, D=4, R=2))
+        keyword = "normalizer" if flag == "attention-normalizer" else flag.replace("-", "_")
+        assert added_parameters(**{keyword: value}) == expected, (flag, value)
 
 
 def test_the_recipe_changes_by_nothing_but_the_plugin_the_architecture_and_where_it_saves():

@@ -21,7 +21,13 @@ from studies.inference import Estimate
 from studies.markdown import shown, signed, table
 from studies.study import Row
 
-from development import example_tables, gpu_tables, libraries_results, transformers_results
+from development import (
+    cost_table,
+    example_tables,
+    gpu_tables,
+    libraries_results,
+    transformers_results,
+)
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.models.gated_attention.model import GatedOptions
@@ -33,8 +39,9 @@ from mixhead_plugin.fairseq.options import (
     AttentionOptions,
 )
 from mixhead_plugin.fairseq.repairs import GROUPS, REPAIRS
+from mixhead_plugin.nn import MixedAttention
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, attention
-from mixhead_plugin.parts import PARTS
+from mixhead_plugin.parts import PARTS, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -82,6 +89,28 @@ def variants() -> str:
             if getattr(entry, "build", True):  # not 'none', which builds nothing
                 rows.append([f"`{option_name(option)} {name}`", f"`{entry.formula}`", entry.source])
     return table(["variant", "formula", "source"], rows)
+
+
+def value_sizes() -> str:
+    """Return what an attention of width 512 with 8 heads costs, by the sizes of its heads."""
+    rows = []
+    for size, value_size in ((64, 64), (16, 64), (64, 16), (16, 16), (16, 512)):
+        sizes = dict(head_dim=size, value_head_dim=value_size)
+        module = MixedAttention(512, 8, device="meta", **sizes)
+        parameters = cost_table.parameters_of(module)
+        products = 8 * size + 8 * value_size  # of the scores, and of the values
+        rows.append([str(size), str(value_size), f"{parameters:,}", f"{products:,}"])
+    head = ["`--head-dim`", "`--value-head-dim`", "parameters of one attention", "products / pair"]
+    return table(head, rows)
+
+
+def low_rank_products() -> str:
+    """Return how many products a low-rank mixing needs for a query and a key, both ways."""
+    rank = Variant().mixing_rank
+    rows = [
+        [str(heads), f"{(2 * rank + 1) * heads}", f"{heads * heads:,}"] for heads in (8, 32, 64)
+    ]
+    return table(["heads", f"by factors, R = {rank}", "by M"], rows)
 
 
 def scopes() -> str:
@@ -273,6 +302,8 @@ NAMED = (
     unit_flags,
     families,
     variants,
+    value_sizes,
+    low_rank_products,
     scopes,
     implementations,
     arguments,
@@ -281,6 +312,7 @@ NAMED = (
     measured,
     measured_on_synthetic_tasks,
     advice,
+    cost_table.costs,
 )
 TABLES = {
     **{each.__name__: each for each in NAMED},

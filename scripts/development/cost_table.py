@@ -1,0 +1,121 @@
+"""The table of costs on the front page, from the modules and from what was measured.
+
+scripts/development/readme_tables.py writes it.
+"""
+
+import re
+from pathlib import Path
+
+from studies.markdown import table
+
+from development import gpu_tables
+from mixhead_plugin.nn import MixedAttention
+
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "cpu"
+MIXHEADS = {"Mixhead A": "position-independent", "Mixhead B": "position-wise"}
+
+
+def costs() -> str:
+    """Return what mixing costs in parameters, time and memory, a column for A and one for B."""
+    attention = printed(
+        "core_1x8x2048x64.txt",
+        "core: batch 1, heads 8, length 2048, head size 64, dropout 0.0",
+        "by upstream",
+    )
+    small_heads = printed(
+        "module.txt",
+        "module: batch 40, heads 32, length 64, head size 8, dropout 0.1, padded",
+        "by softmax",
+    )
+    nanogpt = "nanogpt.txt", "nanogpt: GPT-2: 12 layers, d 768, 12 heads, 1 x 1024 tokens"
+    step = printed(*nanogpt, "by upstream")
+    memory = printed(*nanogpt, "peak mib")
+    plain_memory = memory["torch's attention, not mixed"]
+
+    added = {name: new_parameters(mixing) for name, mixing in MIXHEADS.items()}
+    rows = [
+        ["new parameters of an attention layer", "", *(str(added[name]) for name in MIXHEADS)],
+        [
+            "CPU: both passes of an attention alone, 2,048 tokens",
+            "torch's softmax",
+            *(f"{attention[f'auto: {name}']:.2f}" for name in MIXHEADS),
+        ],
+        [
+            "CPU: an attention with its projections, 64 tokens, 32 heads of 8",
+            "the plugin's softmax",
+            *(f"{small_heads[name]:.2f}" for name in MIXHEADS),
+        ],
+        [
+            "CPU: training step of nanoGPT, 12 layers with 12 heads of 64",
+            "torch's softmax",
+            *(f"{step[name]:.2f}" for name in MIXHEADS),
+        ],
+        [
+            "CPU: memory of this step, beyond the model's own",
+            "torch's softmax",
+            *(f"{memory[name] / plain_memory:.2f}" for name in MIXHEADS),
+        ],
+        [
+            "GPU: both passes of an attention alone, 2,048 tokens",
+            "torch's flash attention",
+            *both_passes_on_a_gpu("8 heads of 64, 2,048 tokens"),
+        ],
+        [
+            "GPU: the same, 16 heads of 64",
+            "torch's flash attention",
+            *both_passes_on_a_gpu("16 heads of 64"),
+        ],
+        [
+            "GPU: attention of one step of decoding",
+            "torch's attention",
+            *step_on_a_gpu("attention of one query"),
+        ],
+        [
+            "GPU: training step of a small language model",
+            "fairseq's attention",
+            *step_on_a_gpu("a training step"),
+        ],
+    ]
+    return table(["", "1.00 is", *MIXHEADS], rows)
+
+
+def new_parameters(mixing: str) -> int:
+    """Return how many parameters a mixing adds to an attention of 8 heads of 64."""
+    plain = MixedAttention(512, 8, device="meta")
+    mixed = MixedAttention(512, 8, device="meta", head_mixing=mixing)
+    return parameters_of(mixed) - parameters_of(plain)
+
+
+def parameters_of(module: MixedAttention) -> int:
+    """Return how many numbers a module learns."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def printed(file: str, title: str, column: str) -> dict[str, float]:
+    """Return a column of what scripts/benchmark.py printed below a title, by contender."""
+    (section,) = (
+        each for each in (RESULTS / file).read_text().split("\n\n") if each.splitlines()[0] == title
+    )
+    _, head, *lines = (re.split(r" {2,}", line.strip()) for line in section.splitlines())
+    place = head.index(column)
+    return {name: float(numbers[place]) for name, *numbers in lines if place < len(numbers)}
+
+
+def both_passes_on_a_gpu(size: str) -> list[str]:
+    """Return the cells of A and B in a column of the table of both passes."""
+    head, _, *lines = cells_of(gpu_tables.both_passes())
+    found = {cells[0]: cells[head.index(size)] for cells in lines}
+    return [found[f"**{name}**"] for name in MIXHEADS]
+
+
+def step_on_a_gpu(title: str) -> list[str]:
+    """Return the cells of A and B in the line of the table of steps that begins so."""
+    head, _, *lines = cells_of(gpu_tables.steps())
+    (line,) = (cells for cells in lines if cells[0].startswith(title))
+    return [line[head.index(name)] for name in MIXHEADS]
+
+
+def cells_of(markdown: str) -> list[list[str]]:
+    return [
+        line.removeprefix("| ").removesuffix(" |").split(" | ") for line in markdown.split("\n")
+    ]
