@@ -78,10 +78,10 @@ def _refuse_other_mixings(file: str, flags: Mapping[str, Any]) -> None:
 
     Their arguments are in the config only if the training got them as flags.
     """
-    kind = flags.get("mix_type", -1)
-    if kind not in (-1, *PUBLISHED_TYPES):
+    mix_type = flags.get("mix_type", -1)
+    if mix_type not in (-1, *PUBLISHED_TYPES):
         raise OptionError(
-            f"{file}: mix_type {kind}: must be one of {', '.join(map(str, PUBLISHED_TYPES))}"
+            f"{file}: mix_type {mix_type}: must be one of {', '.join(map(str, PUBLISHED_TYPES))}"
         )
     if flags.get("pre_mix", False):
         raise OptionError(

@@ -102,8 +102,8 @@ class AssemblyAttention:
         if option:
             raise HeadsError(f"{self.name}: {option} must have all heads, {why}")
         axes = dict(PARAMETERS)
-        for option, kind in self.module.variant.part_kinds().items():
-            for entry, axes_of_entry in kind.parameters.items():
+        for option, row in self.module.variant.part_kinds().items():
+            for entry, axes_of_entry in row.parameters.items():
                 axes[f"{option}.{entry}"] = axes_of_entry
 
         sizes = {"head_dim": self.module.head_dim, "value_dim": self.module.value_dim}

@@ -70,25 +70,25 @@ def whole_part(parts: Mapping[str, PartKind]) -> tuple[str, str]:
     Args:
         parts: what an attention has, by the name of the option
     """
-    for option, kind in parts.items():
-        if kind.why_not_cut:
-            return option, kind.why_not_cut
+    for option, row in parts.items():
+        if row.why_not_cut:
+            return option, row.why_not_cut
     return "", ""
 
 
 def cut_part(
-    part: nn.Module, kind: PartKind, kept: Mapping[str, Sequence[int]], sizes: AttentionSizes
+    part: nn.Module, row: PartKind, kept: Mapping[str, Sequence[int]], sizes: AttentionSizes
 ) -> None:
     """Keep what some heads need of the tensors of a part.
 
     Args:
         part: of an attention
-        kind: its row
+        row: that of the part in its table
         kept: the heads that stay, by stage
         sizes: of the attention before
     """
     for name, tensor in part.state_dict().items():
-        smaller = cut(tensor, kind.parameters[name], kept, sizes._asdict())
+        smaller = cut(tensor, row.parameters[name], kept, sizes._asdict())
         replace(part, name, smaller)
 
 

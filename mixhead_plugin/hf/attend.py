@@ -50,11 +50,12 @@ def mixed_attention(
         output [B, Nq, H', Dv] and, with `output_attentions` or in a model whose
         `attn_implementation` is eager, the mixed weights [B, H', Nq, Nk]
     """
-    kind = type(module).__name__
+    class_name = type(module).__name__
     mixed = mixed_heads_of(module)
     if mixed is None:
         raise RuntimeError(
-            f"{kind}: has no mixing; load it by mixhead_plugin.hf.load, or add a row to hf.LAYOUTS"
+            f"{class_name}: has no mixing; load it by mixhead_plugin.hf.load, or add a row to "
+            "hf.LAYOUTS"
         )
     implementation = mixed.config._attn_implementation
     if implementation not in (MIXHEAD, "eager"):
@@ -63,7 +64,7 @@ def mixed_attention(
         )
     for setting in ("softcap", "cache"):
         if others.get(setting) is not None:
-            raise ValueError(f"{kind}: {setting} cannot be used with mixed heads")
+            raise ValueError(f"{class_name}: {setting} cannot be used with mixed heads")
 
     call = _current_call(mixed, query)
     projected = call.queries(query.size(1), query.size(3))
@@ -98,17 +99,17 @@ def _current_call(mixed: MixedHeads, query: Tensor) -> Call:
 
     Raise RuntimeError if its projection of queries did not give these queries [B, H, Nq, D].
     """
-    kind = type(mixed.attention).__name__
+    class_name = type(mixed.attention).__name__
     call = THREADS.own.call
     if call is None or call.mixed is not mixed or call.projected is None:
         raise RuntimeError(
-            f"{kind}: its projection of queries was not called, so there is nothing to mix by"
+            f"{class_name}: its projection of queries was not called, so there is nothing to mix by"
         )
     wanted = query.size(0), query.size(2)
     if call.projected.shape[:-1] != wanted:
         raise RuntimeError(
-            f"{kind}: its queries are {tuple(call.projected.shape[:-1])} where they are projected, "
-            f"but {wanted} where they attend, so there is nothing to mix by"
+            f"{class_name}: its queries are {tuple(call.projected.shape[:-1])} where they are "
+            f"projected, but {wanted} where they attend, so there is nothing to mix by"
         )
     return call
 

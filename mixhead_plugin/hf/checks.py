@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixhead_plugin.hf.layouts import KINDS, Site
+from mixhead_plugin.hf.layouts import ROLES, Site
 from mixhead_plugin.hf.trial import (
     Features,
     Trial,
@@ -40,51 +40,51 @@ def check_row(site: Site, model: nn.Module, variant: Variant) -> None:
     trial = Trial(site, model, random_features(site, model, widths))
     if not trial.arrived and trial.problem is None:
         raise ValueError(
-            f"{site.kind}: computes its attention itself; "
+            f"{site.class_name}: computes its attention itself; "
             "must call it through the AttentionInterface"
         )
     if not trial.arrived:
         problem = _first_line(trial.problem)
         raise ValueError(
-            f"{site.kind}: must work alone, or its projections cannot be checked; {problem}"
+            f"{site.class_name}: must work alone, or its projections cannot be checked; {problem}"
         )
     _check_settings(trial, variant)
 
     heads, size = trial.arrived["queries"].shape[1::2]
     if (heads, size) != (site.heads, site.head_dim):
         raise ValueError(
-            f"{site.kind}: its queries have {heads} heads of {size}, "
+            f"{site.class_name}: its queries have {heads} heads of {size}, "
             f"but its row names {site.heads} of {site.head_dim}"
         )
     value_size = trial.arrived["values"].size(3)
     if value_size != size:
         raise ValueError(
-            f"{site.kind}: its values have heads of {value_size}, its queries of {size}"
+            f"{site.class_name}: its values have heads of {value_size}, its queries of {size}"
         )
-    for path, kinds in site.packed().items():
+    for path, roles in site.packed().items():
         end = 0
-        for kind in kinds:
+        for role in roles:
             start = end
-            end = start + widths[kind]
-            if not _comes_from(trial, kind, path, start, end):
-                raise ValueError(f"{site.kind}: {_wrong(path, kind, kinds)}")
+            end = start + widths[role]
+            if not _comes_from(trial, role, path, start, end):
+                raise ValueError(f"{site.class_name}: {_wrong(path, role, roles)}")
     if _keeps_the_order(trial) is False:
         raise ValueError(_another_order(site, "cannot be mixed"))
 
 
 def _check_settings(trial: Trial, variant: Variant) -> None:
     """Raise ValueError if an attention asks for what `mixed_attention` does not do."""
-    kind = trial.site.kind
+    class_name = trial.site.class_name
     for name, value in trial.settings.items():
         if name not in (*TAKEN, *HARMLESS) and value is not None:
-            raise ValueError(f"{kind}: {name} cannot be used with mixed heads")
+            raise ValueError(f"{class_name}: {name} cannot be used with mixed heads")
     if trial.settings.get("s_aux") is None:
         return
     if variant.attention_sink != "none":
-        raise ValueError(f"{kind}: has sinks of its own, so attention_sink must be none")
+        raise ValueError(f"{class_name}: has sinks of its own, so attention_sink must be none")
     problem = sink_problem(variant.normalizer)
     if problem:
-        raise ValueError(f"{kind}: has sinks of its own, {problem}")
+        raise ValueError(f"{class_name}: has sinks of its own, {problem}")
 
 
 @with_gradients()
@@ -102,7 +102,7 @@ def check_outputs(site: Site, model: nn.Module) -> None:
     if keeps is None:
         why = "does not work alone" if trial.problem else "computes them in its own way"
         warnings.warn(
-            f"{site.kind}: the order of its heads could not be checked, because it {why}",
+            f"{site.class_name}: the order of its heads could not be checked, because it {why}",
             stacklevel=2,
         )
 
@@ -113,22 +113,22 @@ def _first_line(problem: Exception | None) -> str:
 
 def _another_order(site: Site, what: str) -> str:
     output = site.paths["output"]
-    return f"{site.kind}: {what}, {output} does not get the outputs of one head after another"
+    return f"{site.class_name}: {what}, {output} does not get the outputs of one head after another"
 
 
-def _comes_from(trial: Trial, kind: str, path: str, start: int, end: int) -> bool:
+def _comes_from(trial: Trial, role: str, path: str, start: int, end: int) -> bool:
     """Return whether what arrived comes from these features of this projection alone.
 
     Each head has to come from its own of them. It may depend on those of other heads, too, as
     behind a norm over all heads. Queries have to be of their own position, because a mixing reads
     them there; keys and values may have been convolved.
     """
-    heads = trial.arrived[kind][-1, :, -1]  # [H or G, D] of the last position and sentence
+    heads = trial.arrived[role][-1, :, -1]  # [H or G, D] of the last position and sentence
     gradients = _gradients(heads, list(trial.given.values()))
     found = dict(zip(trial.given, gradients))
     own = found.pop(path)  # [B, N, features]
     others = [*found.values(), own[..., :start], own[..., end:], own[:-1]]
-    if kind == "queries":
+    if role == "queries":
         others.append(own[:, :-1])
     if any(each.any() for each in others) or not own[-1, -1, start:end].all():
         return False
@@ -243,10 +243,10 @@ def _within_a_head(gradient: Tensor, features: Tensor, reached: Tensor) -> Tenso
     return gradient
 
 
-def _wrong(path: str, kind: str, kinds: Sequence[str]) -> str:
-    if len(kinds) == 1:
-        return f"cannot be mixed, {path} does not give the {kind} that its attention gets"
-    needed = f"must give {', '.join(kinds)} one after another, each for all heads"
+def _wrong(path: str, role: str, roles: Sequence[str]) -> str:
+    if len(roles) == 1:
+        return f"cannot be mixed, {path} does not give the {role} that its attention gets"
+    needed = f"must give {', '.join(roles)} one after another, each for all heads"
     return f"{path} {needed}; with another order it cannot be mixed or pruned"
 
 
@@ -276,9 +276,9 @@ def check_fewer(
     whole = Trial(site, model, features, output=output)
 
     fewer: Features = {}
-    for path, by_kind in features.items():
+    for path, by_role in features.items():
         fewer[path] = {
-            kind: _some_heads(given, kept[kind], site) for kind, given in by_kind.items()
+            role: _some_heads(given, kept[role], site) for role, given in by_role.items()
         }
     # Behind mixing, queries and keys have all heads, and some attentions want as many values.
     if len(kept["keys"]) * site.head_dim == widths["keys"]:
@@ -288,10 +288,10 @@ def check_fewer(
     trial = Trial(site, model, fewer, numbers, output)
 
     right = trial.problem is None and trial.outputs.size(-1) == output[0] * output[1]
-    if not (right and all(_goes_on(whole, trial, kind, kept[kind], widths) for kind in KINDS)):
+    if not (right and all(_goes_on(whole, trial, role, kept[role], widths) for role in ROLES)):
         what = trial.culprit() or "its forward"
         raise ValueError(
-            f"{site.kind}: cannot be cut, because {what} needs all heads; "
+            f"{site.class_name}: cannot be cut, because {what} needs all heads; "
             "ablate them, or mix them first"
         ) from trial.problem
 
@@ -302,13 +302,13 @@ def _some_heads(features: Tensor, heads: Sequence[int], site: Site) -> Tensor:
 
 
 def _goes_on(
-    whole: Trial, trial: Trial, kind: str, kept: Sequence[int], widths: Mapping[str, int]
+    whole: Trial, trial: Trial, role: str, kept: Sequence[int], widths: Mapping[str, int]
 ) -> bool:
     """Return whether the heads that stay arrive as they did, with the same mask and sinks."""
-    before = whole.arrived[kind]  # [B, heads, N, D]
-    after = trial.arrived[kind]
+    before = whole.arrived[role]  # [B, heads, N, D]
+    after = trial.arrived[role]
     # Some attentions repeat the keys and values that several queries share.
-    times = before.size(1) * before.size(3) // widths[kind]
+    times = before.size(1) * before.size(3) // widths[role]
     stay = [head * times + copy for head in kept for copy in range(times)]
     if after.size(1) < len(stay) or not torch.allclose(before[:, stay], after[:, : len(stay)]):
         return False

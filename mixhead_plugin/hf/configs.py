@@ -54,7 +54,7 @@ def give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> N
         sites: its attentions that are mixed
         variant: what they compute
     """
-    classes = {site.kind for site in sites}
+    classes = {site.class_name for site in sites}
     entries = {MIXHEAD: saved_fields(variant), ATTENTIONS: sorted(classes), **REFUSED}
     # Attentions of models that know eager alone may be causal without saying so: with the masks of
     # eager they need not say it.

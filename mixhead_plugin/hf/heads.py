@@ -146,17 +146,17 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     problems = unfit(model, sites, Variant()) if is_plain else {}  # what is mixed was checked then
     chosen = choose(found, heads)
     for layer in chosen:
-        kind = found[layer].site.kind
-        if kind in problems:
-            raise ValueError(problems[kind])
+        class_name = found[layer].site.class_name
+        if class_name in problems:
+            raise ValueError(problems[class_name])
         if not is_plain and found[layer].mixed is None:
-            raise ValueError(f"{kind}: is not mixed, other attentions of the model are")
+            raise ValueError(f"{class_name}: is not mixed, other attentions of the model are")
     cutting.refuse_what_cannot_go(found, chosen)
     for layer, some in chosen.items():
         pruning.try_out(found[layer].site, model, some)
 
     if is_plain:
-        attach(model, Variant(), [site for site in sites if site.kind not in problems])
+        attach(model, Variant(), [site for site in sites if site.class_name not in problems])
     cut(model, found, chosen)
     return model
 

@@ -14,7 +14,7 @@ from mixhead_plugin.parts import AttentionSizes
 # of the implementation, of the options in a config, and of what `mix` notes in an attention
 MIXHEAD = "mixhead"
 # The fields of Layout whose features an attention function gets, in its order.
-KINDS = ("queries", "keys", "values")
+ROLES = ("queries", "keys", "values")
 # The name that all files of transformers give to the AttentionInterface.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
@@ -81,7 +81,7 @@ class Site(NamedTuple):
     paths: dict[str, str]  # names in the model of its projections, by field of Layout
 
     @property
-    def kind(self) -> str:
+    def class_name(self) -> str:
         """The name of its class."""
         return type(self.module).__name__
 
@@ -108,8 +108,8 @@ class Site(NamedTuple):
     def packed(self) -> dict[str, list[str]]:
         """Return which of queries, keys and values each projection gives, by its name."""
         found: dict[str, list[str]] = {}
-        for kind in KINDS:
-            found.setdefault(self.paths[kind], []).append(kind)
+        for role in ROLES:
+            found.setdefault(self.paths[role], []).append(role)
         return found
 
     def widths(self, model: nn.Module) -> dict[str, int]:
@@ -118,19 +118,19 @@ class Site(NamedTuple):
         They are known as far as the sizes of the projections tell.
         """
         widths = {}
-        for path, kinds in self.packed().items():
+        for path, roles in self.packed().items():
             left = out_features(model.get_submodule(path))
-            others = list(kinds)
-            if len(kinds) > 1 and kinds[0] == "queries":
+            others = list(roles)
+            if len(roles) > 1 and roles[0] == "queries":
                 widths["queries"] = self.heads * self.head_dim
                 left -= widths["queries"]
-                others = kinds[1:]
+                others = roles[1:]
             widths |= dict.fromkeys(others, left // len(others))
         return widths
 
     def lacks(self, model: nn.Module) -> str:
         """Return what the row names and the attention does not have, '' for nothing."""
-        for field in (*KINDS, "output"):
+        for field in (*ROLES, "output"):
             if not _is_projection(model, self.paths[field]):
                 return f"no projection of {field} named {' or '.join(getattr(self.layout, field))}"
         for field in ("heads", "head_dim"):
@@ -149,10 +149,10 @@ class Site(NamedTuple):
         heads = self.heads
         size = self.head_dim
         inner = heads * size
-        for kind in ("queries", "output"):
-            if widths[kind] != inner:
+        for role in ("queries", "output"):
+            if widths[role] != inner:
                 raise ValueError(
-                    f"{self.kind}: cannot be mixed, {self.paths[kind]} has {widths[kind]} "
+                    f"{self.class_name}: cannot be mixed, {self.paths[role]} has {widths[role]} "
                     f"features, but {heads} heads of {size} have {inner}"
                 )
 
@@ -160,15 +160,17 @@ class Site(NamedTuple):
         values = widths["values"]
         if keys != values:
             raise ValueError(
-                f"{self.kind}: cannot be mixed, keys have {keys} features, but values {values}"
+                f"{self.class_name}: cannot be mixed, keys have {keys} features, but values "
+                f"{values}"
             )
         if keys < 1 or keys % size != 0:
             raise ValueError(
-                f"{self.kind}: cannot be mixed, keys have {keys} features, must be heads of {size}"
+                f"{self.class_name}: cannot be mixed, keys have {keys} features, must be heads of "
+                f"{size}"
             )
         if inner % keys != 0:
             raise ValueError(
-                f"{self.kind}: cannot be mixed, {heads} heads of queries do not share "
+                f"{self.class_name}: cannot be mixed, {heads} heads of queries do not share "
                 f"{keys // size} heads of keys evenly"
             )
 
@@ -241,12 +243,12 @@ def sites_of(model: nn.Module) -> list[Site]:
 
 
 def _site(model: nn.Module, name: str, module: nn.Module) -> Site | None:
-    kind = type(module).__name__
-    row = LAYOUTS.get(kind)
-    if row is None and (kind in LAYOUTS or not calls_the_interface(module)):
+    class_name = type(module).__name__
+    row = LAYOUTS.get(class_name)
+    if row is None and (class_name in LAYOUTS or not calls_the_interface(module)):
         return None
     layout = USUAL if row is None else row
-    paths = {kind: _path(model, name, getattr(layout, kind)) for kind in (*KINDS, "output")}
+    paths = {role: _path(model, name, getattr(layout, role)) for role in (*ROLES, "output")}
     site = Site(name, module, layout, paths)
 
     lacks = site.lacks(model)
@@ -255,7 +257,7 @@ def _site(model: nn.Module, name: str, module: nn.Module) -> Site | None:
     # A wrapper of an older version may have the name of a row, but none of its projections.
     if row is None or not _is_projection(model, paths["queries"]):
         return None
-    raise ValueError(f"{kind}: does not fit its row of hf.LAYOUTS, it has {lacks}")
+    raise ValueError(f"{class_name}: does not fit its row of hf.LAYOUTS, it has {lacks}")
 
 
 def _path(model: nn.Module, attention: str, names: Sequence[str]) -> str:
@@ -285,7 +287,7 @@ def left_out(model: nn.Module, sites: Sequence[Site]) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for name, module in model.named_modules():
-        kind = type(module).__name__
+        class_name = type(module).__name__
         # BertAttention is around a BertSelfAttention, which is a site.
         related = any(
             f"{site.name}.".startswith(f"{name}.") or name.startswith(f"{site.name}.")
@@ -293,6 +295,6 @@ def left_out(model: nn.Module, sites: Sequence[Site]) -> dict[str, list[str]]:
         )
         weights = [getattr(child, "weight", None) for child in module.children()]
         has_projections = any(isinstance(w, torch.Tensor) and w.dim() == 2 for w in weights)
-        if kind.endswith("Attention") and has_projections and not related:
-            found.setdefault(kind, []).append(name)
+        if class_name.endswith("Attention") and has_projections and not related:
+            found.setdefault(class_name, []).append(name)
     return found

@@ -82,10 +82,10 @@ class MixedHeads(HostedAttention):
 
     def __init__(self, site: Site, model: nn.Module, variant: Variant):
         if not hasattr(site.module, "config"):  # T5 before it went through the AttentionInterface
-            kind = type(site.module).__name__
+            class_name = type(site.module).__name__
             raise ValueError(
-                f"{kind}: has no config to choose its attention by; a later transformers may serve "
-                "it"
+                f"{class_name}: has no config to choose its attention by; a later transformers may "
+                "serve it"
             )
         variant = dataclasses.replace(variant, head_dim=site.head_dim)
         plain = site.sizes(model)
@@ -103,7 +103,7 @@ class MixedHeads(HostedAttention):
         self.original_mixed_heads = self.sizes.mixed_heads
         # Zeros in place of the values of heads that were cut off; `HostedAttention` drops them.
         self.missing_values = 0
-        self.names = {kind: site.paths[kind].rpartition(".")[2] for kind in FEATURES}
+        self.names = {role: site.paths[role].rpartition(".")[2] for role in FEATURES}
         self.hooks: list[RemovableHandle] = []
 
     def attach(self) -> None:
@@ -165,14 +165,14 @@ class MixedHeads(HostedAttention):
     def projections(self) -> dict[str, nn.Module]:
         """Return the modules that give queries, keys and values, which may be one."""
         found = {}
-        for kind, name in self.names.items():
+        for role, name in self.names.items():
             module = getattr(self.attention, name, None)
             if not isinstance(module, nn.Module):
                 raise RuntimeError(
                     f"{type(self.attention).__name__}: lost the mixing, its {name} must be a module"
                 )
             # What `torch.compile` puts around a module runs no hooks inside a larger graph.
-            found[kind] = getattr(module, "_orig_mod", module)
+            found[role] = getattr(module, "_orig_mod", module)
         return found
 
     # graphs break here, where a hook or an adapter came since the last call
@@ -197,7 +197,7 @@ class MixedHeads(HostedAttention):
                 break
         THREADS.own.call = Call(self, projections)
 
-    def slices(self, kinds: list[str]) -> dict[str, slice]:
+    def slices(self, roles: list[str]) -> dict[str, slice]:
         """Return where queries, keys and values are among the outputs of a projection.
 
         GPT-2 has one projection for several of them.
@@ -205,11 +205,11 @@ class MixedHeads(HostedAttention):
         heads = {"queries": self.sizes.num_heads, "keys": self.sizes.key_heads}
         found = {}
         start = 0
-        for kind in kinds[:-1]:
-            end = start + heads[kind] * self.sizes.head_dim
-            found[kind] = slice(start, end)
+        for role in roles[:-1]:
+            end = start + heads[role] * self.sizes.head_dim
+            found[role] = slice(start, end)
             start = end
-        found[kinds[-1]] = slice(start, None)
+        found[roles[-1]] = slice(start, None)
         return found
 
     def _project(
@@ -221,22 +221,22 @@ class MixedHeads(HostedAttention):
             return None  # someone else calls the projection
         # Not `self.projections()`: where this projection is compiled alone, dynamo cannot look at
         # it a second time, by way of the attention.
-        kinds = [kind for kind, present in call.projections.items() if present is projection]
-        if not kinds:
+        roles = [role for role, present in call.projections.items() if present is projection]
+        if not roles:
             return None  # an adapter is around it, which is the projection now
-        if kinds == ["queries"]:
+        if roles == ["queries"]:
             self._check_width(output)
 
         feature_mixing: Any = self.attention.feature_mixing
         if feature_mixing is not None:
             mixed = []
-            for kind, where in self.slices(kinds).items():
-                mixed.append(feature_mixing(output[..., where], FEATURES[kind]))
+            for role, where in self.slices(roles).items():
+                mixed.append(feature_mixing(output[..., where], FEATURES[role]))
             output = torch.cat(mixed, -1)
-        if "queries" in kinds:
+        if "queries" in roles:
             call.x = args[0]
             call.projected = output
-        if "values" in kinds and self.missing_values:
+        if "values" in roles and self.missing_values:
             # some attentions want as many heads of values as of keys
             output = F.pad(output, (0, self.missing_values))
         return output
@@ -249,8 +249,10 @@ class MixedHeads(HostedAttention):
             return
         split = torch.distributed.is_available() and torch.distributed.is_initialized()
         why = SPLIT if split and wanted % found == 0 else "as when it was mixed"
-        kind = type(self.attention).__name__
-        raise ValueError(f"{kind}: its queries have {found} features, must be {wanted}, {why}")
+        class_name = type(self.attention).__name__
+        raise ValueError(
+            f"{class_name}: its queries have {found} features, must be {wanted}, {why}"
+        )
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Refuse what another implementation computed. After an exception there is no output."""
@@ -258,9 +260,9 @@ class MixedHeads(HostedAttention):
         THREADS.own.call = None
         if output is None or (call is not None and call.mixed is self and call.attended):
             return
-        kind = type(module).__name__
+        class_name = type(module).__name__
         raise RuntimeError(
-            f"{kind}: lost the mixing, its attention must go through the AttentionInterface"
+            f"{class_name}: lost the mixing, its attention must go through the AttentionInterface"
         )
 
 

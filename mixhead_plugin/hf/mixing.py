@@ -76,7 +76,7 @@ def mix(
     refuse_split(model)
     check_any_given(asked)
     problems = unfit(model, sites, chosen)
-    fitting = [site for site in sites if site.kind not in problems]
+    fitting = [site for site in sites if site.class_name not in problems]
     attach(model, chosen, fitting)
     _warn_of_others(model, fitting, problems)
     return model
@@ -84,13 +84,13 @@ def mix(
 
 def _warn_of_others(model: nn.Module, fitting: Sequence[Site], problems: dict[str, str]) -> None:
     """Name the attentions that stay as they are, and say why."""
-    for kind, names in left_out(model, fitting).items():
-        if kind in LAYOUTS and LAYOUTS[kind] is None:
+    for class_name, names in left_out(model, fitting).items():
+        if class_name in LAYOUTS and LAYOUTS[class_name] is None:
             continue  # the user wants it so
         unknown = "it does not go through the AttentionInterface, or its projections are not known"
-        problem = problems.get(kind, unknown).removeprefix(f"{kind}: ")
+        problem = problems.get(class_name, unknown).removeprefix(f"{class_name}: ")
         warnings.warn(
-            f"{type(model).__name__}: was mixed without {len(names)} {kind}, as {names[0]}; "
+            f"{type(model).__name__}: was mixed without {len(names)} {class_name}, as {names[0]}; "
             f"{problem}",
             stacklevel=3,
         )
@@ -116,9 +116,9 @@ def unfit(model: nn.Module, sites: Sequence[Site], variant: Variant) -> dict[str
         except ValueError as error:
             if site.layout is not USUAL:
                 raise  # whoever writes a row wants this class to be mixed
-            problems.setdefault(site.kind, str(error))
+            problems.setdefault(site.class_name, str(error))
 
-    fitting = [site for site in sites if site.kind not in problems]
+    fitting = [site for site in sites if site.class_name not in problems]
     if not fitting:
         raise ValueError(next(iter(problems.values())))
     _refuse_shared_configs(model, fitting, problems)
@@ -132,16 +132,17 @@ def _refuse_shared_configs(
 
     A config chooses the attention function and the masks for all that share it.
     """
-    classes = {site.kind for site in fitting}
+    classes = {site.class_name for site in fitting}
     shared = {id(getattr(site.module, "config", None)) for site in fitting}
     for module in model.modules():
-        kind = type(module).__name__
-        if kind in classes or not calls_the_interface(module):
+        class_name = type(module).__name__
+        if class_name in classes or not calls_the_interface(module):
             continue
         if id(getattr(module, "config", None)) in shared:
-            problem = problems.get(kind, f"{kind}: its projections are not known")
+            problem = problems.get(class_name, f"{class_name}: its projections are not known")
             raise ValueError(
-                f"{problem}; it must be mixed with {fitting[0].kind}, which has the same config"
+                f"{problem}; it must be mixed with {fitting[0].class_name}, which has the same "
+                "config"
             )
 
 
@@ -176,12 +177,14 @@ def sites_of_classes(model: nn.Module, classes: Collection[str]) -> list[Site]:
     Raises:
         ValueError: the model has none of them, or one whose projections are not known
     """
-    sites = [site for site in sites_of(model) if site.kind in classes]
-    known = {site.kind for site in sites}
+    sites = [site for site in sites_of(model) if site.class_name in classes]
+    known = {site.class_name for site in sites}
     for module in model.modules():
-        kind = type(module).__name__
-        if kind in classes and kind not in known:
-            raise ValueError(f"{kind}: its projections are not known; add its row to hf.LAYOUTS")
+        class_name = type(module).__name__
+        if class_name in classes and class_name not in known:
+            raise ValueError(
+                f"{class_name}: its projections are not known; add its row to hf.LAYOUTS"
+            )
     if not sites:
         raise ValueError(f"{type(model).__name__}: has none of {', '.join(sorted(classes))}")
     return sites
@@ -268,15 +271,15 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
 
 
 def _tensors_of(site: Site, model: nn.Module, mixed: MixedHeads) -> dict[str, list[Tensor]]:
-    """Return the weights and biases of an attention as views, a row for each feature, by kind."""
+    """Return the weights and biases of an attention as views, a row for each feature, by role."""
     tensors = {"output": [_rows(model.get_submodule(site.paths["output"]))]}
-    for path, kinds in site.packed().items():
+    for path, roles in site.packed().items():
         projection: Any = model.get_submodule(path)
         given = [_rows(projection)]
         if projection.bias is not None:
             given.append(projection.bias)
-        for kind, where in mixed.slices(kinds).items():
-            tensors[FEATURES[kind]] = [tensor[where] for tensor in given]
+        for role, where in mixed.slices(roles).items():
+            tensors[FEATURES[role]] = [tensor[where] for tensor in given]
     return tensors
 
 

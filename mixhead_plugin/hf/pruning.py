@@ -94,10 +94,10 @@ def cut(site: Site, model: nn.Module, heads: Sequence[int]) -> None:
     sizes = mixed.sizes
     left = _left(site, sizes, heads)
 
-    for path, kinds in site.packed().items():
+    for path, roles in site.packed().items():
         rows: list[int] = []
-        for kind, where in mixed.slices(kinds).items():
-            rows += [where.start + row for row in _features(left[kind], sizes.head_dim)]
+        for role, where in mixed.slices(roles).items():
+            rows += [where.start + row for row in _features(left[role], sizes.head_dim)]
         _keep(model.get_submodule(path), rows, of_outputs=True)
     kept = left["output"]
     columns = _features(kept, sizes.value_dim)

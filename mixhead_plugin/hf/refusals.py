@@ -93,13 +93,13 @@ def refuse_shared_outputs(model: nn.Module, sites: Sequence[Site]) -> None:
 
 
 def _refuse_shared(
-    model: nn.Module, sites: Sequence[Site], kinds: Sequence[str], entry: str, what: str
+    model: nn.Module, sites: Sequence[Site], roles: Sequence[str], entry: str, what: str
 ) -> None:
     """Raise ValueError if two attentions share a projection, or a tensor in it with a name."""
     owners: dict[int, tuple[str, str]] = {}  # the attention and the path of each
     for site in sites:
-        for kind in kinds:
-            path = site.paths[kind]
+        for role in roles:
+            path = site.paths[role]
             projection: Any = model.get_submodule(path)
             found = getattr(projection, entry, None) if entry else projection
             if found is None:

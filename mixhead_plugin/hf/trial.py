@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from mixhead_plugin.hf.layouts import KINDS, MIXHEAD, Site, in_features
+from mixhead_plugin.hf.layouts import MIXHEAD, ROLES, Site, in_features
 
 _TRIAL = f"{MIXHEAD}_trial"
 # Sentences and positions. Two different numbers, because some attentions change the order of both.
 _BATCH = 2
 _LENGTH = 3
 
-# Features [B, N, width] by the path of their projection, and by kind.
+# Features [B, N, width] by the path of their projection, and by role.
 Features = dict[str, dict[str, Tensor]]
 
 
@@ -68,11 +68,11 @@ class Trial:
     ):
         self.site = site
         self.output = output
-        # All that a projection gives: the features of its kinds, one after another.
+        # All that a projection gives: the features of its roles, one after another.
         self.given: dict[str, Tensor] = {}
-        for path, by_kind in features.items():
-            self.given[path] = torch.cat(list(by_kind.values()), -1).requires_grad_()
-        # What the attention function got, by kind [B, H or G, N, D], and its other arguments.
+        for path, by_role in features.items():
+            self.given[path] = torch.cat(list(by_role.values()), -1).requires_grad_()
+        # What the attention function got, by role [B, H or G, N, D], and its other arguments.
         self.arrived: dict[str, Tensor] = {}
         self.settings: dict[str, Any] = {}
         # What it returned [B, N, H', Dv].
@@ -123,12 +123,12 @@ class Trial:
         raise _Ended
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, settings: dict[str, Any]) -> Tensor:
-        self.arrived = dict(zip(KINDS, (query, key, value)))
+        self.arrived = dict(zip(ROLES, (query, key, value)))
         self.settings = settings
         if self.output is None:
             self.output = query.size(1), value.size(3)
         shape = query.size(0), query.size(2), *self.output
-        self.returned = random_like(query, shape, seed=len(KINDS)).requires_grad_()
+        self.returned = random_like(query, shape, seed=len(ROLES)).requires_grad_()
         return self.returned.clone()  # as some attentions change it in place
 
     def culprit(self) -> str:
@@ -165,11 +165,11 @@ def random_features(site: Site, model: nn.Module, widths: Mapping[str, int]) -> 
         widths: how many features queries, keys and values have
     """
     found: Features = {}
-    for path, kinds in site.packed().items():
+    for path, roles in site.packed().items():
         like = _floats_of(model.get_submodule(path))
         found[path] = {
-            kind: random_like(like, (_BATCH, _LENGTH, widths[kind]), seed=KINDS.index(kind))
-            for kind in kinds
+            role: random_like(like, (_BATCH, _LENGTH, widths[role]), seed=ROLES.index(role))
+            for role in roles
         }
     return found
 

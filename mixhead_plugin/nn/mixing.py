@@ -108,17 +108,17 @@ def refuse_mixed(model: nn.Module) -> None:
 
 def _nothing_found(model: nn.Module, example: Example | None) -> str:
     """Return why a model has nothing to mix, and what would help."""
-    kind = type(model).__name__
+    class_name = type(model).__name__
     if any(of_transformers(module) for module in model.modules()):
-        return f"{kind}: is a model of transformers, must be mixed by mixhead_plugin.hf.mix"
+        return f"{class_name}: is a model of transformers, must be mixed by mixhead_plugin.hf.mix"
     if example is None:
         return (
-            f"{kind}: has no nn.MultiheadAttention inside; if it calls "
+            f"{class_name}: has no nn.MultiheadAttention inside; if it calls "
             "F.scaled_dot_product_attention, an example must be given, as example=(x,)"
         )
     return (
-        f"{kind}: the example reached no call of F.scaled_dot_product_attention, and there is no "
-        "nn.MultiheadAttention inside; must have one of them"
+        f"{class_name}: the example reached no call of F.scaled_dot_product_attention, and there "
+        "is no nn.MultiheadAttention inside; must have one of them"
     )
 
 
@@ -373,9 +373,9 @@ def warn_of_callers(model: nn.Module) -> None:
         )
 
 
-def names_the_function(kind: type) -> bool:
+def names_the_function(cls: type) -> bool:
     """Return whether a method of a class, none of torch's own, names the function."""
-    for base in kind.__mro__:
+    for base in cls.__mro__:
         if base.__module__.startswith("torch."):
             continue
         for method in vars(base).values():

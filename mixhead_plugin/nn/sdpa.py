@@ -64,8 +64,8 @@ def reads_input(variant: Variant) -> str:
 
     Others read the queries alone.
     """
-    for name, kind in variant.part_kinds().items():
-        if kind.reads == "input" or (name == "attention_gate" and kind.build is not None):
+    for name, row in variant.part_kinds().items():
+        if row.reads == "input" or (name == "attention_gate" and row.build is not None):
             return name
     return ""
 
@@ -354,9 +354,9 @@ def attach(module: nn.Module, mixed: MixedSdpa) -> None:
         mixed: what it becomes
     """
     setattr(module, ATTRIBUTE, mixed)
-    kind: Any = type(module)
+    cls: Any = type(module)
     # A model that was unmixed may have instances of the subclass that it made by type(module).
-    module.__class__ = mixed_class(getattr(kind, "_mixhead_class", kind))
+    module.__class__ = mixed_class(getattr(cls, "_mixhead_class", cls))
 
 
 def detach(module: Any) -> None:
@@ -371,5 +371,5 @@ def has_own_class(module: nn.Module) -> bool:
 
     Parametrizations and FSDP put theirs in front.
     """
-    kind: Any = type(module)
-    return kind is mixed_class(kind._mixhead_class)
+    cls: Any = type(module)
+    return cls is mixed_class(cls._mixhead_class)

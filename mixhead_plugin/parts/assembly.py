@@ -16,14 +16,14 @@ from mixhead_plugin.parts.relative_position import DistanceGain
 from mixhead_plugin.parts.variant import Variant
 
 
-def build_part(kind: PartKind, variant: Variant, sizes: AttentionSizes) -> nn.Module | None:
+def build_part(row: PartKind, variant: Variant, sizes: AttentionSizes) -> nn.Module | None:
     """Return a part of an attention; None for the value `none`.
 
     It is built with the fields of `variant` that it takes.
     """
-    if kind.build is None:
+    if row.build is None:
         return None
-    return kind.build(sizes, **{name: getattr(variant, name) for name in kind.options})
+    return row.build(sizes, **{name: getattr(variant, name) for name in row.options})
 
 
 class UsesParts:
@@ -151,12 +151,12 @@ class Assembly(UsesParts, Hooked, nn.Module):
         self.variant = variant
         # TorchScript reads texts of a module, but not those of a record in it.
         self.normalizer = variant.normalizer
-        for name, kind in variant.part_kinds().items():
+        for name, row in variant.part_kinds().items():
             if name == "score_mixing":
                 # All heads have scores, also where fewer mixed heads follow.
-                part = build_part(kind, variant, sizes._replace(mixed_heads=sizes.num_heads))
+                part = build_part(row, variant, sizes._replace(mixed_heads=sizes.num_heads))
             else:
-                part = build_part(kind, variant, sizes)
+                part = build_part(row, variant, sizes)
             setattr(self, name, part)
         self.relative_gain: DistanceGain | None = None
         if variant.relative_gain > 0:

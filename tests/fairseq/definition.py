@@ -11,36 +11,42 @@ from mixhead_plugin.parts.gate import ATTENTION_GATES
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, DifferentialMixing
 from tests.helpers import shake
 
-E, H, B, NQ, NK = 16, 4, 3, 5, 7
+# Sizes of the calls: embedding, heads, sentences, queries and keys.
+E = 16
+H = 4
+B = 3
+NQ = 5
+NK = 7
 LONGEST = 10  # input of a synthesizer
 OWN_SIZES = {"factorized-dense": 3, "factorized-random": 2}  # of synthesizers
 KDIM = 12  # of the keys of encoder-decoder attention
-# tests/ops has all of them: these need the largest score, the number of visible keys, and the
-# length of a row
-NORMALIZERS = ["softmax", "relu2", "l2", "l2, sink"]
-# Options of everything that comes beside the scores and their normalizer.
-MIXINGS = {name: {"head_mixing": name} for name in HEAD_MIXINGS}
-MIXINGS["scores position-independent"] = {
-    "score_mixing": "position-independent",
-    "head_mixing": "position-independent",
-}
-MIXINGS["scores position-wise"] = {"score_mixing": "position-wise", "head_mixing": "differential"}
-MIXINGS |= {
-    f"gate {n}": {"attention_gate": n, "head_mixing": "position-wise"}
-    for n in ATTENTION_GATES
-    if n != "none"
-}
-MIXINGS["features heads"] = {"feature_mixing": "heads", "head_mixing": "position-wise"}
-MIXINGS["features shared"] = {
-    "feature_mixing": "shared",
-    "mixed_features": "qv",
-    "head_mixing": "none",
-}
-MIXINGS["features output"] = {
-    "feature_mixing": "output",
-    "head_mixing": "low-rank",
-    "mixing_rank": 3,
-    "attention_gate": "head",
+
+# What `variant` takes. tests/ops has all normalizers: these need the largest score, the number of
+# visible keys, and the length of a row.
+SOME_NORMALIZERS = ["softmax", "relu2", "l2", "l2, sink"]
+# Combinations of parts beside the scores and their normalizer: fields of Variant by name.
+COMBINATIONS = {name: {"head_mixing": name} for name in HEAD_MIXINGS}
+for _name in ATTENTION_GATES:
+    if _name != "none":
+        COMBINATIONS[f"gate {_name}"] = {"attention_gate": _name, "head_mixing": "position-wise"}
+COMBINATIONS |= {
+    "scores position-independent": {
+        "score_mixing": "position-independent",
+        "head_mixing": "position-independent",
+    },
+    "scores position-wise": {"score_mixing": "position-wise", "head_mixing": "differential"},
+    "features heads": {"feature_mixing": "heads", "head_mixing": "position-wise"},
+    "features shared": {
+        "feature_mixing": "shared",
+        "mixed_features": "qv",
+        "head_mixing": "none",
+    },
+    "features output": {
+        "feature_mixing": "output",
+        "head_mixing": "low-rank",
+        "mixing_rank": 3,
+        "attention_gate": "head",
+    },
 }
 
 # Attentions that differ in where their keys are and in what their scores know of distances.
@@ -50,7 +56,7 @@ RELATIVE = {
     "t5": {"relative_position": "t5"},
     "gain": {"relative_gain": 3},
 }
-KINDS = {
+ATTENTIONS = {
     "self": {},
     **RELATIVE,
     "constant": {"add_bias_kv": True},
@@ -60,9 +66,9 @@ KINDS = {
 
 
 def variant(normalizer, mixing):
-    """Return the options of an entry of NORMALIZERS and one of MIXINGS."""
+    """Return the options of an entry of SOME_NORMALIZERS and one of COMBINATIONS."""
     sink = {"attention_sink": "learned"} if normalizer.endswith(", sink") else {}
-    return {"normalizer": normalizer.removesuffix(", sink"), **sink, **MIXINGS[mixing]}
+    return {"normalizer": normalizer.removesuffix(", sink"), **sink, **COMBINATIONS[mixing]}
 
 
 def build(kind="self", mixing="none", normalizer="softmax", **options):
@@ -74,7 +80,7 @@ def build(kind="self", mixing="none", normalizer="softmax", **options):
     options = {
         "self_attention": kind != "cross",
         "causal": kind != "cross",
-        **KINDS[kind],
+        **ATTENTIONS[kind],
         **options,
     }
     module = shake(MixheadAttention(E, H, **variant(normalizer, mixing), **options))
@@ -135,9 +141,9 @@ def features(module, name, x, number=H):
     x = heads(x, number)
     if matrix is None:
         return x
-    return torch.einsum(
-        "jh,bjnd->bhnd" if module.variant.feature_mixing == "heads" else "de,bhnd->bhne", matrix, x
-    )
+    if module.variant.feature_mixing == "heads":
+        return torch.einsum("jh,bjnd->bhnd", matrix, x)
+    return torch.einsum("de,bhnd->bhne", matrix, x)
 
 
 def turned(x):
@@ -172,11 +178,11 @@ def matrix(part, q, x):
         return diagonal + torch.einsum("btjr,btir->btji", u, v)
     if isinstance(part, DifferentialMixing):
         share = (x @ part.weight).sigmoid()
-        found = share.new_zeros(*share.shape[:2], H, H // 2)
+        pairs = share.new_zeros(*share.shape[:2], H, H // 2)
         for i in range(H // 2):
-            found[..., i, i] = 1
-            found[..., i + H // 2, i] = -share[..., i]
-        return found
+            pairs[..., i, i] = 1
+            pairs[..., i + H // 2, i] = -share[..., i]
+        return pairs
     return part.weight.expand(*x.shape[:2], -1, -1)
 
 
@@ -220,11 +226,12 @@ def definition(module, query, key, hidden):
     q = features(module, "query", module.q_proj(query))
     k = features(module, "key", module.k_proj(key))
     v = features(module, "value", module.v_proj(key), module.num_mixed_heads)
-    biases = 0
-    products = (
-        turned(q) @ turned(k).mT if module.variant.relative_position == "rotary" else q @ k.mT
-    )
+    if module.variant.relative_position == "rotary":
+        products = turned(q) @ turned(k).mT
+    else:
+        products = q @ k.mT
     scores = products * module.head_dim**-0.5
+    biases = 0
     if module.variant.relative_position == "t5":
         offsets = torch.arange(k.size(2)) - torch.arange(q.size(2))[:, None]
         biases = module.relative_position.weight[module.relative_position.buckets(offsets)].permute(
@@ -233,18 +240,21 @@ def definition(module, query, key, hidden):
     return finish(module, scores, hidden, v, q, query, biases)
 
 
-def check_half_precision(found, formula, module, tensors, dtype):
+def check_half_precision(computed, formula, module, tensors, dtype):
     """Assert that a module is exact enough in half precision.
 
     It may be twice as far from float64 as the formula in that dtype.
 
     Args:
-        found, formula: called with the module and the tensors; both return the output
+        computed, formula: called with the module and the tensors; both return the output
+        module: in float32
+        tensors: its inputs
+        dtype: of half precision
     """
     module = copy.deepcopy(module).to(dtype)
     tensors = [tensor.to(dtype) for tensor in tensors]
     exact = formula(copy.deepcopy(module).double(), *(tensor.double() for tensor in tensors))
-    out = found(module, *tensors)
+    out = computed(module, *tensors)
     assert out.dtype == dtype
     error = (out.double() - exact).abs().max()
     allowed = (formula(module, *tensors).double() - exact).abs().max()

@@ -15,13 +15,13 @@ from mixhead_plugin.ops import IMPLEMENTATIONS
 from mixhead_plugin.parts import Variant
 from tests.covering import covering, each_once
 from tests.fairseq.definition import (
+    ATTENTIONS,
+    COMBINATIONS,
     CROSS,
-    KINDS,
-    MIXINGS,
     NK,
-    NORMALIZERS,
     NQ,
     RELATIVE,
+    SOME_NORMALIZERS,
     B,
     E,
     H,
@@ -38,10 +38,10 @@ from tests.fairseq.definition import (
 # where nothing is different from fairseq before training
 STARTS = [
     name
-    for name, kind in MIXINGS.items()
+    for name, kind in COMBINATIONS.items()
     if kind["head_mixing"] not in ("random", "average", "differential")
 ]
-DEFINED = [kind for kind in KINDS if kind not in ("constant", "zero")]
+DEFINED = [kind for kind in ATTENTIONS if kind not in ("constant", "zero")]
 
 
 def hidden(kind):
@@ -53,9 +53,9 @@ def hidden(kind):
 
 def twins(mixing, kind):
     """Return our module and fairseq's own, made with the same seed."""
-    arguments = {"self_attention": kind != "cross", **KINDS[kind]}
+    arguments = {"self_attention": kind != "cross", **ATTENTIONS[kind]}
     torch.manual_seed(3)
-    ours = MixheadAttention(E, H, **MIXINGS[mixing], **arguments).eval()
+    ours = MixheadAttention(E, H, **COMBINATIONS[mixing], **arguments).eval()
 
     fairseqs = {name: value for name, value in arguments.items() if "relative" not in name}
     torch.manual_seed(3)
@@ -121,7 +121,7 @@ def test_before_softmax_returns_what_fairseqs_module_returns():
 SIZES = [{}, {"head_dim": 6}, {"value_head_dim": 3}, {"head_dim": 2, "value_head_dim": 5}]
 
 
-@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=DEFINED, sizes=SIZES)
+@covering(normalizer=SOME_NORMALIZERS, mixing=COMBINATIONS, kind=DEFINED, sizes=SIZES)
 def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mixing, kind, sizes):
     module = build(kind, mixing, normalizer, **sizes).double()
     query, key, masks = inputs(kind, dtype=torch.float64)
@@ -144,7 +144,7 @@ def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mi
 @each_once(
     kind=DEFINED,
     normalizer=["softmax", "l2", "l2, sink"],
-    mixing=MIXINGS,
+    mixing=COMBINATIONS,
     dtype=[torch.float16, torch.bfloat16],
     need_weights=[False, True],
 )
@@ -223,7 +223,7 @@ def test_autocast_does_not_lower_the_precision_of_the_weights():
 # ---- step-by-step decoding ---------------------------------------------------------------------
 
 
-@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=KINDS)
+@covering(normalizer=SOME_NORMALIZERS, mixing=COMBINATIONS, kind=ATTENTIONS)
 def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mixing, kind):
     module = build(kind, mixing, normalizer).double()
     x, key, masks = inputs(kind, dtype=torch.float64)
@@ -250,7 +250,7 @@ def in_beams(mixing, beam, normalizer="softmax"):
     return module, query, key, masks
 
 
-@each_once(normalizer=NORMALIZERS, mixing=MIXINGS, beam=[2, 3])
+@each_once(normalizer=SOME_NORMALIZERS, mixing=COMBINATIONS, beam=[2, 3])
 def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
     module, query, key, masks = in_beams(mixing, beam, normalizer)
     full = module(query, key, key, need_weights=False, **masks)[0]
@@ -277,7 +277,7 @@ WANTED = {
 BEAM_MASKS = {"no mask": None, "a mask for all": (NQ, NK), "a mask a head": (B * 2 * H, NQ, NK)}
 
 
-@each_once(mixing=MIXINGS, wanted=WANTED, mask=BEAM_MASKS)
+@each_once(mixing=COMBINATIONS, wanted=WANTED, mask=BEAM_MASKS)
 def test_hypotheses_that_share_keys_get_all_that_they_get_with_keys_of_their_own(
     mixing, wanted, mask
 ):
@@ -298,7 +298,7 @@ def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
     """
     module = build("cross", mixing)
     query = torch.randn(NQ, 4, E)
-    key = torch.randn(NK, 4, KINDS["cross"]["kdim"])
+    key = torch.randn(NK, 4, ATTENTIONS["cross"]["kdim"])
     if equal:
         key = key[:, [0, 0, 2, 2]]
     full = module(query, key, key, static_kv=True, need_weights=False)[0]
@@ -318,7 +318,7 @@ def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
         )
 
 
-@each_once(normalizer=NORMALIZERS, mixing=MIXINGS, kind=KINDS)
+@each_once(normalizer=SOME_NORMALIZERS, mixing=COMBINATIONS, kind=ATTENTIONS)
 def test_torchscript_gives_the_same_outputs(normalizer, mixing, kind):
     module = build(kind, mixing, normalizer)
     x, key, masks = inputs(kind)
@@ -410,7 +410,7 @@ def test_quantisation_noise_reaches_the_projections():
 # ---- the device `meta`, on which people count parameters ---------------------------------------
 
 
-@each_once(mixing=MIXINGS, kind=["self", "cross", *RELATIVE], need_weights=[False, True])
+@each_once(mixing=COMBINATIONS, kind=["self", "cross", *RELATIVE], need_weights=[False, True])
 def test_a_module_can_be_built_and_run_on_meta(mixing, kind, need_weights):
     with torch.device("meta"):
         module = build(kind, mixing)

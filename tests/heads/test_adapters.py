@@ -193,13 +193,13 @@ def test_heads_that_all_others_need_are_refused(door):
 
 
 UNCUT = ("low-rank", "differential", "features heads", "features output")
-CUT = [name for name in definition.MIXINGS if name not in UNCUT and "scores" not in name]
+CUT = [name for name in definition.COMBINATIONS if name not in UNCUT and "scores" not in name]
 
 
 @each_once(
-    normalizer=definition.NORMALIZERS,
+    normalizer=definition.SOME_NORMALIZERS,
     mixing=CUT,
-    kind=definition.KINDS,
+    kind=definition.ATTENTIONS,
     bias=[True, False],
     values=[6, 3],
 )

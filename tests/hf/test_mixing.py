@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, CLIPConfig, CLIPModel
 
 from tests.covering import each_once
-from tests.fairseq.definition import MIXINGS, NORMALIZERS, variant
+from tests.fairseq.definition import COMBINATIONS, SOME_NORMALIZERS, variant
 from tests.hf.models import FEW, GENERATING, MODELS, build, hf, shake, whole
 
 SCORES = {"output_scores": True, "return_dict_in_generate": True}
@@ -76,7 +76,7 @@ def test_unmixing_gives_each_tower_the_attention_that_it_had():
     )
 
 
-@each_once(name=GENERATING, mixing=MIXINGS, beams=[1, 3], normalizer=NORMALIZERS)
+@each_once(name=GENERATING, mixing=COMBINATIONS, beams=[1, 3], normalizer=SOME_NORMALIZERS)
 def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(
     name, mixing, beams, normalizer, tmp_path
 ):

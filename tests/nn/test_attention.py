@@ -13,10 +13,10 @@ from mixhead_plugin.nn import MixedAttention, mix, parameter_groups
 from mixhead_plugin.parts import OPTIONS, PARTS
 from tests.covering import each_once
 from tests.fairseq.definition import (
-    KINDS,
-    MIXINGS,
-    NORMALIZERS,
+    ATTENTIONS,
+    COMBINATIONS,
     NQ,
+    SOME_NORMALIZERS,
     B,
     E,
     H,
@@ -35,7 +35,7 @@ X = torch.zeros(NQ, B, E)
 # The mixings that start as the identity.
 STARTING_PLAIN = [
     name
-    for name, options in MIXINGS.items()
+    for name, options in COMBINATIONS.items()
     if options["head_mixing"] not in ("random", "average", "differential")
 ]
 
@@ -77,7 +77,7 @@ def test_before_training_it_is_torchs_module(mixing, layout, sizes, masks, hidde
     torchs = nn.MultiheadAttention(E, H, **sizes).double().eval()
     for parameter in torchs.parameters():
         nn.init.normal_(parameter)
-    ours = MixedAttention(E, H, **MIXINGS[mixing], **sizes).double().eval()
+    ours = MixedAttention(E, H, **COMBINATIONS[mixing], **sizes).double().eval()
     ours.load_state_dict(torchs.state_dict())
 
     features = [E, sizes.get("kdim", E), sizes.get("vdim", E)]
@@ -90,7 +90,7 @@ def test_before_training_it_is_torchs_module(mixing, layout, sizes, masks, hidde
 def pair_of_modules(normalizer, mixing, kind, values=None):
     """Return fairseq's module of the plugin and ours with its weights, in double precision."""
     theirs = build(kind, mixing, normalizer, value_head_dim=values).double()
-    options = {"causal": kind != "cross", **variant(normalizer, mixing), **KINDS[kind]}
+    options = {"causal": kind != "cross", **variant(normalizer, mixing), **ATTENTIONS[kind]}
     options["value_head_dim"] = values
     options.pop("encoder_decoder_attention", None)
     ours = MixedAttention(E, H, dropout=0.5, dtype=torch.float64, **options)
@@ -99,8 +99,8 @@ def pair_of_modules(normalizer, mixing, kind, values=None):
 
 
 @each_once(
-    normalizer=NORMALIZERS,
-    mixing=MIXINGS,
+    normalizer=SOME_NORMALIZERS,
+    mixing=COMBINATIONS,
     kind=["self", "rotary", "t5", "gain", "cross"],
     values=[None, 7],
 )

@@ -25,6 +25,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import loading, output
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.analysis.loading import Loaded
+from mixhead_plugin.fairseq.options import side_of_attention
 from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.attention import Attention, Heads
 from mixhead_plugin.heads.mixing import LayerMixing, MixingSums, draw_matrices, of_matrix
@@ -48,8 +49,8 @@ def over_tokens(loaded: Loaded, args: Namespace, head_mixing: str) -> dict[str, 
     def see(attention: Attention, heads: Heads) -> None:
         if heads.mixing is None:
             return
-        side = "encoder" if where(attention.name).site == "encoder-self" else "decoder"
-        of_tokens = heads.mixing[real[side]]  # [tokens, H, H']
+        not_padding = real[side_of_attention(attention.name)]
+        of_tokens = heads.mixing[not_padding]  # [tokens, H, H']
         sums.setdefault(attention.name, MixingSums()).add(of_tokens)
 
     source_words = loaded.task.source_dictionary
@@ -78,18 +79,18 @@ def run(args: Namespace) -> None:
         if attention.module.head_mixing is not None:
             mixing[attention.name] = attention.module
     if not mixing:
-        kinds = ", ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.build)
+        values = ", ".join(value for value, row in HEAD_MIXINGS.items() if row.build)
         raise OptionError(
-            f"{args.checkpoint}: has --head-mixing none; must be a model with one of {kinds}"
+            f"{args.checkpoint}: has --head-mixing none; must be a model with one of {values}"
         )
-    (kind,) = {module.variant.head_mixing for module in mixing.values()}
-    by_position = bool(HEAD_MIXINGS[kind].reads)
+    (head_mixing,) = {module.variant.head_mixing for module in mixing.values()}
+    by_position = bool(HEAD_MIXINGS[head_mixing].reads)
     if by_position:
-        layers = over_tokens(loaded, args, kind)
+        layers = over_tokens(loaded, args, head_mixing)
     else:
         layers = {}
         for name, module in mixing.items():
-            layers[name] = of_matrix(name, kind, module.head_mixing.weight)
+            layers[name] = of_matrix(name, head_mixing, module.head_mixing.weight)
 
     results: dict[str, Any] = {}
     for name, layer in layers.items():

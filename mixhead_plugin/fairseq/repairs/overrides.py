@@ -155,21 +155,21 @@ def known_names() -> set[str]:
         if is_dataclass(each.type):
             names |= {field.name for field in fields(each.type)}
 
-    kinds = {*MODEL_REGISTRY.values(), *ARCH_MODEL_REGISTRY.values(), *TASK_REGISTRY.values()}
+    registered = {*MODEL_REGISTRY.values(), *ARCH_MODEL_REGISTRY.values(), *TASK_REGISTRY.values()}
     for registry in REGISTRIES.values():
-        kinds |= set(registry["registry"].values())
+        registered |= set(registry["registry"].values())
         for config in registry["dataclass_registry"].values():
             names |= {field.name for field in fields(config)}
-    for kind in kinds:
-        names |= set(declared(kind))
+    for each in registered:
+        names |= set(declared(each))
     return names
 
 
-def declared(kind: Any) -> Iterator[str]:
-    """Yield the names of the flags of a model, task, criterion, ..."""
+def declared(registered: Any) -> Iterator[str]:
+    """Yield the names of the flags of the class of a model, task, criterion, ..."""
     parser = ArgumentParser(allow_abbrev=False, add_help=False)
-    if hasattr(kind, "add_args"):
-        kind.add_args(parser)
+    if hasattr(registered, "add_args"):
+        registered.add_args(parser)
     for action in parser._actions:
         yield action.dest
 
@@ -205,8 +205,10 @@ def _has_field(cfg: dict[str, Any], name: str) -> bool:
         if _is_flags(part):
             # fairseq sets every override there, read or not.
             arch = getattr(part, "_name", "")
-            kind = ARCH_MODEL_REGISTRY.get(arch)
-            if kind is None or not is_checked(kind) or name in known_fields(kind, arch):
+            model_class = ARCH_MODEL_REGISTRY.get(arch)
+            if model_class is None or not is_checked(model_class):
+                return True  # what such a model reads is not known
+            if name in known_fields(model_class, arch):
                 return True
     return False
 

@@ -28,40 +28,40 @@ BESIDE_FLAGS = {"_name", "arch", "tokens_per_sample", "tpu"}
 def _init(
     original, trainer: Trainer, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any
 ) -> None:
-    kind = type(getattr(model, "module", model))  # behind FSDP
+    model_class = type(getattr(model, "module", model))  # behind FSDP
     # Without a name, the fields are one level deeper, below that of a model with a dataclass.
-    if OmegaConf.is_config(cfg.model) and "_name" in cfg.model and is_checked(kind):
-        known = known_fields(kind, cfg.model._name)
+    if OmegaConf.is_config(cfg.model) and "_name" in cfg.model and is_checked(model_class):
+        known = known_fields(model_class, cfg.model._name)
         for name in cfg.model:
             if name not in known:
                 raise OptionError(unknown_field("model", name, known))
     original(trainer, cfg, task, model, *args, **kwargs)
 
 
-def is_checked(kind: type) -> bool:
+def is_checked(model_class: type) -> bool:
     """Return whether all fields that a model reads are known.
 
     Other models of fairseq read more than they declare.
     """
-    if hasattr(kind, "presets"):  # the plugin's
+    if hasattr(model_class, "presets"):  # the plugin's
         return True
-    return kind in (TransformerModel, TransformerLanguageModel, RobertaModel)
+    return model_class in (TransformerModel, TransformerLanguageModel, RobertaModel)
 
 
-def known_fields(kind: Any, name: str) -> set[str]:
+def known_fields(model_class: Any, name: str) -> set[str]:
     """Return the fields of an architecture.
 
     They are its flags, what it presets, and the fields of the config that it is built by.
 
     Args:
-        kind: the class of the model
+        model_class: that of the architecture
         name: of the architecture
     """
     known = set(BESIDE_FLAGS)
     known |= {each.name for each in fields(TransformerConfig)}
 
     # Not the function that the plugin has registered: it also checks the flags, which are not here.
-    presets = getattr(kind, "presets", ARCH_CONFIG_REGISTRY)
+    presets = getattr(model_class, "presets", ARCH_CONFIG_REGISTRY)
     values = Namespace()
     if name in presets:
         presets[name](values)
@@ -71,5 +71,5 @@ def known_fields(kind: Any, name: str) -> set[str]:
     if config is not None:
         return known | {each.name for each in fields(config)}
     parser = ArgumentParser(allow_abbrev=False)
-    kind.add_args(parser)
+    model_class.add_args(parser)
     return known | {action.dest for action in parser._actions}

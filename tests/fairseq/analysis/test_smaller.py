@@ -14,7 +14,7 @@ from tests.fairseq import definition
 
 SIZE = 6
 UNCUT = ["low-rank", "differential", "features heads", "features output"]
-UNCUT += [name for name in definition.MIXINGS if "scores" in name]
+UNCUT += [name for name in definition.COMBINATIONS if "scores" in name]
 UNMIXED = KeptHeads((0, 2, 3), (0, 2, 3))
 MIXED = KeptHeads((1, 3), (0, 1, 3))
 

@@ -12,8 +12,8 @@ from mixhead_plugin.fairseq.models.transformer_xl.decoder import (
 )
 from tests.covering import each_once
 from tests.fairseq.definition import (
-    MIXINGS,
-    NORMALIZERS,
+    COMBINATIONS,
+    SOME_NORMALIZERS,
     check_half_precision,
     features,
     finish,
@@ -67,8 +67,8 @@ def mask_of(x, memory, span=None):
 
 
 @each_once(
-    normalizer=NORMALIZERS,
-    mixing=MIXINGS,
+    normalizer=SOME_NORMALIZERS,
+    mixing=COMBINATIONS,
     impl=["auto", "blockwise", "reference"],
     span=[None, 3],
     gain=[0, GAIN],

@@ -9,9 +9,9 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, SynthesizerAttention
 from tests.covering import each_once
 from tests.fairseq.definition import (
+    COMBINATIONS,
     LONGEST,
-    MIXINGS,
-    NORMALIZERS,
+    SOME_NORMALIZERS,
     E,
     H,
     StepByStep,
@@ -63,8 +63,8 @@ def definition(module, x):
 
 @each_once(
     synthesizer=SYNTHESIZERS,
-    normalizer=NORMALIZERS,
-    mixing=MIXINGS,
+    normalizer=SOME_NORMALIZERS,
+    mixing=COMBINATIONS,
     impl=["blockwise", "reference"],
     gain=[0, 0, 3],
 )
@@ -99,7 +99,7 @@ def test_scores_may_be_asked_for_before_the_softmax(synthesizer):
     torch.testing.assert_close(values, features(module, "value", module.v_proj(x)).flatten(0, 1))
 
 
-@each_once(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS)
+@each_once(synthesizer=SYNTHESIZERS, normalizer=SOME_NORMALIZERS, mixing=COMBINATIONS)
 def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(synthesizer, normalizer, mixing):
     module = build(synthesizer, mixing, normalizer).double()
     x = torch.randn(N, 3, E).double()

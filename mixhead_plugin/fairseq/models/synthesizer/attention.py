@@ -215,18 +215,18 @@ class SynthesizerAttention(MixheadAttention):
         **options: Any,
     ):
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
-        kind = SYNTHESIZERS[synthesizer]
+        row = SYNTHESIZERS[synthesizer]
         del self.k_proj
         mixing_reads_query = any(
             part.reads == "query" for part in self.variant.part_kinds().values()
         )
-        if not (kind.reads_query or mixing_reads_query):
+        if not (row.reads_query or mixing_reads_query):
             self.q_proj = None
         self.synthesizer_name = synthesizer
         self.max_length = max_length
         self.scaling = 1.0
-        self.own_size = kind.default_size(max_length) if own_size is None else own_size
-        self.synthesizer = kind.build(Sizes(num_heads, self.head_dim, max_length, self.own_size))
+        self.own_size = row.default_size(max_length) if own_size is None else own_size
+        self.synthesizer = row.build(Sizes(num_heads, self.head_dim, max_length, self.own_size))
         for module in self.synthesizer.modules():
             if isinstance(module, nn.Linear):
                 quant_noise(module, options.get("q_noise", 0.0), options.get("qn_block_size", 8))

@@ -131,8 +131,8 @@ def _longest_block(args: Any) -> int:
 
 def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) -> None:
     """Refuse flags that a Synthesizer cannot have; `longest` is the length of its inputs."""
-    kind = SYNTHESIZERS.get(options.synthesizer)
-    if kind is None:
+    row = SYNTHESIZERS.get(options.synthesizer)
+    if row is None:
         raise OptionError(
             f"--synthesizer {shlex.quote(str(options.synthesizer))}: must be one of "
             f"{', '.join(SYNTHESIZERS)}"
@@ -140,7 +140,7 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
     for name, other in SYNTHESIZERS.items():
         value = getattr(options, other.size_option, None)
         flag = f"{option_name(other.size_option)} {value}"
-        if value is not None and other is not kind:
+        if value is not None and other is not row:
             raise OptionError(f"{flag}: must be left out, or used with --synthesizer {name}")
         if value is not None and value < 1:
             raise OptionError(f"{flag}: must be at least 1")
@@ -159,13 +159,13 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
         raise OptionError(
             f"{flag}: must be v, a Synthesizer has values alone that --feature-mixing can mix"
         )
-    if options.score_mixing != "none" and not kind.multiplies:
+    if options.score_mixing != "none" and not row.multiplies:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if other.multiplies)
         flag = f"--score-mixing {options.score_mixing}"
         raise OptionError(
             f"{flag}: must be none, or --synthesizer one of {others}, whose products it can mix"
         )
-    if options.attention_impl == "triton" and kind.trained_bias:
+    if options.attention_impl == "triton" and row.trained_bias:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if not other.trained_bias)
         flag = "--attention-impl triton"
         raise OptionError(
