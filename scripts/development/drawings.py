@@ -502,12 +502,73 @@ def mixing_matrices() -> Drawing:
     return drawing
 
 
+# ---- the penalty that keeps mixed heads apart ----------------------------------------------------
+
+# Two mixings of three heads. The columns of the first one are almost the same; those of the second
+# one have length 1, and are at right angles.
+ALIKE: Matrix = ((0.6, 0.5, 0.5), (0.5, 0.6, 0.4), (0.4, 0.4, 0.6))
+APART: Matrix = ((2 / 3, -1 / 3, 2 / 3), (2 / 3, 2 / 3, -1 / 3), (-1 / 3, 2 / 3, 2 / 3))
+
+
+def products_of_columns(matrix: Matrix) -> list[list[float]]:
+    """Return M^T M: the product of each two columns, and of each with itself."""
+    columns = list(zip(*matrix))
+    return [[sum(a * b for a, b in zip(one, two)) for two in columns] for one in columns]
+
+
+def penalty(matrix: Matrix) -> float:
+    """Return the squared Frobenius norm of M^T M - I."""
+    found = products_of_columns(matrix)
+    return sum(
+        (value - (row == column)) ** 2
+        for row, values in enumerate(found)
+        for column, value in enumerate(values)
+    )
+
+
+def orthogonality() -> Drawing:
+    """Draw two mixings, the products of their columns, and the penalty that these give."""
+    drawing = Drawing(
+        760,
+        424,
+        "The penalty is large where mixed heads are alike",
+        "A mixing M has a column for each mixed head. M^T M has the product of each two columns. "
+        f"Columns that are alike have a penalty of {penalty(ALIKE):.2f}, columns of length 1 at "
+        f"right angles have {penalty(APART):.2f}.",
+    )
+    drawing.text(36, 34, "M", "title")
+    drawing.text(270, 34, "MᵀM", "title")
+    drawing.text(500, 34, "penalty", "title")
+    says = (
+        ("The columns are almost the same,", "so mixed heads are alike."),
+        ("The columns have length 1,", "and are at right angles."),
+    )
+    cell = 52
+    for count, matrix in enumerate((ALIKE, APART)):
+        top = 52 + 188 * count
+        drawing.heat(36, top, matrix, cell, HEADS, len(HEADS))
+        products = products_of_columns(matrix)
+        paler = [[value / 2 for value in row] for row in products]  # numbers stay readable on it
+        drawing.heat(270, top, paler, cell, ["four"] * len(HEADS), len(HEADS))
+        for left, values in ((36, matrix), (270, products)):
+            for row, numbers in enumerate(values):
+                for column, value in enumerate(numbers):
+                    x, y = left + (column + 0.5) * cell, top + (row + 0.5) * cell + 5
+                    drawing.text(x, y, f"{value:.2f}", "strong", "middle")
+        drawing.arrow(f"M206 {top + 78}H254", (254, top + 78))
+        drawing.arrow(f"M440 {top + 78}H484", (484, top + 78))
+        drawing.text(500, top + 60, f"{penalty(matrix):.2f}", "title")
+        drawing.lines(500, top + 84, says[count])
+    return drawing
+
+
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "mixing": mixing,
     "mixing_matrices": mixing_matrices,
     "layer": layer,
     "value_maps": value_maps,
     "reads": reads,
+    "orthogonality": orthogonality,
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from development import drawings
 
+from mixhead_plugin.ops.penalties import orthogonal_penalty
 from mixhead_plugin.parts.head_mixing import PositionWiseMixing
 from mixhead_plugin.parts.kinds import AttentionSizes
 
@@ -38,3 +39,11 @@ def test_the_picture_of_b_computes_m_as_position_wise_mixing_does():
     drawn = [drawings.read_mixing(each) for each in drawings.QUERIES]
     computed = mixing(queries.transpose(0, 1)[None], None)[0]  # [Nq, H, H]
     torch.testing.assert_close(computed, torch.tensor(drawn, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("mixing", [drawings.ALIKE, drawings.APART], ids=["alike", "apart"])
+def test_the_picture_of_the_penalty_has_what_the_penalty_computes(mixing):
+    m = torch.tensor(mixing, dtype=torch.float64)
+    everything = torch.ones(1, 1, dtype=torch.bool)  # there is no padding
+    computed = orthogonal_penalty(m, everything).item()
+    assert drawings.penalty(mixing) == pytest.approx(computed, abs=1e-12)
