@@ -76,23 +76,23 @@ PACKAGES = (
 
 def machine(device: torch.device) -> dict[str, str]:
     """Return the versions of the packages, and what is known of the device."""
-    found = {"python": platform.python_version(), "system": platform.platform()}
+    facts = {"python": platform.python_version(), "system": platform.platform()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+            facts[name] = importlib.metadata.version(name)
     if device.type != "cuda":
-        return {**found, "device": f"{device}, {torch.get_num_threads()} threads"}
+        return {**facts, "device": f"{device}, {torch.get_num_threads()} threads"}
     known = torch.cuda.get_device_properties(device)
-    found["device"] = (
+    facts["device"] = (
         f"{known.name}, compute capability {known.major}.{known.minor}, {known.total_memory >> 30} "
         "GiB"
     )
     if tool := shutil.which("nvidia-smi"):
         query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-        found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[
+        facts["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[
             0
         ]
-    return {**found, "kernels": triton.machine_problem() or "can run"}
+    return {**facts, "kernels": triton.machine_problem() or "can run"}
 
 
 def variants(

@@ -35,15 +35,15 @@ def install(function: Callable) -> None:
     """Put a marked function in the place of the function of fairseq that it replaces."""
     owner, name = getattr(function, _MARK)
     # Not getattr: it would bind a class method, and hide that a method is static.
-    found = inspect.getattr_static(owner, name)
-    is_wrapped = isinstance(found, (staticmethod, classmethod))
-    original = found.__func__ if is_wrapped else found
+    attribute = inspect.getattr_static(owner, name)
+    is_wrapped = isinstance(attribute, (staticmethod, classmethod))
+    original = attribute.__func__ if is_wrapped else attribute
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    setattr(owner, name, type(found)(replacement) if is_wrapped else replacement)
+    setattr(owner, name, type(attribute)(replacement) if is_wrapped else replacement)
 
 
 def install_all(module: ModuleType) -> None:

@@ -50,7 +50,7 @@ def choose(
     for number, attention in enumerate(attentions):
         numbers[attention.name] = number
 
-    found: dict[int, list[int]] = {}
+    indices_of: dict[int, list[int]] = {}
     for layer, some in heads.items():
         number = numbers.get(layer, layer)  # type: ignore[arg-type]
         if not isinstance(number, int) or not 0 <= number < len(attentions):
@@ -61,8 +61,8 @@ def choose(
         for head in sorted(indices):
             if head not in range(total):
                 raise HeadsError(f"head {head} of layer {layer}: must be from 0 to {total - 1}")
-        found[number] = sorted(indices.union(found.get(number, ())))
-    return found
+        indices_of[number] = sorted(indices.union(indices_of.get(number, ())))
+    return indices_of
 
 
 def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) -> list[Head]:
@@ -107,7 +107,7 @@ def kept_by(attention: Attention, removed: Mapping[str, Collection[int]]) -> Kep
 
 def by_attention(heads: Iterable[Head]) -> dict[str, dict[str, list[int]]]:
     """Return the numbers of heads by the name of their attention and by stage."""
-    found: dict[str, dict[str, list[int]]] = {}
+    numbers_of: dict[str, dict[str, list[int]]] = {}
     for head in heads:
-        found.setdefault(head.attention, {}).setdefault(head.stage, []).append(head.number)
-    return found
+        numbers_of.setdefault(head.attention, {}).setdefault(head.stage, []).append(head.number)
+    return numbers_of

@@ -16,11 +16,11 @@ from mixhead_plugin.heads.sites import SITES
 
 def pearson(left: HeadNumbers, right: HeadNumbers) -> dict[str, float]:
     """Return Pearson's r of two numbers of the same heads, by stage; NaN for constant ones."""
-    found = {}
+    by_stage = {}
     for stage in shown_stages(left):
         pair = torch.stack([points(left, stage), points(right, stage)])
-        found[stage] = float(torch.corrcoef(pair)[0, 1])
-    return found
+        by_stage[stage] = float(torch.corrcoef(pair)[0, 1])
+    return by_stage
 
 
 def correlation_figure(

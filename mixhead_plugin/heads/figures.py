@@ -84,11 +84,11 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 def lines(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the colour and the style of each series; no two have the same of both."""
-    found: dict[str, dict[str, Any]] = {}
+    looks: dict[str, dict[str, Any]] = {}
     for name, colour in colours(names).items():
-        same = sum(look["color"] == colour for look in found.values())
-        found[name] = {"color": colour, "linestyle": LINES[same % len(LINES)]}
-    return found
+        same = sum(look["color"] == colour for look in looks.values())
+        looks[name] = {"color": colour, "linestyle": LINES[same % len(LINES)]}
+    return looks
 
 
 def integer_axis(axis: Any, ticks: int = 8) -> None:

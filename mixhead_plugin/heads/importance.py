@@ -108,12 +108,12 @@ def _gradients(
 
     if all(gradient is None for gradient in gradients):
         raise HeadsError("importance: the loss does not depend on any head")
-    found = {}
+    by_gate = {}
     for key, gradient in zip(ones, gradients):
         if gradient is not None:
             # [sentences, 1, heads, 1] or [sentences, heads, 1] -> [sentences, heads]
-            found[key] = gradient.double().reshape(sentences, -1).cpu()
-    return found
+            by_gate[key] = gradient.double().reshape(sentences, -1).cpu()
+    return by_gate
 
 
 def importance_by_layer(

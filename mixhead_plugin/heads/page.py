@@ -127,15 +127,15 @@ def _beside(name: str) -> str:
 def _packed(blob: bytearray, heads: ShownHeads) -> dict[str, Any]:
     source = heads.source.detach().cpu().float()
     _refuse_infinite(heads, source)
-    found = {"site": heads.site, "layer": heads.layer, "source": pack_weights(blob, source)}
+    packed = {"site": heads.site, "layer": heads.layer, "source": pack_weights(blob, source)}
     if heads.mixing is not None:
         mixing = heads.mixing.detach().cpu().float()
         _refuse_infinite(heads, mixing)
         batched = mixing if mixing.dim() == 2 else mixing[None]
         mixed = mix_heads(source[None], batched)[0]  # [H', Nq, Nk]
-        found["mixing"] = pack_floats(blob, mixing)
-        found["mixed"] = pack_weights(blob, mixed)
-    return found
+        packed["mixing"] = pack_floats(blob, mixing)
+        packed["mixed"] = pack_weights(blob, mixed)
+    return packed
 
 
 def _refuse_infinite(heads: ShownHeads, tensor: Tensor) -> None:

@@ -37,11 +37,11 @@ def words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:
     """
     if not 0 < tokens.size(1) <= length:
         raise HeadsError(f"a text of {tokens.size(1)} tokens: must have 1 to length {length}")
-    found = []
+    readable = []
     for token in tokens[0].tolist():
         word = tokenizer.decode([token]).strip()
-        found.append(word or tokenizer.convert_ids_to_tokens(token))
-    return found
+        readable.append(word or tokenizer.convert_ids_to_tokens(token))
+    return readable
 
 
 def sentence(

@@ -39,15 +39,15 @@ def seen(attentions: Sequence[Attention], call: Callable[[], object]) -> dict[in
     the attention in the order of the model.
     """
     layers = {attention.name: layer for layer, attention in enumerate(attentions)}
-    found: dict[int, LayerHeads] = {}
+    by_layer: dict[int, LayerHeads] = {}
 
     def keep(attention: Attention, heads: Heads) -> None:
         layer = layers[attention.name]
-        if layer not in found:
+        if layer not in by_layer:
             source = heads.weights()
             mixed = mix_heads(source, heads.mixing)
-            found[layer] = LayerHeads(attention.name, source, heads.mixing, mixed)
+            by_layer[layer] = LayerHeads(attention.name, source, heads.mixing, mixed)
 
     with watched(attentions, keep):
         call()
-    return dict(sorted(found.items()))
+    return dict(sorted(by_layer.items()))

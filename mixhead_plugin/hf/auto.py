@@ -34,11 +34,14 @@ class _Loader:
 
     @classmethod
     def _class_of(cls, config: Any) -> Any:
-        found = cls.auto_class._model_mapping[type(config)]
-        if isinstance(found, tuple):  # several models of one type: the one that was saved
-            written = config.architectures or []
-            found = next((each for each in found if each.__name__ in written), found[0])
-        return found
+        classes = cls.auto_class._model_mapping[type(config)]
+        if not isinstance(classes, tuple):
+            return classes
+        # Several models of one type: the one that was saved.
+        for each in classes:
+            if each.__name__ in (config.architectures or []):
+                return each
+        return classes[0]
 
 
 def _loader(name: str) -> type[_Loader]:

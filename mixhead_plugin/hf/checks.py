@@ -125,9 +125,9 @@ def _comes_from(trial: Trial, role: str, path: str, start: int, end: int) -> boo
     """
     heads = trial.arrived[role][-1, :, -1]  # [H or G, D] of the last position and sentence
     gradients = _gradients(heads, list(trial.given.values()))
-    found = dict(zip(trial.given, gradients))
-    own = found.pop(path)  # [B, N, features]
-    others = [*found.values(), own[..., :start], own[..., end:], own[:-1]]
+    gradient_of = dict(zip(trial.given, gradients))
+    own = gradient_of.pop(path)  # [B, N, features]
+    others = [*gradient_of.values(), own[..., :start], own[..., end:], own[:-1]]
     if role == "queries":
         others.append(own[:, :-1])
     if any(each.any() for each in others) or not own[-1, -1, start:end].all():

@@ -70,15 +70,15 @@ def importance(
         RuntimeError: the loss calls the model in no way that passes its attentions; a warning names
             single layers
     """
-    found = _silenced(model)
-    return weighing.importance_by_layer(model, found, batches, lambda batch: loss(model, batch))
+    layers = _silenced(model)
+    return weighing.importance_by_layer(model, layers, batches, lambda batch: loss(model, batch))
 
 
 def _silenced(model: PreTrainedModel) -> list[SiteAttention]:
     """Return the attentions of a model; raise ValueError if gates on one would act on another."""
-    found = attentions_of(model)
-    refuse_shared_outputs(model, [each.site for each in found])
-    return found
+    layers = attentions_of(model)
+    refuse_shared_outputs(model, [each.site for each in layers])
+    return layers
 
 
 def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, LayerHeads]:
@@ -90,15 +90,15 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
         model: any model that `mix` takes, mixed or not
         inputs: the arguments of one call of the model, which is made without dropout and cache
     """
-    found = attentions_of(model)
+    layers = attentions_of(model)
     arguments = dict(inputs)
     if model.can_generate():
         arguments["use_cache"] = False
     with contextlib.ExitStack() as stack:
-        if all(each.mixed is None for each in found):
+        if all(each.mixed is None for each in layers):
             stack.enter_context(_eager(model))  # the others return no weights
         stack.enter_context(evaluating(model))
-        return views.seen(found, lambda: model(**arguments))
+        return views.seen(layers, lambda: model(**arguments))
 
 
 @contextlib.contextmanager
@@ -135,45 +135,45 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
             heads that need each other, or a model with adapters, or with weights that are offloaded
             or quantised
     """
-    found = attentions_of(model)
-    sites = [each.site for each in found]
+    layers = attentions_of(model)
+    sites = [each.site for each in layers]
     refuse_adapters(model, "pruned before they are added")
     refuse_offloaded(model, "pruned")
     refuse_quantised(model, sites, "pruned")
     refuse_shared_weights(model, sites, "pruned")
 
-    is_plain = all(each.mixed is None for each in found)
+    is_plain = all(each.mixed is None for each in layers)
     problems = unfit(model, sites, Variant()) if is_plain else {}  # what is mixed was checked then
-    chosen = choose(found, heads)
+    chosen = choose(layers, heads)
     for layer in chosen:
-        class_name = found[layer].site.class_name
+        class_name = layers[layer].site.class_name
         if class_name in problems:
             raise ValueError(problems[class_name])
-        if not is_plain and found[layer].mixed is None:
+        if not is_plain and layers[layer].mixed is None:
             raise ValueError(f"{class_name}: is not mixed, other attentions of the model are")
-    cutting.refuse_what_cannot_go(found, chosen)
+    cutting.refuse_what_cannot_go(layers, chosen)
     for layer, some in chosen.items():
-        pruning.try_out(found[layer].site, model, some)
+        pruning.try_out(layers[layer].site, model, some)
 
     if is_plain:
         attach(model, Variant(), [site for site in sites if site.class_name not in problems])
-    cut(model, found, chosen)
+    cut(model, layers, chosen)
     return model
 
 
 def cut(
-    model: PreTrainedModel, found: Sequence[SiteAttention], chosen: Mapping[int, Sequence[int]]
+    model: PreTrainedModel, layers: Sequence[SiteAttention], chosen: Mapping[int, Sequence[int]]
 ) -> None:
     """Cut heads of a model that `attach` has seen; its weights may be empty and loaded later.
 
     Args:
         model: its config then says which heads are gone
-        found: its attentions, in its order
+        layers: its attentions, in its order
         chosen: the heads that go, as `choose` returns them; they must be such that can go
     """
-    cutting.cut_chosen(found, chosen)
+    cutting.cut_chosen(layers, chosen)
     gone = {}
-    for layer, each in enumerate(found):
+    for layer, each in enumerate(layers):
         if each.mixed is not None and each.mixed.removed():
             gone[layer] = each.mixed.removed()
     config: Any = model.config

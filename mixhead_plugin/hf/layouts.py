@@ -107,10 +107,10 @@ class Site(NamedTuple):
 
     def packed(self) -> dict[str, list[str]]:
         """Return which of queries, keys and values each projection gives, by its name."""
-        found: dict[str, list[str]] = {}
+        roles_of: dict[str, list[str]] = {}
         for role in ROLES:
-            found.setdefault(self.paths[role], []).append(role)
-        return found
+            roles_of.setdefault(self.paths[role], []).append(role)
+        return roles_of
 
     def widths(self, model: nn.Module) -> dict[str, int]:
         """Return how many features queries, keys and values have.
@@ -232,14 +232,18 @@ def sites_of(model: nn.Module) -> list[Site]:
 
     Raise ValueError if there are none, or one lacks what its row names.
     """
-    found = [site for name, module in model.named_modules() if (site := _site(model, name, module))]
-    if not found:
+    sites = []
+    for name, module in model.named_modules():
+        site = _site(model, name, module)
+        if site is not None:
+            sites.append(site)
+    if not sites:
         raise ValueError(
             f"{type(model).__name__}: has no attention that goes through the AttentionInterface "
             "and whose projections are known; "
             "docs/huggingface.md says how to add a row to hf.LAYOUTS"
         )
-    return found
+    return sites
 
 
 def _site(model: nn.Module, name: str, module: nn.Module) -> Site | None:
@@ -285,7 +289,7 @@ def left_out(model: nn.Module, sites: Sequence[Site]) -> dict[str, list[str]]:
 
     Other towers of a model may have attentions whose projections are not known.
     """
-    found: dict[str, list[str]] = {}
+    names_of: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         class_name = type(module).__name__
         # BertAttention is around a BertSelfAttention, which is a site.
@@ -296,5 +300,5 @@ def left_out(model: nn.Module, sites: Sequence[Site]) -> dict[str, list[str]]:
         weights = [getattr(child, "weight", None) for child in module.children()]
         has_projections = any(isinstance(w, torch.Tensor) and w.dim() == 2 for w in weights)
         if class_name.endswith("Attention") and has_projections and not related:
-            found.setdefault(class_name, []).append(name)
-    return found
+            names_of.setdefault(class_name, []).append(name)
+    return names_of

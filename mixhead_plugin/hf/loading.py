@@ -74,8 +74,8 @@ def load(
                 attach(self, variant, sites_of_classes(self, classes))
             if PRUNED in saved:
                 gone: Any = {int(layer): heads for layer, heads in saved[PRUNED].items()}
-                found = attentions_of(self)
-                cut(self, found, chosen_to_cut(found, gone))
+                layers = attentions_of(self)
+                cut(self, layers, chosen_to_cut(layers, gone))
 
     setattr(MixedModel, LOADER, True)
     wants_info = settings.pop("output_loading_info", False)
@@ -110,13 +110,13 @@ def _class_of(folder: Any, saved: dict[str, Any], cls: Any) -> Any:
         raise ValueError(
             f"{folder}: its config names no class in architectures; give the class as cls"
         )
-    found = cls or getattr(transformers, written, None)
-    if found is None:
+    chosen = cls or getattr(transformers, written, None)
+    if chosen is None:
         raise ValueError(f"{folder}: transformers has no class {written}; give the class as cls")
     # an AutoModel makes models of other classes, without the mixing
-    if not issubclass(found, PreTrainedModel):
-        raise ValueError(f"cls {found.__name__}: must be the class of a model, as {written}")
-    return found
+    if not issubclass(chosen, PreTrainedModel):
+        raise ValueError(f"cls {chosen.__name__}: must be the class of a model, as {written}")
+    return chosen
 
 
 def _of_parts(names: Iterable[str]) -> list[str]:

@@ -164,7 +164,7 @@ class MixedHeads(HostedAttention):
 
     def projections(self) -> dict[str, nn.Module]:
         """Return the modules that give queries, keys and values, which may be one."""
-        found = {}
+        by_role = {}
         for role, name in self.names.items():
             module = getattr(self.attention, name, None)
             if not isinstance(module, nn.Module):
@@ -172,8 +172,8 @@ class MixedHeads(HostedAttention):
                     f"{type(self.attention).__name__}: lost the mixing, its {name} must be a module"
                 )
             # What `torch.compile` puts around a module runs no hooks inside a larger graph.
-            found[role] = getattr(module, "_orig_mod", module)
-        return found
+            by_role[role] = getattr(module, "_orig_mod", module)
+        return by_role
 
     # graphs break here, where a hook or an adapter came since the last call
     @torch.compiler.disable
@@ -203,14 +203,14 @@ class MixedHeads(HostedAttention):
         GPT-2 has one projection for several of them.
         """
         heads = {"queries": self.sizes.num_heads, "keys": self.sizes.key_heads}
-        found = {}
+        places = {}
         start = 0
         for role in roles[:-1]:
             end = start + heads[role] * self.sizes.head_dim
-            found[role] = slice(start, end)
+            places[role] = slice(start, end)
             start = end
-        found[roles[-1]] = slice(start, None)
-        return found
+        places[roles[-1]] = slice(start, None)
+        return places
 
     def _project(
         self, projection: nn.Module, args: tuple[Tensor, ...], output: Tensor
@@ -243,15 +243,15 @@ class MixedHeads(HostedAttention):
 
     def _check_width(self, queries: Tensor) -> None:
         """Refuse another number of features than the parts were built for."""
-        found = queries.size(-1)
+        width = queries.size(-1)
         wanted = self.sizes.num_heads * self.sizes.head_dim
-        if found == wanted:
+        if width == wanted:
             return
         split = torch.distributed.is_available() and torch.distributed.is_initialized()
-        why = SPLIT if split and wanted % found == 0 else "as when it was mixed"
+        why = SPLIT if split and wanted % width == 0 else "as when it was mixed"
         class_name = type(self.attention).__name__
         raise ValueError(
-            f"{class_name}: its queries have {found} features, must be {wanted}, {why}"
+            f"{class_name}: its queries have {width} features, must be {wanted}, {why}"
         )
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

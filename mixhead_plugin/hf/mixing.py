@@ -197,21 +197,21 @@ def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
         model: a mixed model
         folded: a part that may have an effect
     """
-    found = []
+    removable = []
     for site in sites_of(model):
         mixed = mixed_heads_of(site.module)
         if mixed is not None:
-            found.append(mixed)
-    if not found:
+            removable.append(mixed)
+    if not removable:
         raise ValueError(f"{type(model).__name__}: has no mixing")
     if hasattr(model.config, PRUNED):
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
     refuse_offloaded(model, "unmixed")
-    for mixed in found:
+    for mixed in removable:
         lost = mixed.lost_without(mixed.attention, but=folded)
         if lost:
             raise ValueError(f"{type(model).__name__}: without {lost} its outputs would change")
-    return found
+    return removable
 
 
 def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
@@ -227,10 +227,10 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
             offloaded
     """
     refuse_adapters(model, "unmixed after they are merged")
-    found = _removable(model)
+    removable = _removable(model)
     if attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)
-    for heads in found:
+    for heads in removable:
         heads.detach()
     # From the inside out, because towers may have had different attentions, and the config of the
     # whole model holds theirs.

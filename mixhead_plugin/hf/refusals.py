@@ -101,10 +101,10 @@ def _refuse_shared(
         for role in roles:
             path = site.paths[role]
             projection: Any = model.get_submodule(path)
-            found = getattr(projection, entry, None) if entry else projection
-            if found is None:
+            shared = getattr(projection, entry, None) if entry else projection
+            if shared is None:
                 continue
-            owner, other = owners.setdefault(id(found), (site.name, path))
+            owner, other = owners.setdefault(id(shared), (site.name, path))
             if owner != site.name:
                 raise ValueError(
                     f"{type(model).__name__}: {path} and {other} are one; each attention must have "

@@ -111,8 +111,8 @@ class Trial:
     def _call(self, module: nn.Module, arguments: dict[str, Any]) -> None:
         self.problem = None
         try:
-            found = module.forward(**arguments)
-            self.outputs = found[0] if isinstance(found, tuple) else found
+            returned = module.forward(**arguments)
+            self.outputs = returned[0] if isinstance(returned, tuple) else returned
         except _Ended:
             pass
         except Exception as error:  # any: the next way to call it may fit
@@ -136,10 +136,10 @@ class Trial:
         if self.problem is None:
             return ""
         names = {id(module): name for name, module in self.site.module.named_modules()}
-        found = ""
+        innermost = ""
         for frame, _ in traceback.walk_tb(self.problem.__traceback__):
-            found = names.get(id(frame.f_locals.get("self")), found)
-        return found
+            innermost = names.get(id(frame.f_locals.get("self")), innermost)
+        return innermost
 
 
 @contextlib.contextmanager
@@ -164,14 +164,14 @@ def random_features(site: Site, model: nn.Module, widths: Mapping[str, int]) -> 
         model: has it
         widths: how many features queries, keys and values have
     """
-    found: Features = {}
+    given: Features = {}
     for path, roles in site.packed().items():
         like = _floats_of(model.get_submodule(path))
-        found[path] = {
+        given[path] = {
             role: random_like(like, (_BATCH, _LENGTH, widths[role]), seed=ROLES.index(role))
             for role in roles
         }
-    return found
+    return given
 
 
 def _floats_of(projection: nn.Module) -> Tensor:

@@ -65,8 +65,8 @@ def _sentence(
         inputs["decoder_input_ids"] = decoder_inputs
         written = words(tokenizer, decoder_inputs, length)
         follows = words(tokenizer, output, length)
-    found = [_shown(model, heads) for heads in attentions(model, inputs).values()]
-    return sentence(read, written, follows, found)
+    shown_heads = [_shown(model, heads) for heads in attentions(model, inputs).values()]
+    return sentence(read, written, follows, shown_heads)
 
 
 def _shown(model: PreTrainedModel, heads: LayerHeads) -> ShownHeads:

@@ -67,19 +67,19 @@ ADAPTERS: list[Callable[[str, nn.Module], Attention | None]] = [
 
 def attentions_of(model: nn.Module) -> list[Attention]:
     """Return the mixed attentions of a model in its order; raise ValueError if there are none."""
-    found = []
+    adapters = []
     for name, module in model.named_modules():
         for adapter in ADAPTERS:
             attention = adapter(name or type(module).__name__, module)
             if attention is not None:
-                found.append(attention)
+                adapters.append(attention)
                 break
-    if not found:
+    if not adapters:
         raise HeadsError(
             f"{type(model).__name__}: has no attention of mixhead_plugin.nn; mix(model, 'none') "
             "makes them without mixing"
         )
-    return found
+    return adapters
 
 
 def ablate(
@@ -126,8 +126,8 @@ def importance(
         RuntimeError: the loss calls the model in no way that passes its attentions; a warning names
             single layers
     """
-    found = attentions_of(model)
-    return weighing.importance_by_layer(model, found, batches, lambda batch: loss(model, batch))
+    layers = attentions_of(model)
+    return weighing.importance_by_layer(model, layers, batches, lambda batch: loss(model, batch))
 
 
 def attentions(model: nn.Module, inputs: Inputs) -> dict[int, LayerHeads]:
@@ -143,9 +143,9 @@ def attentions(model: nn.Module, inputs: Inputs) -> dict[int, LayerHeads]:
     Raises:
         ValueError: a model without such attentions
     """
-    found = attentions_of(model)
+    layers = attentions_of(model)
     with evaluating(model):
-        return views.seen(found, lambda: _call(model, inputs))
+        return views.seen(layers, lambda: _call(model, inputs))
 
 
 def prune(model: nn.Module, heads: Mapping[int | str, Iterable[int]]) -> nn.Module:
@@ -194,12 +194,12 @@ def view(
         ValueError: a model without such attentions, or whose weights do not fit the tokens; targets
             that do not fit the texts; a text that is empty, or has more tokens than `length`
     """
-    found = attentions_of(model)
+    layers = attentions_of(model)
     sentences = []
     for read, written in with_targets(text, target):
         sentences.append(_sentence(model, tokenizer, read, written, length))
     name = type(model).__name__
-    write_page(file, name, f"{name}, {len(found)} attentions", sentences)
+    write_page(file, name, f"{name}, {len(layers)} attentions", sentences)
 
 
 def _sentence(
@@ -219,7 +219,7 @@ def _sentence(
         follows = words(tokenizer, output[:, 1:], length)
         inputs = [tokens, output[:, :-1]]
 
-    found: list[ShownHeads] = []
+    shown_heads: list[ShownHeads] = []
     layers: dict[str, int] = {}
     for heads in attentions(model, inputs).values():
         site = where(heads.name).site if target is not None else _site(heads.source)
@@ -232,8 +232,8 @@ def _sentence(
                 f"{heads.name}: its weights are {list(heads.source.shape[2:])}, must be "
                 f"{[n_queries, n_keys]}; the model must take tokens [1, N]"
             )
-        found.append(shown(Where(site, layer), heads.source, heads.mixing))
-    return sentence(read, written, follows, found)
+        shown_heads.append(shown(Where(site, layer), heads.source, heads.mixing))
+    return sentence(read, written, follows, shown_heads)
 
 
 def _site(source: Tensor) -> str:

@@ -212,7 +212,7 @@ def _refuse_kept(model: nn.Module, old: Iterable[nn.Module]) -> None:
 
 def _inside(value: Any) -> list[Any]:
     """Return what an attribute holds: itself, or the elements of containers, however deep."""
-    found = []
+    leaves = []
     waiting = [value]
     seen = set()  # a list may contain itself
     while waiting:
@@ -222,8 +222,8 @@ def _inside(value: Any) -> list[Any]:
                 seen.add(id(held))
                 waiting.extend(held.values() if isinstance(held, Mapping) else held)
         else:
-            found.append(held)
-    return found
+            leaves.append(held)
+    return leaves
 
 
 def check_calling(

@@ -141,16 +141,16 @@ def copied_of(attention: nn.MultiheadAttention | MixedAttention) -> list[nn.Para
 
     The other class gets copies of them, so nothing else can share them.
     """
-    found: list[Any]
+    copied: list[Any]
     if isinstance(attention, nn.MultiheadAttention):
-        found = [attention.in_proj_weight, attention.in_proj_bias]
+        copied = [attention.in_proj_weight, attention.in_proj_bias]
     else:
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        found = [projection.bias for projection in projections]
+        copied = [projection.bias for projection in projections]
         # Where queries, keys and values have their own sizes, torch's has their weights apart, too.
         if attention.kdim == attention.vdim == attention.embed_dim:
-            found += [projection.weight for projection in projections]
-    return [parameter for parameter in found if parameter is not None]
+            copied += [projection.weight for projection in projections]
+    return [parameter for parameter in copied if parameter is not None]
 
 
 def problem_of(old: nn.MultiheadAttention) -> str:

@@ -199,8 +199,8 @@ class MixedCall(TorchFunctionMode):
                 f"{mixed.name}: its query is {list(query.shape)}, must be [batch, heads, positions,"
                 " head size]"
             )
-        found = {"heads": query.size(1), "head_dim": query.size(3), "value_dim": value.size(3)}
-        for name, size in found.items():
+        sizes = {"heads": query.size(1), "head_dim": query.size(3), "value_dim": value.size(3)}
+        for name, size in sizes.items():
             if size != getattr(mixed.seen, name):
                 raise ValueError(
                     f"{mixed.name}: its {name} is {size}, must be {getattr(mixed.seen, name)}, as "

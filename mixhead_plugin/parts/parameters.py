@@ -39,11 +39,11 @@ def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         model: any module with attentions of this package inside
     """
     parts = {*PARTS, "relative_gain"}
-    found = {}
+    of_parts = {}
     for name, parameter in model.named_parameters():
         if parts.intersection(name.split(".")):
-            found[name] = parameter
-    return found
+            of_parts[name] = parameter
+    return of_parts
 
 
 def parameter_groups(

@@ -96,8 +96,8 @@ def difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers and the fields of an entry, those that older files lack included."""
-    found = {name: option.default for name, option in OPTIONS.items() if name not in _FREE}
-    found |= {**entry, **entry["variant"]}
-    if found["value_head_dim"] is None:
-        found["value_head_dim"] = found["head_dim"]
-    return found
+    flat = {name: option.default for name, option in OPTIONS.items() if name not in _FREE}
+    flat |= {**entry, **entry["variant"]}
+    if flat["value_head_dim"] is None:
+        flat["value_head_dim"] = flat["head_dim"]
+    return flat

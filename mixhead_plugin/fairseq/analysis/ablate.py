@@ -56,21 +56,21 @@ def run(args: Namespace) -> None:
         loading.load_subset(loaded, subset)
     metrics = list(dict.fromkeys(["loss", args.metric]))
     pictures: dict[str, Any] = {}
-    found: dict[str, Scores] = {}
+    by_subset: dict[str, Scores] = {}
     for number, subset in enumerate(subsets, 1):
         if len(subsets) == 2:
             print(f"{subset}:")
         batches = list(loading.batches_from(args, loaded, subset))
-        found[subset] = measure(loaded, batches, metrics)
-        show(found[subset], pictures, "" if number == 1 else f"-{number}")
+        by_subset[subset] = measure(loaded, batches, metrics)
+        show(by_subset[subset], pictures, "" if number == 1 else f"-{number}")
 
     if len(subsets) == 1:
-        results = as_results(found[args.subset])
+        results = as_results(by_subset[args.subset])
     else:
         sets = []
-        for subset, scored in found.items():
+        for subset, scored in by_subset.items():
             sets.append({"subset": subset, **as_results(scored)})
-        results = {"sets": sets, "pearson": compare(found, pictures)}
+        results = {"sets": sets, "pearson": compare(by_subset, pictures)}
     output.write(args, "ablate", results, pictures)
 
 
@@ -115,17 +115,17 @@ def show(scored: Scores, pictures: dict[str, Any], suffix: str) -> None:
             print(f"{experiment}: {title}\n{table(changes, '+.3f')}")
 
 
-def compare(found: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, Any]:
+def compare(by_subset: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, Any]:
     """Print, draw and return Pearson's r of the scores on two sets.
 
     Args:
-        found: the scores, by subset
+        by_subset: the scores, by subset
         pictures: where to add the pictures, by the name of the file
 
     Returns:
         r by experiment, metric and stage
     """
-    first, second = found.values()
+    first, second = by_subset.values()
     correlations: dict[str, Any] = {}
     for experiment, words in EXPERIMENTS.items():
         correlations[experiment] = {}
@@ -133,11 +133,13 @@ def compare(found: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, 
             r = pearson(values, second.ablated[experiment][metric])
             correlations[experiment][metric] = r
             title = f"{scores.METRICS[metric]} {words}"
-            sets = " and ".join(found)
+            sets = " and ".join(by_subset)
             for stage, heads in shown_stages(values).items():
                 print(f"Pearson's r of the {heads}, {title}, {sets}: {r[stage]:.3f}")
 
-            shown = {subset: scored.ablated[experiment][metric] for subset, scored in found.items()}
+            shown = {}
+            for subset, scored in by_subset.items():
+                shown[subset] = scored.ablated[experiment][metric]
             whole = (first.whole[metric], second.whole[metric])
             pictures[f"ablate-{experiment}-{metric}-correlation"] = correlation_figure(
                 shown, r, title, whole

@@ -12,14 +12,14 @@ from mixhead_plugin.heads.sites import where
 
 def attentions_of(model: nn.Module) -> list[AssemblyAttention]:
     """Return the plugin's attentions in `model`, in its order; refuse a model without one."""
-    found = []
+    adapters = []
     for name, module in model.named_modules():
         if isinstance(module, MixheadAttention):
-            found.append(AssemblyAttention(name, module))
-    if not found:
+            adapters.append(AssemblyAttention(name, module))
+    if not adapters:
         name = type(model).__name__
         raise OptionError(f"model {name}: has no multi-head attention of mixhead_plugin")
-    return found
+    return adapters
 
 
 def prunable(loaded: Loaded) -> list[AssemblyAttention]:

@@ -123,13 +123,13 @@ def profiles(args: Namespace) -> None:
     """Score each checkpoint with fewer and fewer heads."""
     output.labels(args, args.checkpoints)  # refuse wrong names before the work
     entries: list[dict[str, Any]] = []
-    found: list[list[Step]] = []
+    all_steps: list[list[Step]] = []
     for path in args.checkpoints:
         loaded = loading.load_from(args, path)
         attentions = prunable(loaded)
         weights = importances(args, loaded, attentions)
         steps_of_one = steps(args, loaded, attentions, weights)
-        found.append(steps_of_one)
+        all_steps.append(steps_of_one)
         words, updates = training_progress(loaded)
         if not words:
             label = loaded.name
@@ -147,12 +147,12 @@ def profiles(args: Namespace) -> None:
             }
         )
     labels = output.labels(args, [entry["label"] for entry in entries])
-    for label, entry, steps_of_one in zip(labels, entries, found, strict=True):
+    for label, entry, steps_of_one in zip(labels, entries, all_steps, strict=True):
         entry["label"] = label
         print(f"{label}: {scores.METRICS[args.metric]} by heads removed")
         for step in steps_of_one:
             print(f"  {step.fraction:6.1%} ({step.removed:d})  {step.score:.4f}")
-    picture = profile_figure(dict(zip(labels, found, strict=True)), args.metric)
+    picture = profile_figure(dict(zip(labels, all_steps, strict=True)), args.metric)
     output.write(args, "prune", {"checkpoints": entries}, {"prune": picture})
 
 
@@ -204,14 +204,14 @@ def worse_by(steps: Sequence[Step], metric: str) -> list[float]:
     return [100 * sign * (step.score - whole) / abs(whole) for step in steps]
 
 
-def profile_figure(found: dict[str, list[Step]], metric: str) -> Any:
+def profile_figure(profiles: dict[str, list[Step]], metric: str) -> Any:
     """Draw the scores of one checkpoint, or how much worse those of several become."""
     title = scores.METRICS[metric]
-    several = len(found) > 1
+    several = len(profiles) > 1
     with figures.style():
         figure, ((panel,),) = figures.subplots(1, 1, (4.6, 3.4))
-        lines = figures.lines(found)
-        for label, steps in found.items():
+        lines = figures.lines(profiles)
+        for label, steps in profiles.items():
             x = [100 * step.fraction for step in steps]
             y = worse_by(steps, metric) if several else [step.score for step in steps]
             legend = f"{label} ({steps[0].score:.2f} with all heads)"
@@ -272,27 +272,27 @@ def cut_off(args: Namespace) -> None:
 
 def measured(loaded: Loaded, batches: scores.Batches, metrics: Sequence[str]) -> dict[str, Any]:
     """Return the sizes, the scores and the times of a model."""
-    found: dict[str, Any] = {**sizes(loaded), **scores.score(loaded, batches, metrics)}
+    report: dict[str, Any] = {**sizes(loaded), **scores.score(loaded, batches, metrics)}
     some = batches[:TIMED_BATCHES]
-    found["forward_s"] = seconds(partial(scores.criterion_averages, loaded, some))
+    report["forward_s"] = seconds(partial(scores.criterion_averages, loaded, some))
     if scores.translates(loaded):
         translate = partial(scores.translate, loaded, some[:1])
         # A token, because two models write translations of different lengths.
         tokens = sum(len(translation) for translation in translate()[0])
-        found["decoding_ms"] = 1000 * seconds(translate) / tokens
-    return found
+        report["decoding_ms"] = 1000 * seconds(translate) / tokens
+    return report
 
 
 def sizes(loaded: Loaded) -> dict[str, int]:
     """Return the numbers of parameters and of heads of a model."""
     stages = [head.stage for head in all_heads(prunable(loaded))]
-    found = {
+    report = {
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
         "heads": stages.count("mixed"),
     }
     if "source" in stages:
-        found["source heads"] = stages.count("source")
-    return found
+        report["source heads"] = stages.count("source")
+    return report
 
 
 def seconds(function: Callable[[], object]) -> float:

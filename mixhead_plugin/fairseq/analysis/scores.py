@@ -35,14 +35,14 @@ def criterion_averages(loaded: Loaded, batches: Batches) -> dict[str, float]:
         logs = [loaded.criterion(loaded.model, batch)[2] for batch in batches]
     with metrics.aggregate(new_root=True) as meters:
         type(loaded.criterion).reduce_metrics(logs)
-    found = {}
+    averages = {}
     for name, meter in meters.items():
         if hasattr(meter, "avg"):
-            found[name] = float(meter.avg)
+            averages[name] = float(meter.avg)
         else:
             # Such as the accuracy of --report-accuracy, which fairseq derives from other meters.
-            found[name] = float(meters.get_smoothed_value(name))
-    return found
+            averages[name] = float(meters.get_smoothed_value(name))
+    return averages
 
 
 def score(loaded: Loaded, batches: Batches, wanted: Sequence[str]) -> dict[str, float]:
@@ -56,22 +56,22 @@ def score(loaded: Loaded, batches: Batches, wanted: Sequence[str]) -> dict[str, 
         batches: of fairseq, with their targets
         wanted: keys of METRICS
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     if set(wanted) != {"bleu"}:
-        found = criterion_averages(loaded, batches)
+        values = criterion_averages(loaded, batches)
     if "bleu" in wanted:
-        found["bleu"] = bleu(loaded, batches)
+        values["bleu"] = bleu(loaded, batches)
     for metric in wanted:
-        if metric not in found:
+        if metric not in values:
             raise OptionError(
                 f"--metric {metric}: {type(loaded.criterion).__name__} does not log it; it logs "
                 "loss"
             )
-        if not math.isfinite(found[metric]):
+        if not math.isfinite(values[metric]):
             raise OptionError(
                 f"{loaded.path}: its {metric} is not finite; are its parameters damaged?"
             )
-    return {metric: found[metric] for metric in wanted}
+    return {metric: values[metric] for metric in wanted}
 
 
 def translate(loaded: Loaded, batches: Batches) -> list[list[torch.Tensor]]:
@@ -79,11 +79,11 @@ def translate(loaded: Loaded, batches: Batches) -> list[list[torch.Tensor]]:
     trained_with = json.loads(getattr(loaded.cfg.task, "eval_bleu_args", None) or "{}")
     search = Namespace(**{"beam": 5, **trained_with})
     generator = loaded.task.build_generator([loaded.model], search)
-    found = []
+    translations = []
     for batch in batches:
         hypotheses = loaded.task.inference_step(generator, [loaded.model], batch)
-        found.append([sentence[0]["tokens"] for sentence in hypotheses])
-    return found
+        translations.append([sentence[0]["tokens"] for sentence in hypotheses])
+    return translations
 
 
 def bleu(loaded: Loaded, batches: Batches) -> float:

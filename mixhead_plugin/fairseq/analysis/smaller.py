@@ -60,9 +60,9 @@ def pruned_flags(
     """
     sizes = sorted({attention.module.head_dim for attention in attentions})
     if len(sizes) != 1:
-        found = ", ".join(map(str, sizes))
+        several = ", ".join(map(str, sizes))
         raise OptionError(
-            f"heads of sizes {found}: cannot be cut, --head-dim names one size for all attentions"
+            f"heads of sizes {several}: cannot be cut, --head-dim names one size for all attentions"
         )
     sites = []  # as in 'encoder-self=8,6;cross=4:3,4'
     for site, layers in kept.items():

@@ -83,15 +83,15 @@ def run(args: Namespace) -> None:
 
 def facts(loaded: Loaded) -> str:
     """Return a line on the attentions of a model."""
-    found = set()
+    lines = set()
     for attention in attentions_of(loaded.model):
         module = attention.module
         mixing = module.variant.head_mixing
         size = f"{module.num_heads} heads of size {module.head_dim}"
         if module.value_head_dim != module.head_dim:
             size += f" with values of {module.value_head_dim}"
-        found.add(f"head mixing {mixing}, {module.normalizer}, {size}")
-    return f"{loaded.cfg.model._name}: {'; '.join(sorted(found))}"
+        lines.add(f"head mixing {mixing}, {module.normalizer}, {size}")
+    return f"{loaded.cfg.model._name}: {'; '.join(sorted(lines))}"
 
 
 TOKENS = "src_tokens", "prev_output_tokens"  # the entries of net_input that are [B, N]
@@ -115,15 +115,15 @@ def words(dictionary: Dictionary, tokens: Tensor, unknown: list[str]) -> list[st
         unknown: the words that the dictionary lacks, in their order
     """
     left = iter(unknown)
-    found = []
+    shown_words = []
     for token in tokens.tolist():
         word = dictionary[token]
         if token == dictionary.unk():
             lacking = next(left, "")  # a translation of the model may have more of them
             if lacking:
                 word = f"{lacking} (unknown)"
-        found.append(word)
-    return found
+        shown_words.append(word)
+    return shown_words
 
 
 def say_if_cut(length: int, tokens: int) -> None:
@@ -143,10 +143,10 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     if "src_lengths" in net_input:
         net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
 
-    found: list[ShownHeads] = []
+    shown_heads: list[ShownHeads] = []
 
     def keep(attention: Attention, heads: Heads) -> None:
-        found.append(shown(where(attention.name), heads.weights(), heads.mixing))
+        shown_heads.append(shown(where(attention.name), heads.weights(), heads.mixing))
 
     with watched(attentions_of(loaded.model), keep):
         loading.forward(loaded, net_input, alone=True)
@@ -156,10 +156,10 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     read = words(source, net_input["src_tokens"][0], lacking)
     if "prev_output_tokens" in net_input:
         decoder = words(target, net_input["prev_output_tokens"][0], lacking_target)
-        return Sentence(read, decoder, words(target, written[:length], lacking_target), found)
-    if found[0].site == "encoder-self":
-        return Sentence(read, [], [], found)
-    return Sentence([], read, words(target, written[:length], lacking), found)
+        return Sentence(read, decoder, words(target, written[:length], lacking_target), shown_heads)
+    if shown_heads[0].site == "encoder-self":
+        return Sentence(read, [], [], shown_heads)
+    return Sentence([], read, words(target, written[:length], lacking), shown_heads)
 
 
 def from_data(args: Namespace, loaded: Loaded) -> Iterator[Input]:

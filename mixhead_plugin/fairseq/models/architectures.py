@@ -92,11 +92,11 @@ if transformer_xl.OrderedTask is None:  # a fairseq without its examples
 
 def _fairseqs() -> dict[str, Architecture]:
     """Return the architectures of fairseq for all models that it has."""
-    found = {}
+    architectures = {}
     for fairseq_name, model in MODELS.items():
         for name in ARCH_MODEL_INV_REGISTRY.get(fairseq_name, ()):
-            found[name] = Architecture(model, {}, "fairseq", ARCH_CONFIG_REGISTRY[name])
-    return found
+            architectures[name] = Architecture(model, {}, "fairseq", ARCH_CONFIG_REGISTRY[name])
+    return architectures
 
 
 ARCHITECTURES = {

@@ -115,13 +115,13 @@ def chosen(words: str = "") -> list[str]:
     if not wanted:  # only words with a minus
         wanted = {"all"}
 
-    found = []
+    chosen_names = []
     for name, repair in REPAIRS.items():
         covering = {"all", repair.group, name}  # the words that choose it or leave it out
         is_chosen = wanted & covering and not left_out & covering
         if is_chosen or repair.group == "required":
-            found.append(name)
-    return found
+            chosen_names.append(name)
+    return chosen_names
 
 
 def _refuse_unknown(word: str, name: str) -> None:

@@ -31,13 +31,13 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
                 f"checkpoint does not fit: its {name} is no gated attention unit; use another "
                 "--arch"
             )
-        found = {**_told_by(tensors), **metadata.get(name, {})}
+        record = {**_told_by(tensors), **metadata.get(name, {})}
         for option, value in unit.signature().items():
-            if found.get(option, value) != value:
+            if record.get(option, value) != value:
                 raise CheckpointError(
                     f"checkpoint does not fit: its {name} was trained with "
-                    f"{option_name(option)} {found[option]}, this model with {value}; use "
-                    f"{option_name(option)} {found[option]}"
+                    f"{option_name(option)} {record[option]}, this model with {value}; use "
+                    f"{option_name(option)} {record[option]}"
                 )
 
 

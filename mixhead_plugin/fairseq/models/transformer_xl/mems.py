@@ -66,12 +66,12 @@ class Mems(nn.Module):
             return []
         is_next = memory.window is not None and window == memory.window + 1
         if window is None or is_next:
-            found = memory.states
+            remembered = memory.states
         elif window == memory.window:
-            found = memory.before
+            remembered = memory.before
         else:
             return []
-        return [states.to(like) for states in found]
+        return [states.to(like) for states in remembered]
 
     def keep(self, window: int | None, before: list[Tensor], states: list[Tensor]) -> None:
         """Remember a window.
