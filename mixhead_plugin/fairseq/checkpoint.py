@@ -56,11 +56,11 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
             continue
         record = records[name]
         wanted = _record_of(attention)
-        found = _record_in_checkpoint(name, tensors, attention, wanted, record, written_by_plugin)
+        saved = _record_in_checkpoint(name, tensors, attention, wanted, record, written_by_plugin)
 
         was_in_scope = bool(record) or not written_by_plugin
         is_in_scope = isinstance(attention, MixheadAttention)
-        _compare(model, name, found, wanted, was_in_scope and is_in_scope)
+        _compare(model, name, saved, wanted, was_in_scope and is_in_scope)
         _check_rows(model, name, tensors, attention)
 
 
@@ -129,18 +129,18 @@ def _record_in_checkpoint(
         written_by_plugin: whether it has a record of another attention at least
     """
     if record:
-        found = {**RECORD_OF_FAIRSEQ, **_completed(record)}
+        saved = {**RECORD_OF_FAIRSEQ, **_completed(record)}
     elif written_by_plugin:
         # The attention was outside --attention-scope, so it was fairseq's own.
-        found = {**RECORD_OF_FAIRSEQ, **_told_by_sizes(tensors, attention, "none")}
+        saved = {**RECORD_OF_FAIRSEQ, **_told_by_sizes(tensors, attention, "none")}
     else:
-        found = _told_by_tensors(name, tensors, attention, wanted)
+        saved = _told_by_tensors(name, tensors, attention, wanted)
 
     weight = tensors.get("q_proj.weight")
     if weight is None:  # some synthesizers have no queries
-        return found
+        return saved
     # In front, because the first difference is reported, and other sizes follow from this one.
-    return {"embed_dim": weight.shape[1], **found}
+    return {"embed_dim": weight.shape[1], **saved}
 
 
 def _completed(record: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _told_by_tensors(
 ) -> dict[str, Any]:
     """Return a record from the tensors of an attention alone.
 
-    For what they do not tell, the value of the model is taken, so that no difference is found.
+    For what they do not tell, the value of the model is taken, so that no difference is seen.
 
     Args:
         name: of the attention
@@ -202,7 +202,7 @@ def _told_by_tensors(
     for each in (MixheadAttention, *MixheadAttention.__subclasses__()):
         tables |= each.tables
 
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     for option, table in tables.items():
         of_part = tensors_of(option, tensors)
         values = _values_with(table, of_part)
@@ -212,18 +212,18 @@ def _told_by_tensors(
                 f"{', '.join(sorted(of_part))}, as no {option_name(option)} of this version; must "
                 "be a checkpoint of this version"
             )
-        found[option] = _most_likely(option, values, of_part, attention, wanted[option])
+        record[option] = _most_likely(option, values, of_part, attention, wanted[option])
 
     heads = attention.num_heads
     factor = tensors.get("head_mixing.left_weight")  # [2 R H, R H]
     if factor is not None and "mixing_rank" in wanted and factor.shape[1] % heads == 0:
-        found["mixing_rank"] = factor.shape[1] // heads
+        record["mixing_rank"] = factor.shape[1] // heads
     if "mixed_features" in wanted:
         features = ("query", "key", "value")
         mixed = [each for each in features if f"feature_mixing.{each}" in tensors]
         if mixed:
-            found["mixed_features"] = "".join(each[0] for each in mixed)  # letters of "qkv"
-    return {**found, **_told_by_sizes(tensors, attention, found["head_mixing"])}
+            record["mixed_features"] = "".join(each[0] for each in mixed)  # letters of "qkv"
+    return {**record, **_told_by_sizes(tensors, attention, record["head_mixing"])}
 
 
 def _values_with(table: dict[str, Any], tensors: dict[str, Tensor]) -> list[str]:
@@ -300,14 +300,14 @@ def _told_by_sizes(
         head_mixing: the value of --head-mixing in the checkpoint
     """
     gain = tensors.get("relative_gain.weight")  # [H, 2 * clip + 1]
-    found: dict[str, Any] = {"relative_gain": 0 if gain is None else gain.shape[1] // 2}
+    sizes: dict[str, Any] = {"relative_gain": 0 if gain is None else gain.shape[1] // 2}
     query = tensors.get("q_proj.weight")  # [H * D, C]
     value = tensors.get("v_proj.weight")  # [H' * Dv, C]
     if query is None or value is None:
-        return found
+        return sizes
     heads = attention.num_heads
     if query.shape[0] % heads != 0:
-        return found  # `_check_rows` refuses it, if nothing else differs
+        return sizes  # `_check_rows` refuses it, if nothing else differs
 
     # With differential mixing, H' is H / 2. Else it differs from H only where pruning has cut
     # columns of M [H, H']: the `bias` of Mixhead B, else the `weight`.
@@ -319,13 +319,13 @@ def _told_by_sizes(
                 mixed_heads = tensors[name].shape[1]
                 break
 
-    found["head_dim"] = query.shape[0] // heads
-    found["attention_heads"] = heads
-    found["mixed_heads"] = mixed_heads
+    sizes["head_dim"] = query.shape[0] // heads
+    sizes["attention_heads"] = heads
+    sizes["mixed_heads"] = mixed_heads
     values = mixed_heads * heads_per_mixed  # heads of values of size value_head_dim
     if value.shape[0] % values == 0:
-        found["value_head_dim"] = value.shape[0] // values
-    return found
+        sizes["value_head_dim"] = value.shape[0] // values
+    return sizes
 
 
 def _check_rows(
@@ -389,18 +389,18 @@ def _warn_of_what_fits_several(
 
 
 def _compare(
-    model: nn.Module, name: str, found: dict[str, Any], wanted: dict[str, Any], in_scope: bool
+    model: nn.Module, name: str, saved: dict[str, Any], wanted: dict[str, Any], in_scope: bool
 ) -> None:
     """Refuse the first entry of a record that is not the wanted one.
 
     Args:
         model: has `embed_flag` and `heads_flag`, see `FamilyModel`
         name: of the attention
-        found: its record in the checkpoint
+        saved: its record in the checkpoint
         wanted: its record in the model
         in_scope: whether both are in --attention-scope
     """
-    for option, value in found.items():
+    for option, value in saved.items():
         own = wanted.get(option)
         if value == own:
             continue
@@ -408,7 +408,7 @@ def _compare(
         if absent and _starts_as_if_absent(option, own):
             continue
         flag = _flag_of(model, name, option)
-        difference = _difference(option, flag, found, wanted, in_scope)
+        difference = _difference(option, flag, saved, wanted, in_scope)
         raise CheckpointError(f"checkpoint does not fit: its {name} was trained with {difference}")
 
 
@@ -430,18 +430,18 @@ def _flag_of(model: Any, name: str, option: str) -> str:
 
 
 def _difference(
-    option: str, flag: str, found: dict[str, Any], wanted: dict[str, Any], in_scope: bool
+    option: str, flag: str, saved: dict[str, Any], wanted: dict[str, Any], in_scope: bool
 ) -> str:
     """Return with what an attention was trained, what the model has instead, and what would fit.
 
     Args:
         option: the entry of the records that differs
         flag: the flag that sets it
-        found: the record in the checkpoint
+        saved: the record in the checkpoint
         wanted: the record in the model
         in_scope: whether both are in --attention-scope
     """
-    trained = found[option]
+    trained = saved[option]
     if option not in wanted:
         return (
             f"{flag} {trained}, which this version of the plugin does not know; use the version "
@@ -456,7 +456,7 @@ def _difference(
             "this flag"
         )
     if option == "mixed_heads":
-        heads = found.get("attention_heads", wanted["attention_heads"])
+        heads = saved.get("attention_heads", wanted["attention_heads"])
         return (
             f"{trained} mixed heads, this model with {own}; use --heads-per-layer with "
             f"{heads}:{trained} for this layer, and --head-dim"

@@ -52,7 +52,7 @@ def convert(file: str, out: str) -> str:
             plugin does not have, or an architecture that it does not have
     """
     state = rewriting.read(file, out)
-    found = converted(file, state["model"])
+    ours = converted(file, state["model"])
     cfg = rewriting.plain(state["cfg"])
     flags = vars(cfg["model"]) if isinstance(cfg["model"], Namespace) else cfg["model"]
     theirs = model_name(Namespace(**flags))
@@ -66,10 +66,10 @@ def convert(file: str, out: str) -> str:
     for name in ("arch", "_name"):
         if flags.get(name) == theirs:
             flags[name] = arch
-    flags["head_mixing"] = found.head_mixing
-    flags["attention_scope"] = found.attention_scope
-    flags["head_dim"] = found.head_dim
-    rewriting.write(state, cfg, found.tensors, out)
+    flags["head_mixing"] = ours.head_mixing
+    flags["attention_scope"] = ours.attention_scope
+    flags["head_dim"] = ours.head_dim
+    rewriting.write(state, cfg, ours.tensors, out)
     return arch
 
 
@@ -133,9 +133,9 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
             renamed[f"{name}.head_mixing.query_weight"] = weight
             renamed[f"{name}.head_mixing.bias"] = bias
         else:
-            found = "without a bias" if bias is None else "with a bias"
+            with_bias = "without a bias" if bias is None else "with a bias"
             raise OptionError(
-                f"{file}: {name}{ending} is {list(weight.shape)} {found}; "
+                f"{file}: {name}{ending} is {list(weight.shape)} {with_bias}; "
                 f"must be [{heads}, {heads}] without one (A), or [{head_dim}, {heads}] with one (B)"
             )
         head_dims.add(None if inner_dim == embed_dim else head_dim)

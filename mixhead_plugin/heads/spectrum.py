@@ -118,8 +118,8 @@ class Spectra:
     """Collects the spectra of the attentions of a model, one window after the other."""
 
     def __init__(self) -> None:
-        # by whether they are before mixing, site and layer: one for each window
-        self.found: dict[tuple[bool, str, int], list[Spectrum]] = {}
+        # By whether they are before mixing, site and layer: one for each window.
+        self.by_place: dict[tuple[bool, str, int], list[Spectrum]] = {}
 
     def add(self, name: str, heads: Heads) -> None:
         """Add the heads of the attention `name` on one window.
@@ -130,9 +130,9 @@ class Spectra:
         if not weights.isfinite().all():
             raise HeadsError(f"the weights of {name} are not finite; are its parameters damaged?")
         mixed = mix_heads(weights, heads.mixing)
-        self.found.setdefault((False, *where(name)), []).append(spectrum_of(mixed[0]))
+        self.by_place.setdefault((False, *where(name)), []).append(spectrum_of(mixed[0]))
         if heads.mixing is not None:
-            self.found.setdefault((True, *where(name)), []).append(spectrum_of(weights[0]))
+            self.by_place.setdefault((True, *where(name)), []).append(spectrum_of(weights[0]))
 
     def means(self, checkpoint: str, windows: int) -> list[Measured]:
         """Return the means over the windows for the heads of a model.
@@ -140,7 +140,7 @@ class Spectra:
         If heads mix, those for its source heads follow.
         """
         measured = {source: Measured(checkpoint, source, windows, {}) for source in (False, True)}
-        for (source, site, layer), spectra in self.found.items():
+        for (source, site, layer), spectra in self.by_place.items():
             mean = {}
             for measure in Spectrum._fields:
                 over_windows = torch.stack([getattr(spectrum, measure) for spectrum in spectra])

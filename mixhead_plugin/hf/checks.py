@@ -183,11 +183,9 @@ def _gradients(
     total = (heads * factors).sum()
     if not total.requires_grad:  # they come from no projection that the row names
         return [torch.zeros_like(tensor) for tensor in inputs]
-    found = torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
-    return [
-        torch.zeros_like(tensor) if gradient is None else gradient
-        for tensor, gradient in zip(inputs, found)
-    ]
+    # 0 for inputs that they do not depend on.
+    gradients = torch.autograd.grad(total, inputs, retain_graph=True, materialize_grads=True)
+    return list(gradients)
 
 
 def _in_order(heads: Tensor, inputs: Tensor, own_of: Callable[[Tensor], Tensor]) -> bool:

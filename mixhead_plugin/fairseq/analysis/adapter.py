@@ -25,5 +25,5 @@ def attentions_of(model: nn.Module) -> list[AssemblyAttention]:
 def prunable(loaded: Loaded) -> list[AssemblyAttention]:
     """Return the attentions in --attention-scope: the model's flags describe only their heads."""
     scope = SCOPES[getattr(loaded.cfg.model, "attention_scope", "all")]
-    found = attentions_of(loaded.model)
-    return [attention for attention in found if where(attention.name).site in scope]
+    adapters = attentions_of(loaded.model)
+    return [attention for attention in adapters if where(attention.name).site in scope]

@@ -66,9 +66,9 @@ def _load(
             f"{path}: holds other than tensors and plain values, or is not a checkpoint that "
             "fairseq-train wrote; not loaded, as weights_only forbids it"
         )
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        if found:  # torch's refusal of a class
-            message += f" ({found[1]})"
+        match = re.search(r"GLOBAL (\S+)", str(error))
+        if match:  # torch's refusal of a class
+            message += f" ({match[1]})"
         raise OptionError(message) from error
     except Exception as error:  # damaged files fail in many ways
         # The system's own errors, such as a missing file, speak for themselves. EINVAL is none:
@@ -122,10 +122,10 @@ def _load_models(original, filenames: list[str], *args, **kwargs):
         raise
     except OSError as error:
         # fairseq raises it without the name of a file, so `errors.py` would not know it
-        found = re.fullmatch(r"Model file not found: (.*)", str(error))
-        if found is None:
+        match = re.fullmatch(r"Model file not found: (.*)", str(error))
+        if match is None:
             raise
-        raise FileNotFoundError(f"{found[1]}: no such file; must be a checkpoint") from error
+        raise FileNotFoundError(f"{match[1]}: no such file; must be a checkpoint") from error
 
 
 # In torch's list of differences: the name of a tensor, its shape in the checkpoint, and in the
