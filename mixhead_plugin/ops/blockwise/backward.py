@@ -12,6 +12,7 @@ The equations stand in blockwise.md. With the names of forward.py, for one block
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from mixhead_plugin.ops.blockwise.forward import Steps, inputs_of_block, product
 from mixhead_plugin.ops.blockwise.masks import NARROW, Block, add_mask_grad, dimensions
 from mixhead_plugin.ops.blockwise.plan import Plan
-from mixhead_plugin.ops.blockwise.threads import parallel_for
+from mixhead_plugin.ops.blockwise.threads import parallel_for, threads_for
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 from mixhead_plugin.ops.low_rank import LowRank
 
@@ -37,9 +38,10 @@ def _shared_by_blocks() -> set[str]:
     return names
 
 
-# Blocks add to these gradients, which start at 0. They write all others, completely if
-# `plan.complete`.
+# Blocks add to these gradients. They write all others, completely if `plan.complete`.
 ADDED = _shared_by_blocks()
+# To these only blocks of the same site add. The first of them writes instead.
+BY_SITE = ("key", "value")
 
 
 def backward(
@@ -59,8 +61,13 @@ def backward(
     d_output = d_output.to(dtype)
     grads, totals = _memory_for(plan, names)
 
+    # Who adds to gradients that all sites share waits for all blocks of lower numbers.
+    shared = ADDED.intersection(names).difference(BY_SITE)
+    blocks = plan.blocks if shared else plan.by_site(threads_for(d_output.device))
     items = []
-    for block in plan.blocks:
+    for block in blocks:
+        if block.is_first:
+            _zero_hidden_keys(totals, block)
         views = {name: block.part(name, total) for name, total in totals.items()}
         d_out = block.matrices("output", d_output)
         items.append((block, inputs_of_block(plan, block), d_out, views))
@@ -89,7 +96,8 @@ def _memory_for(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Tensor], di
     for name in names:
         like = getattr(plan.inputs, name)
         grad = torch.empty_like(like, dtype=plan.inputs.query.dtype)
-        if name in ADDED or not plan.complete:
+        written = name in BY_SITE or name not in ADDED
+        if not (written and plan.complete):
             grad.zero_()
         grads[name] = grad
 
@@ -100,6 +108,20 @@ def _memory_for(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Tensor], di
         elif _has_terms(name, grad):
             totals[name] = grad.new_zeros(len(plan.blocks), *grad.shape)
     return grads, totals
+
+
+def _zero_hidden_keys(grads: dict[str, Tensor], block: Block) -> None:
+    """Zero the gradients of keys and values that the first block of a site does not see.
+
+    It writes all others of its site.
+    """
+    for name in BY_SITE:
+        if name in grads:
+            n_keys = grads[name].shape[2]
+            for start, stop in ((0, block.keys.start), (block.keys.stop, n_keys)):
+                if start < stop:
+                    hidden = replace(block, keys=slice(start, stop))
+                    hidden.part(name, grads[name]).zero_()
 
 
 def _has_terms(name: str, grad: Tensor) -> bool:
@@ -126,7 +148,7 @@ class _Turns:
     def turn(self, name: str, block: Block) -> Iterator[None]:
         """Wait for the last block before this one that adds to the same memory."""
         previous = block.number - 1
-        if name in ("key", "value"):
+        if name in BY_SITE:
             # Blocks of other sentences or heads add to other memory.
             previous = block.previous
         if previous >= 0:
@@ -223,7 +245,7 @@ class _BlockBackward:
             dropped = torch.mul(self.mixed, mask, out=mask)
         if "value" in self.grads:
             with self.turns.turn("value", self.block):
-                _add_products(self.grads["value"], dropped, d_output, steps.dropout_scale)
+                self._add_products("value", dropped, d_output, steps.dropout_scale)
         return d_mixed
 
     def _through_mixing(self, d_mixed: Tensor) -> Tensor:
@@ -366,7 +388,32 @@ class _BlockBackward:
             self.grads["query"].copy_(d_query.view(self.grads["query"].shape))
         if "key" in self.grads:
             with self.turns.turn("key", self.block):
-                _add_products(self.grads["key"], d_products, self.part.query, scale)
+                self._add_products("key", d_products, self.part.query, scale)
+
+    def _add_products(self, name: str, weights: Tensor, rows: Tensor, factor: float) -> None:
+        """Add factor * W^T R to the gradient of keys or values; the first block writes it.
+
+        Args:
+            name: "key" or "value"
+            weights: W, [b * h, n, k]
+            rows: R, [b * h, n, D]
+            factor: a number
+        """
+        total = self.grads[name]  # [b, h, k, D]
+        first = self.block.is_first
+        one_sentence = total.shape[0] == 1
+        if one_sentence and first:
+            product(weights.transpose(1, 2), rows, factor, total[0])
+        elif one_sentence and rows.shape[2] >= NARROW:
+            total[0].baddbmm_(weights.transpose(1, 2), rows, alpha=factor)
+        else:
+            # Into a view of several sentences, torch would start a product for each sentence and
+            # head. So all products at once, which are then added.
+            found = product(weights.transpose(1, 2), rows, factor).unflatten(0, total.shape[:2])
+            if first:
+                total.copy_(found)
+            else:
+                total.add_(found)
 
 
 def _write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
@@ -383,21 +430,3 @@ def _write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
         torch.bmm(left, right, out=out.flatten(0, 1))
     else:
         out.copy_(torch.bmm(left, right).view(out.shape))
-
-
-def _add_products(total: Tensor, weights: Tensor, rows: Tensor, factor: float) -> None:
-    """Add factor * W^T R to a gradient.
-
-    Args:
-        total: [b, h, k, D]
-        weights: W, [b * h, n, k]
-        rows: R, [b * h, n, D]
-        factor: a number
-    """
-    if total.shape[0] == 1 and rows.shape[2] >= NARROW:
-        total[0].baddbmm_(weights.transpose(1, 2), rows, alpha=factor)
-    else:
-        # Into a view of several sentences, torch would start a product for each sentence and head.
-        # So all products at once, which are then added.
-        found = product(weights.transpose(1, 2), rows, factor)
-        total.add_(found.unflatten(0, total.shape[:2]))

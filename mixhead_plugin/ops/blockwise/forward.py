@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mixhead_plugin.ops.blockwise.masks import NARROW, Block
 from mixhead_plugin.ops.blockwise.plan import Plan
-from mixhead_plugin.ops.blockwise.threads import parallel_for
+from mixhead_plugin.ops.blockwise.threads import parallel_for, threads_for
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 
@@ -47,9 +47,9 @@ def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
             rows = product(mixed, part.value, steps.dropout_scale)  # [b * h', n, Dv]
             out.copy_(rows.view(out.shape))
 
-    items = [
-        (block, inputs_of_block(plan, block), block.part("output", output)) for block in plan.blocks
-    ]
+    items = []
+    for block in plan.by_site(threads_for(output.device)):
+        items.append((block, inputs_of_block(plan, block), block.part("output", output)))
     parallel_for(work, items, output.device)
 
 

@@ -30,8 +30,9 @@ class Block:
 
     Args:
         number: of the block among those of its call
-        previous: number of the last block before it with the same part of the batch and the same
-            heads, -1 for none
+        site: number of its part of the batch with its heads. Blocks of one site have other queries,
+            and mostly the same keys and values.
+        previous: number of the last block before it of the same site, -1 for none
         batch: sentences
         heads: heads of queries and keys
         mixed_heads: heads of values and outputs
@@ -43,6 +44,7 @@ class Block:
     """
 
     number: int
+    site: int
     previous: int
     batch: slice
     heads: slice
@@ -52,6 +54,11 @@ class Block:
     distances: slice
     biased: slice
     padded: bool
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no block before it is of the same site."""
+        return self.previous < 0
 
     @cached_property
     def shape(self) -> tuple[int, int, int, int]:

@@ -86,6 +86,15 @@ class Plan:
         every_row = self.inputs.query.shape[:3].numel()
         self.complete = bool(self.blocks) and rows == every_row
 
+    def by_site(self, threads: int) -> list[Block]:
+        """Return the blocks in an order in which keys and values stay in a cache.
+
+        All blocks of as many sites as there are threads come one after the other, and among these
+        the last queries come first. In the order of their numbers, all sites would take turns. Then
+        their keys, values and gradients come from memory again and again.
+        """
+        return sorted(self.blocks, key=lambda block: (block.site // threads, block.number))
+
     def kept_at(self, name: str, block: Block) -> int:
         """Return where one of `keeps` of a block starts among the kept numbers."""
         room = self._rooms[block.number]
@@ -117,9 +126,9 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
     visible, biased = masks.visible_and_biased(queries)
     unpadded, padded = masks.unpadded(batches)
     blocks: list[Block] = []
-    # The number of the last block with the same sentences and heads. It adds to the same gradients
-    # of keys and values, so the backward pass of a block waits for that one.
-    latest: dict[tuple[int, int], int] = {}
+    # The number of the last block of each site. It adds to the same gradients of keys and values,
+    # so the backward pass of a block waits for that one.
+    latest: dict[int, int] = {}
     for i in reversed(range(len(queries))):
         for s in range(len(batches)):
             keys = _common(visible[i], unpadded[s])
@@ -127,10 +136,11 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
                 keys = _common(keys, masks.not_future(queries[i]))
             if keys.start == keys.stop:
                 continue
-            for some_heads in heads:
-                site = (s, some_heads.start)
+            for h, some_heads in enumerate(heads):
+                site = s * len(heads) + h
                 block = Block(
                     number=len(blocks),
+                    site=site,
                     previous=latest.get(site, -1),
                     batch=batches[s],
                     heads=some_heads,

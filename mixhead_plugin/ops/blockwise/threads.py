@@ -24,6 +24,11 @@ _pools: dict[int, ThreadPoolExecutor] = {}  # by number of threads
 _lock = Lock()
 
 
+def threads_for(device: torch.device) -> int:
+    """Return how many threads share the work on the tensors of a device."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
 def parallel_for(
     work: Callable[[Iterator[Item]], None], items: Sequence[Item], device: torch.device
 ) -> None:
@@ -39,9 +44,7 @@ def parallel_for(
         items: the work
         device: of the tensors; on others than the CPU the caller does all the work
     """
-    threads = 1
-    if device.type == "cpu":
-        threads = min(torch.get_num_threads(), len(items))
+    threads = min(threads_for(device), len(items))
     if threads < 2:
         with torch.no_grad(), without_autocast(device):
             work(iter(items))
