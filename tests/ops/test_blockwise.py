@@ -65,14 +65,15 @@ def test_blocks_of_long_rows_are_larger_if_enough_remain_for_the_cores():
             assert plan._cut(mixed)[2][0] == slice(0, expected)
 
 
-def test_dropout_does_not_depend_on_the_number_of_threads():
+def test_nothing_depends_on_the_number_of_threads():
     given = tensors("per query")
-    outputs = []
-    for n in (1, 4):
+    outcomes = []
+    for n in (1, 2, 4):
         torch.set_num_threads(n)
         torch.manual_seed(2)
-        outputs.append(attention(**given, dropout_p=0.5, impl="blockwise"))
-    torch.testing.assert_close(*outputs)
+        outcomes.append(outcome(given, causal=True, dropout_p=0.5, impl="blockwise"))
+    for found in outcomes[1:]:
+        assert_same(found, outcomes[0], rtol=0, atol=0)
 
 
 @each_once(setting=SETTINGS, p=[0.1, 0.5, 0.9])
@@ -101,13 +102,20 @@ def test_extreme_probabilities_are_met_as_well(p):
     assert abs(ones.mean() - 1) < 5 * deviation
 
 
-def test_what_no_block_writes_is_zero():
-    given = tensors("per query", n_queries=NK + 9)
+@pytest.mark.parametrize(
+    "n_queries, mask",
+    [
+        pytest.param(NK + 9, "causal", id="queries that see no key"),
+        pytest.param(NQ, "padded at the end", id="keys that are padding"),
+        pytest.param(NQ, "a window", id="keys that the last queries do not see"),
+    ],
+)
+def test_what_no_block_writes_is_zero(n_queries, mask):
+    given = tensors("per query", n_queries=n_queries)
+    masks = calls.MASKS[mask]()
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
-        assert_same(
-            *(outcome(given, causal=True, impl=impl) for impl in ("blockwise", "reference"))
-        )
+        assert_same(*(outcome(given, **masks, impl=impl) for impl in ("blockwise", "reference")))
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -137,8 +137,8 @@ class _Turns:
 
     Sums of floats depend on the order, so without turns two equal calls could differ.
 
-    A block waits only for blocks of a lower number. Threads take blocks in this order, so another
-    thread is at work on those already, and no two wait for one another.
+    A block waits only for blocks that threads take before it. So another thread is at work on those
+    already, and no two wait for one another.
     """
 
     def __init__(self, blocks: Sequence[Block], names: Iterable[str]):

@@ -23,9 +23,6 @@ BLOCKS_FOR_CORES = 16
 # A causal mask hides half of a block on the diagonal. So a block has no more queries than this, if
 # other sentences can take the place of the rest.
 CAUSAL_QUERIES = 64
-# Where each query has an M of its own, several sentences in a block have to be copied for the
-# products. Fewer sentences than this cost more in copies than they save in blocks.
-SENTENCES_WORTH_COPIES = 4
 LINE = 16  # numbers; what a block keeps starts at a multiple of it
 
 
@@ -183,10 +180,10 @@ def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]
     if heads == n_heads:
         # Only if there are enough sentences to fill the block again.
         sentences_needed = math.ceil(queries / CAUSAL_QUERIES)
-        may_share = not _mixes_by_query(inputs) and sentences_needed <= n_sentences
-        if inputs.causal and may_share:
-            queries = min(queries, CAUSAL_QUERIES)
-        sentences = _sentences_together(inputs, pairs // (max(1, heads) * queries))
+        if inputs.causal and sentences_needed <= n_sentences:
+            queries = _without_small_rest(n_queries, min(queries, CAUSAL_QUERIES))
+        fitting = pairs // (max(1, heads) * queries)
+        sentences = max(1, min(n_sentences, fitting))
     return _slices(n_sentences, sentences), _slices(n_heads, heads), _slices(n_queries, queries)
 
 
@@ -234,22 +231,13 @@ def _queries_together(n_queries: int, heads: int, pairs: int, most: int, wanted:
     return max(1, min(n_queries, queries))
 
 
-def _sentences_together(inputs: AttentionInputs, fitting: int) -> int:
-    """Return the sentences of a block, if `fitting` have the size of one."""
-    sentences = max(1, min(inputs.query.shape[0], fitting))
-    if _mixes_by_query(inputs) and sentences < SENTENCES_WORTH_COPIES:
-        return 1
-    return sentences
-
-
-def _mixes_by_query(inputs: AttentionInputs) -> bool:
-    """Return whether each query has an M or L of its own."""
-    if inputs.factors() is not None:
-        return True
-    for matrix in (inputs.mixing, inputs.score_mixing):
-        if matrix is not None and matrix.dim() == 4:
-            return True
-    return False
+def _without_small_rest(n_queries: int, queries: int) -> int:
+    """Return `queries`, or fewer if the last block of a sentence would have very few queries."""
+    rest = n_queries % queries
+    if rest == 0 or rest >= MIN_QUERIES:
+        return queries
+    blocks = math.ceil(n_queries / queries)
+    return math.ceil(n_queries / blocks)
 
 
 def _slices(n: int, size: int) -> list[slice]:
