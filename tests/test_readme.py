@@ -143,6 +143,14 @@ def test_the_types_of_transformers_that_can_be_mixed_are_counted():
     assert f"{sum(groups[group] for group in mixed)} types" in README
 
 
+def test_the_advice_by_size_is_that_of_the_page_with_the_numbers():
+    advice = " ".join(readme_tables.advice().split())
+    answers = re.findall(r"\*\*(About 4|8 to 32|64|128): ([^*]+)\.\*\*", advice)
+    assert len(answers) == 4
+    for size, answer in answers:
+        assert f"heads of {size.lower()} | {answer} |" in README, size
+
+
 def added_parameters(**keywords):
     """Return how many parameters a variant adds to an attention of width 24 with 6 heads."""
     modules = [MixedAttention(24, 6, device="meta", **each) for each in (keywords, {})]
