@@ -39,7 +39,7 @@ from bert import register
 from bert.model import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.options import as_namespace, model_name
+from mixhead_plugin.fairseq.config import as_namespace, model_name
 from mixhead_plugin.fairseq.repairs.checkpoint_files import check_finite
 from mixhead_plugin.fairseq.repairs.checksums import check_records
 from mixhead_plugin.parts import PARTS, Variant, build_part

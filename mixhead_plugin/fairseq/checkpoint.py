@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
 from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.fairseq.options import side_of_attention
+from mixhead_plugin.fairseq.sites import side_of_attention
 from mixhead_plugin.parts import PARTS, PartError, Variant, build_part
 
 logger = logging.getLogger(__name__)

@@ -14,15 +14,9 @@ from typing import Any
 import torch
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.options import (
-    CHOICES,
-    FLAGS,
-    SCOPES,
-    AttentionOptions,
-    SiteSizes,
-    parse_heads_per_layer,
-    side_of,
-)
+from mixhead_plugin.fairseq.heads_per_layer import parse_heads_per_layer
+from mixhead_plugin.fairseq.options import CHOICES, FLAGS, SCOPES, AttentionOptions
+from mixhead_plugin.fairseq.sites import SiteSizes, side_of
 from mixhead_plugin.ops import RelativeScores, implementation_problem, triton
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.parts import MIXINGS, OPTIONS, Assembly, PartError, Variant

@@ -10,15 +10,11 @@ from torch import Tensor
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq import rewriting
+from mixhead_plugin.fairseq.config import model_name
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.models.architectures import MODELS
-from mixhead_plugin.fairseq.options import (
-    FAMILIES,
-    FLAGS,
-    AttentionOptions,
-    model_name,
-    side_of_attention,
-)
+from mixhead_plugin.fairseq.options import FAMILIES, FLAGS, AttentionOptions
+from mixhead_plugin.fairseq.sites import side_of_attention
 from mixhead_plugin.parts import PARTS, Assembly, Variant, effective
 
 PLUGIN_FLAGS = {*FLAGS, *(f"{name}_weight" for name in PENALTIES)}

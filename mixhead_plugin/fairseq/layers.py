@@ -17,7 +17,7 @@ from fairseq.modules.transformer_layer import (
 from torch import nn
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.fairseq.options import side_of
+from mixhead_plugin.fairseq.sites import side_of
 
 
 def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:

@@ -1,17 +1,16 @@
-"""The plugin's flags: what each one is, their families, and how configs hold them.
+"""The plugin's flags: what each one is, and the families that preset them.
 
-`checks.py` refuses what cannot work.
+`config.py` takes them out of fairseq's configs, and `checks.py` refuses what cannot work.
 """
 
-from argparse import Namespace
 from dataclasses import dataclass, field, fields, make_dataclass, replace
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
-from omegaconf import II, OmegaConf
+from omegaconf import II
 
-from mixhead_plugin.errors import OptionError
-from mixhead_plugin.heads.sites import SITES, where
+from mixhead_plugin.fairseq.heads_per_layer import parse_heads_per_layer
+from mixhead_plugin.heads.sites import SITES
 from mixhead_plugin.parts import OPTIONS, Variant
 
 # The attentions that each --attention-scope changes, by site.
@@ -158,132 +157,3 @@ class AttentionOptions(_VariantFlags):
 
 # All flags of the plugin, without dashes. fairseq's own field of every dataclass, `_name`, is none.
 FLAGS = tuple(f.name for f in fields(AttentionOptions) if not f.name.startswith("_"))
-
-
-def parse_heads_per_layer(text: Any) -> dict[str, list[tuple[int, int]]]:
-    """Return the numbers of source and mixed heads of each layer, by site; refuse a malformed text.
-
-    'encoder-self=8,6;cross=4:3' gives {"encoder-self": [(8, 8), (6, 6)], "cross": [(4, 3)]}.
-
-    Args:
-        text: the value of --heads-per-layer; None or an empty text for none. A YAML file may hold
-            something else, such as a number, which is refused.
-    """
-    heads: dict[str, list[tuple[int, int]]] = {}
-    if text is None or text == "":
-        return heads
-    flag = f"--heads-per-layer {text}"
-    for piece in str(text).split(";"):
-        if not piece.strip():
-            continue  # such as what follows a last semicolon
-        site, _, layers = piece.partition("=")
-        site = site.strip()
-        if site not in SITES:
-            raise OptionError(f"{flag}: {site!r} must be one of {', '.join(SITES)}")
-        if site in heads:
-            raise OptionError(f"{flag}: {site} must be there once, not twice")
-        heads[site] = [_heads_of_layer(layer, flag) for layer in layers.split(",")]
-    if not heads:  # semicolons alone
-        raise OptionError(
-            f"{flag}: must name an attention, as in 'encoder-self=8,6', or be left out"
-        )
-    return heads
-
-
-def _heads_of_layer(text: str, flag: str) -> tuple[int, int]:
-    """Return the numbers of source and mixed heads of '8:6', or of '8' for equal ones."""
-    source, colon, mixed = text.strip().partition(":")
-    if not colon:
-        mixed = source
-    for number in (source, mixed):
-        if not number.strip().isdecimal() or int(number) < 1:
-            raise OptionError(
-                f"{flag}: {text.strip()!r} must be a number of heads or source:mixed, from 1 on"
-            )
-    return int(source), int(mixed)
-
-
-class SiteSizes(NamedTuple):
-    """The sizes of the attentions at one site, and the flags that set them."""
-
-    embed_flag: str
-    embed_dim: int
-    heads_flag: str
-    num_heads: int
-    layers: int | None = None  # None for a model that does not take --heads-per-layer
-    relative: bool = False  # whether the attention itself adds scores of distances
-
-
-def side_of(site: str) -> str:
-    """Return whose layers have the attentions of a site: "encoder" or "decoder"."""
-    # Attention to the encoder, `cross`, lies in the layers of the decoder.
-    return "encoder" if site == "encoder-self" else "decoder"
-
-
-def side_of_attention(name: str) -> str:
-    """Return "encoder" or "decoder" for the name of an attention, as `decoder.layers.0.self_attn`.
-
-    A wrapper of the model, such as torch's DistributedDataParallel, may have put its name before.
-    """
-    return side_of(where(name).site)
-
-
-def as_namespace(args: Any) -> Any:
-    """Return the flags that fairseq gives to `build_model` as one flat namespace.
-
-    fairseq's own converters drop the plugin's flags from a DictConfig. A YAML file keeps the flags
-    of `common` beside the model's: the result has both.
-
-    Args:
-        args: a DictConfig, which stays as it is; or a Namespace or a dataclass, which is changed
-            in place, and returned
-    """
-    if OmegaConf.is_config(args):
-        # The parent is the whole config. omegaconf has no public way to it.
-        whole = args._get_parent() or {}
-        own: Any = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
-        args = Namespace(**{**whole.get("common", {}), **own})
-
-    # The dataclass that a program gives may have references such as ${task.tokens_per_sample} as
-    # defaults, and no task to resolve them. `fill_in` knows what --head-dim is then.
-    for name, value in vars(args).items():
-        is_reference = isinstance(value, str) and value.startswith("${")
-        if is_reference and name != "head_dim":
-            setattr(args, name, None)
-    return args
-
-
-def fill_in(args: Any, family: str) -> None:
-    """Set the missing flags of the plugin to the values of a family.
-
-    Args:
-        args: the flags of a model, changed in place
-        family: a key of FAMILIES, or "" for none of them
-    """
-    preset = FAMILIES.get(family, {})
-    for name in FLAGS:
-        default = getattr(AttentionOptions, name)
-        # None, as `null` in a YAML file, leaves out a flag whose default is None. The checks refuse
-        # it for any other flag: who writes `head_mixing: null` may mean `none`.
-        is_set = hasattr(args, name)
-        if default is None:
-            is_set = getattr(args, name, None) is not None
-        if not is_set:
-            setattr(args, name, preset.get(name, default))
-    if args.head_dim == TOKENS_PER_SAMPLE:
-        args.head_dim = _input_length(args)
-
-
-def _input_length(args: Any) -> int:
-    """Return --tokens-per-sample, the head size of family fixhead."""
-    length = getattr(args, "tokens_per_sample", None)
-    if not isinstance(length, int):
-        raise OptionError(
-            "--head-dim is missing: without --tokens-per-sample, family fixhead needs a head size"
-        )
-    return length
-
-
-def model_name(flags: Any) -> str | None:
-    """Return the name of the architecture or of the model in the flags of a model."""
-    return getattr(flags, "arch", None) or getattr(flags, "_name", None)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq import rewriting
-from mixhead_plugin.fairseq.options import SCOPES, model_name
+from mixhead_plugin.fairseq.config import model_name
+from mixhead_plugin.fairseq.options import SCOPES
 from mixhead_plugin.heads.sites import where
 
 # The authors' code numbers its kinds of mixing. These compute the paper's A (7; 9 and 10 with a

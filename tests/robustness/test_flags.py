@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.options import (
-    CHOICES,
-    FAMILIES,
-    FLAGS,
-    SCOPES,
-    AttentionOptions,
-)
+from mixhead_plugin.fairseq.options import CHOICES, FAMILIES, FLAGS, SCOPES, AttentionOptions
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api
 from mixhead_plugin.parts import PARTS
 from tests.covering import covering

@@ -25,7 +25,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import loading, output
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.analysis.loading import Loaded
-from mixhead_plugin.fairseq.options import side_of_attention
+from mixhead_plugin.fairseq.sites import side_of_attention
 from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.attention import Attention, Heads
 from mixhead_plugin.heads.mixing import LayerMixing, MixingSums, draw_matrices, of_matrix

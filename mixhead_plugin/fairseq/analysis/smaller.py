@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq import rewriting
 from mixhead_plugin.fairseq.analysis.loading import Loaded
-from mixhead_plugin.fairseq.options import FLAGS, AttentionOptions, model_name
+from mixhead_plugin.fairseq.config import model_name
+from mixhead_plugin.fairseq.options import FLAGS, AttentionOptions
 from mixhead_plugin.heads.assembly import AssemblyAttention
 from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.choosing import KeptHeads

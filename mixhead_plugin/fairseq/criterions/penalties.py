@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.fairseq.options import side_of_attention
+from mixhead_plugin.fairseq.sites import side_of_attention
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.low_rank import LowRank
 from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty

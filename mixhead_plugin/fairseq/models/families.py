@@ -39,14 +39,9 @@ from fairseq.models import (
 
 from mixhead_plugin.fairseq.checkpoint import check_checkpoint
 from mixhead_plugin.fairseq.checks import check_flags
-from mixhead_plugin.fairseq.options import (
-    FAMILIES,
-    AttentionOptions,
-    SiteSizes,
-    as_namespace,
-    fill_in,
-    model_name,
-)
+from mixhead_plugin.fairseq.config import as_namespace, fill_in, model_name
+from mixhead_plugin.fairseq.options import FAMILIES, AttentionOptions
+from mixhead_plugin.fairseq.sites import SiteSizes
 
 # Sets the missing values of its argument, a Namespace or DictConfig, to those of an architecture.
 Preset = Callable[[Any], None]

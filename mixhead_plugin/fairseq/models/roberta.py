@@ -14,7 +14,8 @@ from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.layers import MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer import TransformerConfig
-from mixhead_plugin.fairseq.options import AttentionOptions, SiteSizes
+from mixhead_plugin.fairseq.options import AttentionOptions
+from mixhead_plugin.fairseq.sites import SiteSizes
 from mixhead_plugin.parts import PARTS
 
 

@@ -15,7 +15,8 @@ from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.checks import refuse_relative
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
-from mixhead_plugin.fairseq.options import SCOPES, AttentionOptions, SiteSizes
+from mixhead_plugin.fairseq.options import SCOPES, AttentionOptions
+from mixhead_plugin.fairseq.sites import SiteSizes
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from torch import nn
 from mixhead_plugin.fairseq.layers import MixheadDecoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer import TransformerConfig
-from mixhead_plugin.fairseq.options import AttentionOptions, SiteSizes
+from mixhead_plugin.fairseq.options import AttentionOptions
+from mixhead_plugin.fairseq.sites import SiteSizes
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import torch
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.fairseq.options import parse_heads_per_layer
+from mixhead_plugin.fairseq.heads_per_layer import parse_heads_per_layer
 from tests.covering import each_once
 from tests.fairseq.models.cases import step_by_step
 from tests.helpers import build, shake, tokens

@@ -16,6 +16,7 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.config import as_namespace
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.gated_attention.checkpoint import check_units
@@ -30,7 +31,7 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     TransformerLanguageModel,
     TransformerLanguageModelConfig,
 )
-from mixhead_plugin.fairseq.options import SiteSizes, as_namespace
+from mixhead_plugin.fairseq.sites import SiteSizes
 from mixhead_plugin.ops import triton
 from mixhead_plugin.ops.inputs import AttentionInputs
 

@@ -8,6 +8,7 @@ from fairseq.dataclass import FairseqDataclass
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.config import as_namespace
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadDecoderLayer
 from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.fairseq.models.transformer import TransformerConfig
@@ -15,7 +16,7 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     TransformerLanguageModel,
     TransformerLanguageModelConfig,
 )
-from mixhead_plugin.fairseq.options import SiteSizes, as_namespace
+from mixhead_plugin.fairseq.sites import SiteSizes
 
 
 def _flag(default: Any, text: str) -> Any:

@@ -11,7 +11,8 @@ from omegaconf import II
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer_xl.decoder import TransformerXLDecoder
-from mixhead_plugin.fairseq.options import AttentionOptions, SiteSizes
+from mixhead_plugin.fairseq.options import AttentionOptions
+from mixhead_plugin.fairseq.sites import SiteSizes
 
 try:  # this registers the task
     from fairseq.examples.truncated_bptt.transformer_xl_model import (

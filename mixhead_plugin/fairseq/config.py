@@ -1,0 +1,70 @@
+"""The flags of a model as fairseq's configs hold them: made flat, and filled in."""
+
+from argparse import Namespace
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.options import FAMILIES, FLAGS, TOKENS_PER_SAMPLE, AttentionOptions
+
+
+def as_namespace(args: Any) -> Any:
+    """Return the flags that fairseq gives to `build_model` as one flat namespace.
+
+    fairseq's own converters drop the plugin's flags from a DictConfig. A YAML file keeps the flags
+    of `common` beside the model's: the result has both.
+
+    Args:
+        args: a DictConfig, which stays as it is; or a Namespace or a dataclass, which is changed
+            in place, and returned
+    """
+    if OmegaConf.is_config(args):
+        # The parent is the whole config. omegaconf has no public way to it.
+        whole = args._get_parent() or {}
+        own: Any = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
+        args = Namespace(**{**whole.get("common", {}), **own})
+
+    # The dataclass that a program gives may have references such as ${task.tokens_per_sample} as
+    # defaults, and no task to resolve them. `fill_in` knows what --head-dim is then.
+    for name, value in vars(args).items():
+        is_reference = isinstance(value, str) and value.startswith("${")
+        if is_reference and name != "head_dim":
+            setattr(args, name, None)
+    return args
+
+
+def fill_in(args: Any, family: str) -> None:
+    """Set the missing flags of the plugin to the values of a family.
+
+    Args:
+        args: the flags of a model, changed in place
+        family: a key of FAMILIES, or "" for none of them
+    """
+    preset = FAMILIES.get(family, {})
+    for name in FLAGS:
+        default = getattr(AttentionOptions, name)
+        # None, as `null` in a YAML file, leaves out a flag whose default is None. The checks refuse
+        # it for any other flag: who writes `head_mixing: null` may mean `none`.
+        is_set = hasattr(args, name)
+        if default is None:
+            is_set = getattr(args, name, None) is not None
+        if not is_set:
+            setattr(args, name, preset.get(name, default))
+    if args.head_dim == TOKENS_PER_SAMPLE:
+        args.head_dim = _input_length(args)
+
+
+def _input_length(args: Any) -> int:
+    """Return --tokens-per-sample, the head size of family fixhead."""
+    length = getattr(args, "tokens_per_sample", None)
+    if not isinstance(length, int):
+        raise OptionError(
+            "--head-dim is missing: without --tokens-per-sample, family fixhead needs a head size"
+        )
+    return length
+
+
+def model_name(flags: Any) -> str | None:
+    """Return the name of the architecture or of the model in the flags of a model."""
+    return getattr(flags, "arch", None) or getattr(flags, "_name", None)
