@@ -36,6 +36,9 @@ fi
 if [[ $1 == upload ]]; then
     exec "$VENV/bin/python" -m twine upload --non-interactive dist/*
 fi
+# Files in the wheel get the time of the commit, so that two builds of a commit give the same wheel.
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
 rm -rf dist
 "$VENV/bin/python" -m build --no-isolation .
 "$VENV/bin/python" -m twine check --strict dist/*
