@@ -42,3 +42,4 @@ export SOURCE_DATE_EPOCH
 rm -rf dist
 "$VENV/bin/python" -m build --no-isolation .
 "$VENV/bin/python" -m twine check --strict dist/*
+sha256sum dist/*
