@@ -88,6 +88,6 @@ def _row(
     row: list[tuple[str, Any] | None] = []
     for stage in stages:
         matrix = [values[name][stage].tolist() for name in names if stage in values[name]]
-        title = f"{site}, {STAGES[stage] if mixes else 'heads'}"
-        row.append((title, matrix) if matrix else None)
+        heads = STAGES[stage] if mixes else "heads"
+        row.append((f"{site}, {heads}", matrix) if matrix else None)
     return row

@@ -58,31 +58,30 @@ def give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> N
     entries = {MIXHEAD: saved_fields(variant), ATTENTIONS: sorted(classes), **REFUSED}
     # Attentions of models that know eager alone may be causal without saying so: with the masks of
     # eager they need not say it.
-    of_eager = {
-        id(module.config)
-        for module in model.modules()
-        if isinstance(module, PreTrainedModel) and not module._supports_sdpa
-    }
+    of_eager = set()
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and not module._supports_sdpa:
+            of_eager.add(id(module.config))
 
-    # modules that share a config share its copy; `set_attn_implementation` would miss some
+    # Modules that share a config share its copy; `set_attn_implementation` would miss some.
     memo: dict[int, Any] = {}
     for name, module in model.named_modules():
         if not isinstance(getattr(module, "config", None), PreTrainedConfig):
             continue  # it has none, or one of another library
         knows_eager_alone = id(module.config) in of_eager
-        # read before the copy, which names the mixing already if an earlier module shares it
+        # Read before the copy, which names the mixing already if an earlier module shares it.
         former = module.config._attn_implementation
         config: Any = copy.deepcopy(module.config, memo)
         module.config = config
         if not any(_is_around(name, site) for site in sites):
             continue  # another tower, which stays as it is
+
         vars(module)[FORMER] = former
-        # transformers gives weights (`output_attentions`) under the name "eager" alone
-        wants_weights = config.output_attentions and config._attn_implementation == "eager"
-        stays_eager = wants_weights or knows_eager_alone
-        if not stays_eager:
-            config._attn_implementation_internal = MIXHEAD
         vars(config).update(entries)
+        # transformers gives weights (`output_attentions`) under the name "eager" alone.
+        wants_weights = config.output_attentions and config._attn_implementation == "eager"
+        if not wants_weights and not knows_eager_alone:
+            config._attn_implementation_internal = MIXHEAD
 
 
 def _is_around(name: str, site: Site) -> bool:

@@ -40,11 +40,11 @@ def problem(sizes: AttentionSizes, parts: Mapping[str, PartKind], heads: Sequenc
     option, why = whole_part(parts)
     if option:
         return f"{option} must have all heads, {why}; ablate them instead"
-    several_heads = sizes.heads_per_key
+    group = sizes.heads_per_key
     for head in range(sizes.mixed_heads):
-        first_of_group = head // several_heads * several_heads
+        first_of_group = head // group * group
         if (head in heads) != (first_of_group in heads):
-            return f"must be whole groups of {several_heads} that share keys"
+            return f"must be whole groups of {group} that share keys"
     return ""
 
 
@@ -112,7 +112,10 @@ def cut(site: Site, model: nn.Module, heads: Sequence[int]) -> None:
     if mixes(site):
         before = sizes.mixed_heads // sizes.heads_per_key
         mixed.missing_values += (before - len(left["values"])) * sizes.head_dim
-    mixed.kept = {stage: [mixed.kept[stage][head] for head in some] for stage, some in stay.items()}
+    kept_before = mixed.kept
+    mixed.kept = {}
+    for stage, some in stay.items():
+        mixed.kept[stage] = [kept_before[stage][head] for head in some]
     mixed.sizes = sizes._replace(
         num_heads=len(left["queries"]), key_heads=len(left["keys"]), mixed_heads=len(kept)
     )

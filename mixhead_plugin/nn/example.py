@@ -85,10 +85,9 @@ def run(model: nn.Module, example: Example) -> Seen:
         elif callable(example):
             example(model)
         else:
-            kind = type(example).__name__
             raise ValueError(
-                f"example is a {kind}: must be a tuple of arguments such as (x,), a dict of "
-                "keywords, or a function that takes the model"
+                f"example is a {type(example).__name__}: must be a tuple of arguments such as "
+                "(x,), a dict of keywords, or a function that takes the model"
             )
     return Seen(watch.calling, watch.others)
 
@@ -170,10 +169,13 @@ def _input_size(x: Tensor | None, query: Tensor) -> int | None:
 
     Where B equals Nq, x might also be [Nq, B, C].
     """
-    batch, n_queries = query.size(0), query.size(2)
+    batch = query.size(0)
+    n_queries = query.size(2)
     if x is None or x.dim() != 3 or batch == n_queries:
         return None
-    return x.size(2) if x.shape[:2] == (batch, n_queries) else None
+    if x.shape[:2] != (batch, n_queries):
+        return None
+    return x.size(2)
 
 
 @contextlib.contextmanager
@@ -236,10 +238,11 @@ _CONTAINERS = (dict, OrderedDict, list, set)
 
 def _shallow(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return each attribute with a copy of what it contains, None if it is no container."""
-    return {
-        name: (value, value.copy() if type(value) in _CONTAINERS else None)
-        for name, value in attributes.items()
-    }
+    saved = {}
+    for name, value in attributes.items():
+        content = value.copy() if type(value) in _CONTAINERS else None
+        saved[name] = (value, content)
+    return saved
 
 
 def _restore(attributes: dict[str, Any], saved: dict[str, tuple[Any, Any]]) -> None:
@@ -248,7 +251,10 @@ def _restore(attributes: dict[str, Any], saved: dict[str, tuple[Any, Any]]) -> N
     for name, (value, content) in saved.items():
         if content is not None:
             value.clear()
-            value.extend(content) if isinstance(value, list) else value.update(content)
+            if isinstance(value, list):
+                value.extend(content)
+            else:
+                value.update(content)
         attributes[name] = value
 
 
@@ -265,9 +271,9 @@ def _same_random_numbers(tensors: Any) -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
-            for kind, numbers in devices.items():
+            for device_type, numbers in devices.items():
                 stack.enter_context(
-                    torch.random.fork_rng(devices=sorted(numbers), device_type=kind)
+                    torch.random.fork_rng(devices=sorted(numbers), device_type=device_type)
                 )
             yield
     finally:

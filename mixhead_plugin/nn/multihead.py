@@ -46,19 +46,21 @@ def mixed_of(old: nn.MultiheadAttention, keywords: dict[str, Any]) -> MixedAtten
                 f"{name} {size}: must be {old.head_dim} or left out, nn.MultiheadAttention has its "
                 "own"
             )
+
     given = old.state_dict(keep_vars=True)
     # Its own tensors come first: a sink has no start that a checkpoint without it could mean.
     new.load_state_dict({**new.state_dict(), **given})
     for name, parameter in list(new.named_parameters()):
         former = given.get(_former_name(name, given))
-        if former is None:
+        if former is None:  # of a part
             continue
         if former.shape == parameter.shape:
-            owner, _, kind = name.rpartition(".")
-            setattr(new.get_submodule(owner), kind, former)
+            owner, _, entry = name.rpartition(".")  # "out_proj", "weight"
+            setattr(new.get_submodule(owner), entry, former)
         else:
             parameter.requires_grad_(former.requires_grad)
             vars(parameter).update(vars(former))  # such as a factor on its learning rate
+
     _move_attributes(old, new)
     _move_attributes(old.out_proj, new.out_proj)
     _move_hooks(old, new)
@@ -70,16 +72,23 @@ def _former_name(name: str, given: dict[str, Any]) -> str:
 
     `q_proj.weight` is a part of `in_proj_weight`, or it is `q_proj_weight` where queries, keys and
     values have their own sizes.
+
+    Args:
+        name: in a mixed attention
+        given: the tensors of torch's attention, by name
     """
     if name in given:
         return name
     apart = name.replace(".", "_")
-    return apart if apart in given else f"in{apart[1:]}"
+    if apart in given:
+        return apart
+    return f"in_{apart[2:]}"  # "q_proj_weight" -> "in_proj_weight"
 
 
 def plain_of(mixed: MixedAttention) -> nn.MultiheadAttention:
     """Return torch's attention with the weights of a mixed one whose mixing does nothing."""
-    weight, bias = mixed.out_proj.weight, mixed.out_proj.bias
+    weight = mixed.out_proj.weight
+    bias = mixed.out_proj.bias
     new = nn.MultiheadAttention(
         mixed.embed_dim,
         mixed.num_heads,
@@ -102,6 +111,7 @@ def plain_of(mixed: MixedAttention) -> nn.MultiheadAttention:
         _take(new.in_proj_bias, *(projection.bias for projection in projections))
     new.out_proj.weight = weight
     new.out_proj.bias = bias
+
     _move_attributes(mixed, new)
     _move_attributes(mixed.out_proj, new.out_proj)
     _move_hooks(mixed, new)
@@ -170,9 +180,9 @@ def problem_of(old: nn.MultiheadAttention) -> str:
         return problem
 
     # torch takes the weight of any `out_proj`, and never calls it.
-    weight, bias = old.out_proj.weight, old.out_proj.bias
-    is_square = weight.shape == (old.embed_dim, old.embed_dim)
-    if not is_square or (bias is None) != (old.in_proj_bias is None):
+    if old.out_proj.weight.shape != (old.embed_dim, old.embed_dim):
+        return "has another out_proj"
+    if (old.out_proj.bias is None) != (old.in_proj_bias is None):
         return "has another out_proj"
     for name, parameter in old.named_parameters():
         # Types of their own are those of quantised and of sharded weights.
@@ -195,8 +205,9 @@ def problem_of_mixed(mixed: MixedAttention) -> str:
         is_linear = type(projection) is nn.Linear and "forward" not in vars(projection)
         if not is_linear or projection._parameters.keys() != {"weight", "bias"}:
             return f"has another {place}"
-        for name in _written_on(projection):
-            if place != "out_proj":
+        # torch's attention has no modules for the others, which could have what was written there.
+        if place != "out_proj":
+            for name in _written_on(projection):
                 return f"has {place}.{name}"
         for table, hooks in vars(projection).items():
             if "_hook" in table and "state_dict" not in table and hooks:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS
 from mixhead_plugin.parts.gate import ATTENTION_GATES
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, SCORE_MIXINGS
-from mixhead_plugin.parts.kinds import Axis
+from mixhead_plugin.parts.kinds import Axis, Part
 from mixhead_plugin.parts.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.parts.sink import ATTENTION_SINKS
 
@@ -82,13 +82,20 @@ def effective(parts: Mapping[str, nn.Module | None]) -> str:
     for name, part in parts.items():
         if part is None:
             continue
-        # A frozen part, and one that is no `Part`, has no values with which it does nothing.
-        start: dict[str, Tensor] = getattr(part, "identity", dict)()
-        state = part.state_dict()
-        same = [torch.equal(state[key].cpu().float(), start[key]) for key in start]
-        if not same or not all(same):
+        if not _does_nothing(part):
             return name
     return ""
+
+
+def _does_nothing(part: nn.Module) -> bool:
+    """Return whether a part has the values with which it changes nothing."""
+    if not isinstance(part, Part):
+        return False
+    state = part.state_dict()
+    start = part.identity()
+    if not start:  # a frozen part has no such values
+        return False
+    return all(torch.equal(state[key].cpu().float(), start[key]) for key in start)
 
 
 def cut(

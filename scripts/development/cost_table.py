@@ -4,6 +4,7 @@ scripts/development/readme_tables.py writes it.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from studies.markdown import table
@@ -27,33 +28,36 @@ def costs() -> str:
         "module: batch 40, heads 32, length 64, head size 8, dropout 0.1, padded",
         "by softmax",
     )
-    nanogpt = "nanogpt.txt", "nanogpt: GPT-2: 12 layers, d 768, 12 heads, 1 x 1024 tokens"
-    step = printed(*nanogpt, "by upstream")
-    memory = printed(*nanogpt, "peak mib")
+    nanogpt = "nanogpt: GPT-2: 12 layers, d 768, 12 heads, 1 x 1024 tokens"
+    step = printed("nanogpt.txt", nanogpt, "by upstream")
+    memory = printed("nanogpt.txt", nanogpt, "peak mib")
     plain_memory = memory["torch's attention, not mixed"]
 
-    added = {name: new_parameters(mixing) for name, mixing in MIXHEADS.items()}
     rows = [
-        ["new parameters of an attention layer", "", *(str(added[name]) for name in MIXHEADS)],
+        [
+            "new parameters of an attention layer",
+            "",
+            *(str(new_parameters(mixing)) for mixing in MIXHEADS.values()),
+        ],
         [
             "CPU: both passes of an attention alone, 2,048 tokens",
             "torch's softmax",
-            *(f"{attention[f'auto: {name}']:.2f}" for name in MIXHEADS),
+            *ratios(attention[f"auto: {name}"] for name in MIXHEADS),
         ],
         [
             "CPU: an attention with its projections, 64 tokens, 32 heads of 8",
             "the plugin's softmax",
-            *(f"{small_heads[name]:.2f}" for name in MIXHEADS),
+            *ratios(small_heads[name] for name in MIXHEADS),
         ],
         [
             "CPU: training step of nanoGPT, 12 layers with 12 heads of 64",
             "torch's softmax",
-            *(f"{step[name]:.2f}" for name in MIXHEADS),
+            *ratios(step[name] for name in MIXHEADS),
         ],
         [
             "CPU: memory of this step, beyond the model's own",
             "torch's softmax",
-            *(f"{memory[name] / plain_memory:.2f}" for name in MIXHEADS),
+            *ratios(memory[name] / plain_memory for name in MIXHEADS),
         ],
         [
             "GPU: both passes of an attention alone, 2,048 tokens",
@@ -79,6 +83,11 @@ def costs() -> str:
     return table(["", "1.00 is", *MIXHEADS], rows)
 
 
+def ratios(values: Iterable[float]) -> list[str]:
+    """Return the cells of ratios to a plain attention."""
+    return [f"{value:.2f}" for value in values]
+
+
 def new_parameters(mixing: str) -> int:
     """Return how many parameters a mixing adds to an attention of 8 heads of 64."""
     plain = MixedAttention(512, 8, device="meta")
@@ -93,19 +102,23 @@ def parameters_of(module: MixedAttention) -> int:
 
 def printed(file: str, title: str, column: str) -> dict[str, float]:
     """Return a column of what scripts/benchmark.py printed below a title, by contender."""
-    (section,) = (
-        each for each in (RESULTS / file).read_text().split("\n\n") if each.splitlines()[0] == title
-    )
-    _, head, *lines = (re.split(r" {2,}", line.strip()) for line in section.splitlines())
+    sections = (RESULTS / file).read_text().split("\n\n")
+    (section,) = [each for each in sections if each.splitlines()[0] == title]
+    # The title, the heads of the columns of numbers, and a line for each contender.
+    _, head, *lines = [re.split(r" {2,}", line.strip()) for line in section.splitlines()]
     place = head.index(column)
-    return {name: float(numbers[place]) for name, *numbers in lines if place < len(numbers)}
+    numbers_of = {}
+    for name, *numbers in lines:
+        if place < len(numbers):  # a contender may lack the last columns
+            numbers_of[name] = float(numbers[place])
+    return numbers_of
 
 
 def both_passes_on_a_gpu(size: str) -> list[str]:
     """Return the cells of A and B in a column of the table of both passes."""
     head, _, *lines = cells_of(gpu_tables.both_passes())
-    found = {cells[0]: cells[head.index(size)] for cells in lines}
-    return [found[f"**{name}**"] for name in MIXHEADS]
+    column = {cells[0]: cells[head.index(size)] for cells in lines}
+    return [column[f"**{name}**"] for name in MIXHEADS]
 
 
 def step_on_a_gpu(title: str) -> list[str]:
@@ -116,6 +129,9 @@ def step_on_a_gpu(title: str) -> list[str]:
 
 
 def cells_of(markdown: str) -> list[list[str]]:
-    return [
-        line.removeprefix("| ").removesuffix(" |").split(" | ") for line in markdown.split("\n")
-    ]
+    """Return the cells of a table, line by line; the second line has dashes alone."""
+    lines = []
+    for line in markdown.split("\n"):
+        inside = line.removeprefix("| ").removesuffix(" |")
+        lines.append(inside.split(" | "))
+    return lines

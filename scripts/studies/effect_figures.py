@@ -1,6 +1,6 @@
 """Draw the two pictures of the results: the gain along the training, and the gain by head size."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ ZERO = figures.VARIANTS["softmax"]  # the line of softmax with the same heads
 BARS = {"ms": 4, "capsize": 2, "elinewidth": 0.8}
 
 
-def bars_of(found: Sequence[Estimate]) -> list[list[float]]:
+def bars_of(estimates: Sequence[Estimate]) -> list[list[float]]:
     """Return the lengths of the intervals below and above the means, as matplotlib takes them."""
-    below = [each.mean - each.low for each in found]
-    above = [each.high - each.mean for each in found]
+    below = [each.mean - each.low for each in estimates]
+    above = [each.high - each.mean for each in estimates]
     return [below, above]
 
 
@@ -40,12 +40,12 @@ def draw_along(folder: Path) -> Any:
 
     for number, (name, (label, colour, line, marker)) in enumerate(CURVES.items()):
         by_update = along(study, ALONG[name])
-        found = [paired(list(gains.values())) for gains in by_update.values()]
-        # the bars of one update stand beside each other
+        estimates = [paired(list(gains.values())) for gains in by_update.values()]
+        # The bars of one update stand beside each other.
         at = [update + 12 * (number - 1.5) for update in by_update]
-        means = [each.mean for each in found]
+        means = [each.mean for each in estimates]
         look = {"color": colour, "ls": line, "marker": marker, **BARS}
-        panel.errorbar(at, means, bars_of(found), label=label, **look)
+        panel.errorbar(at, means, bars_of(estimates), label=label, **look)
 
     panel.axhline(0, color=ZERO, lw=1)
     words = "softmax with the same heads"
@@ -69,18 +69,33 @@ def series_of(effect: Effect) -> str:
     return f"{task}, {effect.of.updates:,} updates"
 
 
-def places(found: Sequence[Effect]) -> Mapping[int, float]:
-    """Return where each effect stands, by its number.
+def places(drawn: Sequence[Effect]) -> list[float]:
+    """Return where each effect stands on the axis of head sizes, which is one of logarithms.
 
-    Those of one head size stand side by side around it, on an axis of logarithms.
+    Those of one head size stand side by side around it.
     """
-    sizes = [each.of.head_size for each in found]
-    at = {}
+    sizes = [each.of.head_size for each in drawn]
+    at = []
     for number, size in enumerate(sizes):
         before = sizes[:number].count(size)
         middle = (sizes.count(size) - 1) / 2
-        at[number] = size * 1.06 ** (before - middle)
+        at.append(size * 1.06 ** (before - middle))
     return at
+
+
+def draw_series(panel: Any, drawn: Sequence[Effect]) -> None:
+    """Draw effects in percent of the loss; those of one entry of the legend look alike."""
+    at: dict[str, list[float]] = {}  # by entry, as `percents`
+    percents: dict[str, list[Estimate]] = {}
+    for effect, place in zip(drawn, places(drawn), strict=True):
+        entry = series_of(effect)
+        at.setdefault(entry, []).append(place)
+        percents.setdefault(entry, []).append(effect.percent)
+
+    for (entry, colour), marker in zip(figures.colours(at).items(), MARKERS):
+        means = [each.mean for each in percents[entry]]
+        look = {"color": colour, "marker": marker, "ls": "", **BARS}
+        panel.errorbar(at[entry], means, bars_of(percents[entry]), label=entry, **look)
 
 
 def draw_by_head_size(folder: Path) -> Any:
@@ -88,28 +103,14 @@ def draw_by_head_size(folder: Path) -> Any:
 
     Text is on the left, the synthetic tasks are on the right.
     """
-    found = effects(folder)
-    sizes = sorted({each.of.head_size for each in found})
+    drawn = effects(folder)
+    sizes = sorted({each.of.head_size for each in drawn})
     figure, axes = figures.subplots(1, 2, (4.6, 4.2))
     text, synthetic = axes[0]
+    draw_series(text, [each for each in drawn if each.of.corpus])
+    draw_series(synthetic, [each for each in drawn if not each.of.corpus])
 
-    for panel, of_text in ((text, True), (synthetic, False)):
-        chosen = [each for each in found if bool(each.of.corpus) == of_text]
-        at = places(chosen)
-        names = list(dict.fromkeys(map(series_of, chosen)))
-        for (name, colour), marker in zip(figures.colours(names).items(), MARKERS):
-            mine = [number for number, each in enumerate(chosen) if series_of(each) == name]
-            percents = [chosen[number].percent for number in mine]
-            panel.errorbar(
-                [at[number] for number in mine],
-                [each.mean for each in percents],
-                bars_of(percents),
-                color=colour,
-                marker=marker,
-                ls="",
-                label=name,
-                **BARS,
-            )
+    for panel in (text, synthetic):
         panel.axhline(0, color=ZERO, lw=1)
         panel.set_xscale("log", base=2)
         panel.set_xticks(sizes, [str(size) for size in sizes])

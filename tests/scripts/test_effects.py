@@ -16,18 +16,19 @@ COMPARISONS = comparisons.read_comparisons(comparisons.RESULTS / "comparisons.cs
 
 
 @functools.cache
-def found_effects():
+def all_effects():
     """Return the effects, which take a second: not when the tests are collected."""
     return effects.effects()
 
 
 def effect_of(task, heads, updates):
     """Return the one effect of a task, its heads and its number of updates."""
-    asked = (task, heads, updates)
-    (found,) = [
-        each for each in found_effects() if (each.of.task, each.of.heads, each.of.updates) == asked
+    (effect,) = [
+        each
+        for each in all_effects()
+        if each.of.task == task and each.of.heads == heads and each.of.updates == updates
     ]
-    return found
+    return effect
 
 
 def runs_of(file, *labels):
@@ -86,20 +87,18 @@ def test_recall_is_a_ratio():
 LIST = (comparisons.RESULTS / "comparisons.csv").read_text()
 
 
-def softmaxes_beside(comparison, study):
-    """Return the rows of softmax that differ from the comparison's in their heads alone."""
-    found = []
-    for row in study.rows:
-        same = True
-        for axis, label, own in zip(study.grid.axes, row, comparison.softmax):
-            if axis == "attention":
-                # the bytes have their head size in the name of the attention
-                same &= label in ("softmax", "softmax 6x16", "softmax 3x32")
-            elif axis not in ("heads", "head-size"):
-                same &= label == own
-        if same:
-            found.append(row)
-    return found
+# The bytes have their head size in the name of the attention.
+SOFTMAX = ("softmax", "softmax 6x16", "softmax 3x32")
+
+
+def differs_in_heads_alone(row, comparison, study):
+    """Return whether a row is one of softmax, and but for its heads that of a comparison."""
+    for axis, label, own in zip(study.grid.axes, row, comparison.softmax):
+        if axis == "attention" and label not in SOFTMAX:
+            return False
+        if axis not in ("attention", "heads", "head-size") and label != own:
+            return False
+    return True
 
 
 NAMES = ["/".join((each.study, *each.mixed)) for each in COMPARISONS]
@@ -110,10 +109,11 @@ def test_the_best_softmax_has_the_lowest_loss_of_those_that_differ_in_heads_alon
     study = comparisons.study_of(comparison.study, comparisons.RESULTS)
     if study.waits:
         pytest.skip("nobody looks at its losses yet")
-    means = {
-        row: statistics.fmean(comparisons.losses(study, row, comparison.loss).values())
-        for row in softmaxes_beside(comparison, study)
-    }
+    means = {}
+    for row in study.rows:
+        if differs_in_heads_alone(row, comparison, study):
+            losses = comparisons.losses(study, row, comparison.loss)
+            means[row] = statistics.fmean(losses.values())
     assert comparison.softmax in means
     assert comparison.best == min(means, key=means.get)
 
@@ -160,10 +160,10 @@ def test_an_experiment_that_has_not_ended_is_left_out(monkeypatch):
 
 def test_holms_p_is_over_all_lines():
     lines = effect_tables.effects_table().splitlines()[2:]
-    assert len(lines) == len(found_effects())
-    smallest = min(each.gain.p for each in found_effects())
+    assert len(lines) == len(all_effects())
+    smallest = min(each.gain.p for each in all_effects())
     (line,) = [line for line in lines if "| 4 of 16 |" in line]
-    assert f"| {len(found_effects()) * smallest:.2g} |" in line
+    assert f"| {len(all_effects()) * smallest:.2g} |" in line
 
 
 @pytest.mark.parametrize("value, text", [(-0.0004, "0.00"), (-0.006, "-0.01"), (1.239, "1.24")])
@@ -202,27 +202,22 @@ def test_times_of_different_machines_are_not_compared():
 
 
 def test_decoding_without_the_mixing_loses_bleu():
-    lost = [
-        run["metrics"]["test"] - run["metrics"]["test unmixed"]
-        for run in runs_of("table4", "32", "B")
-    ]
-    assert (
-        f"| 32 of 4 | {len(lost)} | {statistics.fmean(lost):.1f} (" in effect_tables.unmixed_table()
-    )
+    lost = []
+    for run in runs_of("table4", "32", "B"):
+        lost.append(run["metrics"]["test"] - run["metrics"]["test unmixed"])
+    cells = f"| 32 of 4 | {len(lost)} | {statistics.fmean(lost):.1f} ("
+    assert cells in effect_tables.unmixed_table()
 
 
 def test_a_rate_that_a_pilot_did_not_try_is_an_empty_cell():
-    (line,) = [
-        line
-        for line in effect_tables.pilots_table().splitlines()
-        if line.startswith("| B, 16 heads of 8")
-    ]
-    assert line.split("|")[3].strip() == ""
-    assert line.split("|")[4].strip() == "249.3, 249.6"
+    lines = effect_tables.pilots_table().splitlines()
+    (line,) = [line for line in lines if line.startswith("| B, 16 heads of 8")]
+    cells = [cell.strip() for cell in line.split("|")]
+    assert cells[3:5] == ["", "249.3, 249.6"]
 
 
 def test_the_summary_is_over_all_rows_of_text():
-    assert set(effects.of_text(found_effects())) == {
+    assert set(effects.of_text(all_effects())) == {
         "Multi30k",
         "WikiText-2",
         "WikiText-2 as bytes",
@@ -251,10 +246,12 @@ def test_the_bleu_is_that_of_the_test_set():
 
 
 def test_the_worth_in_updates_is_a_straight_line():
-    softmax, b, more = (
-        statistics.fmean(by_seed("translation", "4", attention, "1600").values())
-        for attention in ("softmax", "B", "softmax in the time of B")
-    )
+    def mean(attention):
+        return statistics.fmean(by_seed("translation", "4", attention, "1600").values())
+
+    softmax = mean("softmax")
+    b = mean("B")
+    more = mean("softmax in the time of B")
     share = (softmax - b) / (softmax - more)
     assert effects.worth_in_updates().mean == pytest.approx(share * 100 * 75 / 1600)
     assert re.search(r"is worth \d+ \(\d+ to \d+\) % more updates", effect_tables.sections())
@@ -265,16 +262,16 @@ def test_the_worth_in_updates_is_a_straight_line():
 
 def points_of(axes):
     """Return (x, y) of all points that have an error bar."""
-    found = []
+    points = []
     for bars in axes.containers:
-        found += zip(*bars.lines[0].get_data())
-    return found
+        points += zip(*bars.lines[0].get_data())
+    return points
 
 
 def test_every_comparison_is_drawn_once_beside_its_head_size():
     figure = effect_figures.draw_by_head_size(comparisons.RESULTS)
     for axes, of_text in zip(figure.axes, (True, False)):
-        chosen = [each for each in found_effects() if bool(each.of.corpus) == of_text]
+        chosen = [each for each in all_effects() if bool(each.of.corpus) == of_text]
         points = points_of(axes)
         drawn = sorted(y for _, y in points)
         assert drawn == pytest.approx(sorted(each.percent.mean for each in chosen))
