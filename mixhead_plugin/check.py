@@ -87,11 +87,11 @@ def machine(device: torch.device) -> dict[str, str]:
         f"{known.name}, compute capability {known.major}.{known.minor}, {known.total_memory >> 30} "
         "GiB"
     )
-    if tool := shutil.which("nvidia-smi"):
+    tool = shutil.which("nvidia-smi")
+    if tool:
         query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-        facts["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[
-            0
-        ]
+        printed = subprocess.run(query, capture_output=True, text=True).stdout
+        facts["driver"] = printed.split("\n")[0]  # a line for each GPU
     return {**facts, "kernels": triton.machine_problem() or "can run"}
 
 

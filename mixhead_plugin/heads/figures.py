@@ -113,8 +113,9 @@ def heat_maps(
     different lengths.
     """
     figure, axes = subplots(len(panels), max(map(len, panels)), size, square)
-    drawn = [ragged(panel[1]) for row in panels for panel in row if panel is not None]
-    low, high = min(map(np.nanmin, drawn)), max(map(np.nanmax, drawn))
+    drawn = [ragged(panel[1]) for panel in itertools.chain(*panels) if panel is not None]
+    low = min(np.nanmin(matrix) for matrix in drawn)
+    high = max(np.nanmax(matrix) for matrix in drawn)
     if colours != SEQUENTIAL:
         high = max(-low, high, 1e-9)
         low = -high

@@ -100,8 +100,9 @@ def check_passed(what: str, gates: Sequence[Gate], stacklevel: int) -> None:
         gates: after the calls
         stacklevel: that of `warnings.warn` in the caller
     """
+    asked = dict.fromkeys(gate.name for gate in gates)  # each once, in their order
     passed = {gate.name for gate in gates if gate.calls}
-    missed = [name for name in dict.fromkeys(gate.name for gate in gates) if name not in passed]
+    missed = [name for name in asked if name not in passed]
     if missed and not passed:
         raise RuntimeError(
             f"{what}: had no effect, no call in this thread passed {missed[0]} or another chosen "

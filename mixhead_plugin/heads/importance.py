@@ -66,7 +66,8 @@ def importance(
                 f"importance: that of {name} is not finite; are the parameters damaged?"
             )
         means[name][stage] = total / sentences
-    if missed := [name for name in means if name not in reached]:
+    missed = [name for name in means if name not in reached]
+    if missed:
         warnings.warn(
             f"importance: is 0 for {', '.join(missed)}, on which no loss depends", stacklevel=3
         )

@@ -148,7 +148,9 @@ def _refuse_unmixed(
 
 def _refuse_tensors(model: Any, state: dict[str, Any]) -> None:
     """Raise ValueError if an adapter has tensors of a mixing that its base lacks."""
-    given = {option for name in state for option in PARTS if f".{option}." in name}
+    given = set()
+    for name in state:
+        given.update(PARTS.keys() & set(name.split(".")))
     lost = sorted(given - {option for option, _ in _parts(model)})
     if lost:
         raise ValueError(

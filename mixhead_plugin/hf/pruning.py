@@ -123,7 +123,11 @@ def cut(site: Site, model: nn.Module, heads: Sequence[int]) -> None:
 
 
 def _features(heads: Sequence[int], size: int) -> list[int]:
-    return [head * size + feature for head in heads for feature in range(size)]
+    """Return the numbers of the features of some heads, which lie one head after another."""
+    features: list[int] = []
+    for head in heads:
+        features += range(head * size, (head + 1) * size)
+    return features
 
 
 def _keep(projection: Any, features: Sequence[int], of_outputs: bool) -> None:

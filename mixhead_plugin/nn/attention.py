@@ -289,18 +289,18 @@ class MixedAttention(Assembly):
                 f"query should be unbatched 2D or batched 3D tensor but received {dims}-D query "
                 "tensor"
             )
-        batched = f"For {'batched' if dims == 3 else 'unbatched'} ({dims}-D) `query`, expected"
-        batch = 1 if dims == 2 else query.size(0 if self.batch_first else 1)
+        kind = "batched" if dims == 3 else "unbatched"
+        expected = f"For {kind} ({dims}-D) `query`, expected"
         if padding is not None and padding.dim() != dims - 1:
-            found = f"{padding.dim()}-D tensor instead"
             raise ShapeError(
-                f"{batched} `key_padding_mask` to be `None` or {dims - 1}-D but found {found}"
+                f"{expected} `key_padding_mask` to be `None` or {dims - 1}-D but found "
+                f"{padding.dim()}-D tensor instead"
             )
         if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
             raise ShapeError("only bool and floating types of attn_mask are supported")
         if mask is not None and mask.dim() not in (2, 3):
             raise ShapeError(
-                f"{batched} `attn_mask` to be `None`, 2-D or 3-D but found {mask.dim()}-D tensor "
+                f"{expected} `attn_mask` to be `None`, 2-D or 3-D but found {mask.dim()}-D tensor "
                 "instead"
             )
         if query.size(-1) != self.embed_dim:
@@ -310,17 +310,23 @@ class MixedAttention(Assembly):
         if key is None or value is None:
             return
         if key.dim() != dims or value.dim() != dims:
-            found = f"{key.dim()}-D and {value.dim()}-D tensors respectively"
-            raise ShapeError(f"{batched} `key` and `value` to be {dims}-D but found {found}")
-        same = key.shape[:-1] == value.shape[:-1] and (key.size(-1), value.size(-1)) == (
-            self.kdim,
-            self.vdim,
-        )
-        if not same or (dims == 3 and key.size(0 if self.batch_first else 1) != batch):
-            found = f"key shape {key.shape} and value shape {value.shape}"
             raise ShapeError(
-                f"{found} do not match each other, kdim {self.kdim}, vdim {self.vdim} or batch "
-                f"{batch}"
+                f"{expected} `key` and `value` to be {dims}-D but found {key.dim()}-D and "
+                f"{value.dim()}-D tensors respectively"
+            )
+
+        batch = 1
+        batch_of_keys = 1
+        if dims == 3:
+            batch_dim = 0 if self.batch_first else 1
+            batch = query.size(batch_dim)
+            batch_of_keys = key.size(batch_dim)
+        have_their_sizes = key.size(-1) == self.kdim and value.size(-1) == self.vdim
+        fit_together = key.shape[:-1] == value.shape[:-1]
+        if not have_their_sizes or not fit_together or batch_of_keys != batch:
+            raise ShapeError(
+                f"key shape {key.shape} and value shape {value.shape} do not match each other, "
+                f"kdim {self.kdim}, vdim {self.vdim} or batch {batch}"
             )
 
     def _check_masks(

@@ -170,7 +170,9 @@ def _refuse_tied(
     model: nn.Module, attentions: Sequence[nn.MultiheadAttention | MixedAttention]
 ) -> None:
     """Raise ValueError if a parameter that is copied belongs to another module, too."""
-    copied = {id(p) for attention in attentions for p in multihead.copied_of(attention)}
+    copied: set[int] = set()
+    for attention in attentions:
+        copied.update(id(parameter) for parameter in multihead.copied_of(attention))
     owners: dict[int, str] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):

@@ -246,10 +246,12 @@ def _masks(
     if isinstance(attn_mask, CausalBias):
         if attn_mask.variant == CausalVariant.LOWER_RIGHT:
             return None, True
-        attn_mask, is_causal = None, True
+        attn_mask = None
+        is_causal = True
 
     if is_causal:
-        n_queries, n_keys = query.size(2), key.size(2)
+        n_queries = query.size(2)
+        n_keys = key.size(2)
         if n_queries == n_keys:
             return None, True
         attn_mask = torch.ones(n_queries, n_keys, dtype=torch.bool, device=query.device).tril()
@@ -333,10 +335,10 @@ def _run(
     with call:
         output = forward(module, *args, **kwargs)
     if call.attended == 0:
+        mode = "training" if module.training else "evaluation"
         raise RuntimeError(
             f"{call.mixed.name}: lost the mixing, it did not call scaled_dot_product_attention in "
-            f"this call ({'training' if module.training else 'evaluation'} mode); must call it "
-            "each time"
+            f"this call ({mode} mode); must call it each time"
         )
     return output
 

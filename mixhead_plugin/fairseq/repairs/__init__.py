@@ -74,7 +74,10 @@ def _repair(group: str, name: str) -> Repair:
     )
 
 
-REPAIRS = {name: _repair(group, name) for group, names in _NAMES.items() for name in names.split()}
+REPAIRS: dict[str, Repair] = {}
+for _group, _names in _NAMES.items():
+    for _name in _names.split():
+        REPAIRS[_name] = _repair(_group, _name)
 _applied: set[str] = set()
 
 

@@ -22,7 +22,8 @@ try:  # this registers the task
         TruncatedBPTTLMTask as OrderedTask,
     )
 except ImportError:  # a fairseq without its examples: no Transformer-XL is registered
-    UpstreamConfig, OrderedTask = FairseqDataclass, None
+    UpstreamConfig = FairseqDataclass
+    OrderedTask = None
 
 DEFAULT_MAX_TARGET_POSITIONS = 1024
 
