@@ -26,6 +26,8 @@ from mixhead_plugin.heads.sites import where
 # frozen M) and B (17; 14 with another start). The others normalise M, or have no static part.
 PUBLISHED_TYPES = (7, 9, 10, 14, 17)
 
+ENDING = ".stochastic_w"  # of the name of a mixing's tensor in their code
+
 
 class Converted(NamedTuple):
     """Tensors with the plugin's names, and the flags that they need."""
@@ -100,32 +102,24 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
     Raises:
         OptionError: no mixing, one that the plugin does not have, or several kinds of them
     """
-    ending = ".stochastic_w"
-    mixed = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
+    mixed = [name.removesuffix(ENDING) for name in tensors if name.endswith(ENDING)]
     if not mixed:
         raise OptionError(
-            f"{file}: has no tensor *{ending}, so it is no model of the authors' Mixhead code"
+            f"{file}: has no tensor *{ENDING}, so it is no model of the authors' Mixhead code"
         )
 
     renamed = dict(tensors)
     mixings: set[str] = set()
     head_dims: set[int | None] = set()
     for name in mixed:
-        weight = renamed.pop(f"{name}{ending}")
+        weight = renamed.pop(f"{name}{ENDING}")
         bias = renamed.pop(f"{name}.bias", None)
-        query = tensors.get(f"{name}.q_proj.weight")
-        if query is None:
-            raise OptionError(
-                f"{file}: has {name}{ending}, but no {name}.q_proj.weight; must be a whole model"
-            )
-        if weight.dim() != 2 or weight.size(1) == 0 or query.dim() != 2:
-            raise OptionError(
-                f"{file}: {name}{ending} is {list(weight.shape)}, {name}.q_proj.weight is "
-                f"{list(query.shape)}; both must be matrices with numbers"
-            )
+        query = tensors.get(f"{name}.q_proj.weight")  # [H * D, C]
+        _check_matrices(file, name, weight, query)
+        assert query is not None
+
         heads = weight.size(1)
-        inner_dim, embed_dim = query.shape
-        head_dim = inner_dim // heads
+        head_dim = query.size(0) // heads
         if bias is None and weight.shape == (heads, heads):
             mixings.add("position-independent")
             renamed[f"{name}.head_mixing.weight"] = weight
@@ -136,10 +130,12 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
         else:
             with_bias = "without a bias" if bias is None else "with a bias"
             raise OptionError(
-                f"{file}: {name}{ending} is {list(weight.shape)} {with_bias}; "
+                f"{file}: {name}{ENDING} is {list(weight.shape)} {with_bias}; "
                 f"must be [{heads}, {heads}] without one (A), or [{head_dim}, {heads}] with one (B)"
             )
-        head_dims.add(None if inner_dim == embed_dim else head_dim)
+        is_square = query.size(0) == query.size(1)
+        head_dims.add(None if is_square else head_dim)
+
     if len(mixings) > 1:
         raise OptionError(
             f"{file}: mixes some attentions position-independent, some position-wise; must be one "
@@ -148,6 +144,26 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
     if len(head_dims) > 1:
         raise OptionError(f"{file}: its attentions have heads of several sizes; must be one size")
     return Converted(renamed, mixings.pop(), _scope(file, tensors, mixed), head_dims.pop())
+
+
+def _check_matrices(file: str, name: str, weight: Tensor, query: Tensor | None) -> None:
+    """Refuse tensors of a mixed attention whose sizes tell no number of heads.
+
+    Args:
+        file: the checkpoint, for messages
+        name: of the attention
+        weight: of the mixing
+        query: of the projection to queries, None if the checkpoint lacks it
+    """
+    if query is None:
+        raise OptionError(
+            f"{file}: has {name}{ENDING}, but no {name}.q_proj.weight; must be a whole model"
+        )
+    if weight.dim() != 2 or weight.size(1) == 0 or query.dim() != 2:
+        raise OptionError(
+            f"{file}: {name}{ENDING} is {list(weight.shape)}, {name}.q_proj.weight is "
+            f"{list(query.shape)}; both must be matrices with numbers"
+        )
 
 
 def _scope(file: str, tensors: Mapping[str, Tensor], mixed: list[str]) -> str:
