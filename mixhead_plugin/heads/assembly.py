@@ -76,9 +76,9 @@ class AssemblyAttention:
         if len(heads) == self.heads["mixed"]:
             return "must leave one head"
         option, why = whole_part(self.module.variant.part_kinds())
-        if not option:
-            return ""
-        return f"{option} must have all heads, {why}; ablate them instead"
+        if option:
+            return f"{option} must have all heads, {why}; ablate them instead"
+        return self._unknown_tensor()
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
         kept = kept_by(self, heads)
@@ -101,20 +101,34 @@ class AssemblyAttention:
         option, why = whole_part(self.module.variant.part_kinds())
         if option:
             raise HeadsError(f"{self.name}: {option} must have all heads, {why}")
+        problem = self._unknown_tensor()
+        if problem:
+            raise HeadsError(f"{self.name}: {problem}")
+
+        axes = self._axes()
+        sizes = {"head_dim": self.module.head_dim, "value_dim": self.module.value_dim}
+        smaller = {}
+        for name, tensor in self.module.state_dict().items():
+            kept_heads = cut(tensor, axes[name], kept._asdict(), sizes)
+            smaller[name] = kept_heads.clone()
+        return smaller
+
+    def _axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Return the dimensions that shrink with the heads, for each tensor that is known."""
         axes = dict(PARAMETERS)
         for option, row in self.module.variant.part_kinds().items():
             for entry, axes_of_entry in row.parameters.items():
                 axes[f"{option}.{entry}"] = axes_of_entry
+        return axes
 
-        sizes = {"head_dim": self.module.head_dim, "value_dim": self.module.value_dim}
-        smaller = {}
-        for name, tensor in self.module.state_dict().items():
+    def _unknown_tensor(self) -> str:
+        """Return why a tensor that is not known forbids to cut heads; empty if there is none.
+
+        An adapter may have brought it, or a class of its own.
+        """
+        axes = self._axes()
+        for name in self.module.state_dict():
             if name not in axes:
                 owner = type(self.module).__name__
-                raise HeadsError(
-                    f"{self.name}: cannot be cut, its {name} belongs to {owner}; its heads can "
-                    "only be masked"
-                )
-            kept_heads = cut(tensor, axes[name], kept._asdict(), sizes)
-            smaller[name] = kept_heads.clone()
-        return smaller
+                return f"cannot be cut, its {name} belongs to {owner}; its heads can only be masked"
+        return ""

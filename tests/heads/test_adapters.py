@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.heads import cutting
 from mixhead_plugin.heads.ablation import EXPERIMENTS, ablate, ablations, without
 from mixhead_plugin.heads.assembly import AssemblyAttention
 from mixhead_plugin.heads.attention import HeadsError
@@ -243,11 +244,20 @@ def test_what_is_seen_of_factors_is_their_matrix_and_a_source_head_leaves_every_
     torch.testing.assert_close(left[:, :, kept], whole[:, :, kept])
 
 
-def test_a_parameter_of_unknown_heads_is_refused():
-    module = definition.build(mixing="none")
-    module.positions = torch.nn.Parameter(torch.zeros(HEADS))
-    with pytest.raises(HeadsError, match=r"^one: cannot be cut, its positions belongs to Mix"):
-        AssemblyAttention("one", module).cut({"mixed": [0]})
+def test_a_parameter_of_unknown_heads_is_refused_before_any_change():
+    attentions = [AssemblyAttention(name, definition.build(mixing="none")) for name in "ab"]
+    attentions[1].module.positions = torch.nn.Parameter(torch.zeros(HEADS))
+    problem = (
+        "cannot be cut, its positions belongs to MixheadAttention; its heads can only be masked"
+    )
+    with pytest.raises(HeadsError) as error:
+        cutting.prune(attentions, {"a": [0], "b": [0]})
+    assert str(error.value) == f"heads [0] of layer 1: {problem}"
+    assert attentions[0].heads == {"mixed": HEADS}
+
+    with pytest.raises(HeadsError) as error:
+        attentions[1].cut({"mixed": [0]})
+    assert str(error.value) == f"b: {problem}"
 
 
 def test_each_head_is_scored_without_it_and_alone():
