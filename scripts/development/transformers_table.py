@@ -394,7 +394,7 @@ def try_type(model_type: str) -> dict[str, Any]:
     with torch.no_grad():
         expected = outputs_of(plain, inputs)
     found["left out"] = [str(each.message) for each in said if "mixed without" in str(each.message)]
-    found["attentions"] = sorted({site.kind for site in mixed_sites(mixed)})
+    found["attentions"] = sorted({site.class_name for site in mixed_sites(mixed)})
     for check in CHECKS:
         try:
             found[check] = _CHECKS[check](plain, mixed, inputs, expected)
