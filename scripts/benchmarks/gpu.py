@@ -518,32 +518,26 @@ SLICES = 4  # processes that compile the tiles of a kernel
 def more_tiles(launch: Launch) -> list[Any]:
     """Return tiles around those of tuning.py: all sizes that may fit the registers."""
     first = launch.tiles[0]
-    found = []
-    if "flash" in launch.kernel:
-        axes = ((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), (1,))
+    if launch.kernel in ("mix_kernel", "mixed_bwd_ds_kernel", "mixed_bwd_dm_kernel"):
+        axes = ((1, 4, 16), (64, 128), (1, 2, 4), (2, 3, 4))
     else:
-        axes = (
-            (16, 32, 64, 128),
-            (16, 32, 64),
-            (4, 8),
-            (1, 2),
-            tuple(dict.fromkeys((first.HC, max(min(8, first.HC), first.HC // 2)))),
-        )
-    for bm, bn, warps, stages, heads in itertools.product(*axes):
-        if bm * bn * heads <= 2**15:
-            found.append(
-                first._replace(BM=bm, BN=bn, warps=warps, stages=stages, HC=heads, HG=heads)
-            )
+        axes = ((64, 128), (32, 64, 128), (4, 8), (1, 2, 3, 4))
+    found = []
+    for bm, bn, warps, stages in itertools.product(*axes):
+        found.append(first._replace(BM=bm, BN=bn, warps=warps, stages=stages))
     return list(dict.fromkeys([*launch.tiles, *found]))
 
 
 def tile_cases(settings: Settings) -> dict[str, list[str]]:
     """Return the kernels of each case."""
     mixed = [
-        "mixed_fwd_kernel",
+        "mixed_weights_kernel",
+        "mix_kernel",
+        "product_over_keys_kernel",
+        "mixed_bwd_dw_kernel",
         "mixed_bwd_dm_kernel",
-        "mixed_bwd_dq_kernel",
-        "mixed_bwd_dkv_kernel",
+        "mixed_bwd_ds_kernel",
+        "product_over_queries_kernel",
     ]
     flash = ["flash_fwd_kernel", "flash_bwd_dq_kernel", "flash_bwd_dkv_kernel"]
     if settings.quick:

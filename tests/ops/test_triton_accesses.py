@@ -59,7 +59,7 @@ def test_programs_stay_inside_their_tensors_and_out_of_each_other(
 ):
     from triton.runtime.interpreter import InterpreterBuilder
 
-    use_tiles(monkeypatch, Tile(32, 64, 4, 1), Tile(32, 64, 4, 1, HC=2, HG=2))
+    use_tiles(monkeypatch, Tile(32, 64, 4, 1), Tile(32, 64, 4, 1))
     read = []
     written = []
     launches = []

@@ -14,6 +14,7 @@ from tests.ops.triton_cases import (
     DEVICE,
     DV,
     INF,
+    MIXED,
     NK,
     NQ,
     ON_GPU,
@@ -26,10 +27,12 @@ from tests.ops.triton_cases import (
     future,
     holes,
     inputs,
+    must_be_right,
     operators,
     padding,
     record,
     tuning,
+    use_few_large_tiles,
     use_tiles,
     with_gradients,
 )
@@ -292,23 +295,61 @@ def test_what_is_beyond_32_bits_is_found(dim, mixed, tmp_path):
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_there_is_a_tile_for_every_shape(itemsize):
     for head_dim in (16, 32, 64, 128, 256):
-        for name in tuning._FLASH:
-            assert TABLES(name, 1, head_dim, itemsize)
-        for name in tuning._MIXED:
+        for name in tuning._TILES:
             for heads in range(1, 65):
-                for tile in TABLES(name, heads, head_dim, itemsize):
-                    assert min(tile.BM, tile.BN) >= 16 and 16 % min(tile.HC, 16) == 0
+                assert TABLES(name, heads, head_dim, itemsize)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_a_kernel_that_writes_over_what_it_reads_has_one_tile(itemsize):
+    """To choose among several it would be launched again, on its own results."""
+    flash = {name for name in tuning._TILES if name.startswith("flash")}
+    for name in tuning._TILES.keys() - flash:
+        for tiles in tuning._TILES[name][itemsize].values():
+            assert len(tiles) == 1
+
+
+def test_tiles_divide_a_strip():
+    """A tile of keys must not reach into the next query, nor one of queries into the next strip."""
+    for name in tuning._TILES:
+        if name.startswith("flash"):
+            continue
+        for by_size in tuning._TILES[name].values():
+            for tiles in by_size.values():
+                for queries, keys, *_ in tiles:
+                    assert operators.STRIP_QUERIES % queries == 0
+                    assert operators.STRIP_KEYS % keys == 0
+
+
+@each_once(mixed=MIXED, normalizer=["softmax", "sigsoftmax"], mask=[None, "causal", "floats"])
+def test_several_strips_give_the_same(mixed, normalizer, mask, monkeypatch):
+    monkeypatch.setenv("MIXHEAD_STRIP_MIB", "0.01")
+    monkeypatch.setattr(operators, "STRIP_QUERIES", 32)
+    use_few_large_tiles(monkeypatch)
+    options = {"causal": mask == "causal"}
+    if mask == "floats":
+        options["attn_mask"] = torch.full((75, 40), -INF).triu(-34)
+    tensors = inputs(mixed, batch=1, n_queries=75, n_keys=40)
+    must_be_right(tensors, normalizer=normalizer, **options)
+
+
+def test_the_memory_of_strips_must_be_a_number(monkeypatch):
+    monkeypatch.setenv("MIXHEAD_STRIP_MIB", "much")
+    with pytest.raises(ValueError, match=r"^MIXHEAD_STRIP_MIB=much: must be a number of MiB$"):
+        tuning.strip_bytes()
 
 
 def test_on_a_small_device_a_tile_shrinks_until_it_fits():
     def launch(tile):
-        if tile.BM * tile.BN * tile.HC * tile.stages > 16 * 16 * 4:
+        if tile.BM * tile.BN * tile.stages > most:
             raise tuning.OutOfResources(2, 1, "shared memory")
 
-    tiles = TABLES("mixed_bwd_dkv_kernel", 8, 64, 2)
-    assert tuning._fastest(tiles, launch) == Tile(16, 16, 8, 1, HC=4, HG=4)
+    tiles = TABLES("flash_bwd_dkv_kernel", 8, 64, 2)
+    most = 32 * 32
+    assert tuning._fastest(tiles, launch) == Tile(32, 32, 4, 1)
+    most = 16 * 16 - 1
     with pytest.raises(tuning.OutOfResources):
-        tuning._fastest([Tile(16, 16, 8, 1)], lambda tile: launch(tile._replace(HC=8)))
+        tuning._fastest([Tile(16, 16, 8, 1)], launch)
 
 
 @pytest.mark.parametrize(

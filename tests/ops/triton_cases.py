@@ -40,14 +40,8 @@ MIXED = ["per query", "shared"]
 MIXINGS = [None, *MIXED]
 SINKS = [f"{name}, sink" for name in triton.NORMALIZERS if NORMALIZERS[name].takes_sink]
 TABLES = tuning.tiles_for
-# All heads in one program, some at a time, or a group of them in each program.
-SPLITS = [
-    (16, 32, 4, 1, 4, 2),
-    (16, 16, 4, 1, 2, 8),
-    (16, 16, 4, 1, 8, 2),
-    (32, 16, 4, 1, 8, 8),
-    (16, 16, 4, 2, 8, 8),
-]
+# of the kernels that mix
+TILES = [Tile(16, 32, 4, 1), Tile(16, 16, 4, 1), Tile(32, 16, 4, 1), Tile(64, 128, 4, 2)]
 
 
 def use_tiles(monkeypatch, flash, mixed):
@@ -63,7 +57,7 @@ def use_few_large_tiles(monkeypatch):
 
     The interpreter takes its time by operation.
     """
-    use_tiles(monkeypatch, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1, HC=4, HG=4))
+    use_tiles(monkeypatch, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
 
 
 def interpret(monkeypatch):

@@ -29,7 +29,7 @@ HIDDEN = {
     "causal padding": {"causal": True, "padding": True},
     "nothing": {},
 }
-SMALL = ["4x16", "3x16"]  # heads and their size; small tiles, all heads in one
+SMALL = ["4x16", "3x16"]  # heads and their size; in small tiles
 AXES = {
     "mixing": [*MIXING],
     "normalizer": ["softmax", "sigsoftmax", "l2", "sigmoid"],
@@ -90,11 +90,7 @@ class Case(NamedTuple):
                 tile._replace(stages=self.stages or tile.stages)
                 for tile in found[self.place :] or found[-1:]
             ]
-        return [
-            Tile(32, 32, 4, self.stages)
-            if "flash" in kernel
-            else Tile(16, 16, 4, self.stages, HC=4, HG=4)
-        ]
+        return [Tile(32, 32, 4, self.stages)]
 
 
 def cover(axes: dict[str, list]) -> list[Case]:

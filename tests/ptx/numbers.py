@@ -96,6 +96,11 @@ def divide(a, b):
     return (np.abs(x) // np.abs(y) * np.sign(x) * np.sign(y)).astype(a.dtype)
 
 
+def remainder(a, b):
+    """Return what `divide` leaves; it has the sign of a."""
+    return (a.astype(S64) - b.astype(S64) * divide(a, b).astype(S64)).astype(a.dtype)
+
+
 def bit_field(a, first, length):
     """Return `length` bits of a from bit `first` on, extended.
 

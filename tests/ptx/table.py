@@ -58,6 +58,7 @@ for kind in ("u", "s"):
     )
 row("mad.lo.{u32,s32,u64,s64}", "T: T T T", "a * b + c", lambda a, b, c: a * b + c)
 row("div.{u32,s32}", "T: T T", "quotient(a, b)", numbers.divide)
+row("rem.{u32,s32}", "T: T T", "remainder(a, b)", numbers.remainder)
 row("min.{u32,s32,u64,s64}", "T: T T", "min(a, b)", np.minimum)
 row("max.{u32,s32,u64,s64}", "T: T T", "max(a, b)", np.maximum)
 row("max.relu.s32", "T: T T", "max(a, b, 0)", lambda a, b: np.maximum(np.maximum(a, b), 0))

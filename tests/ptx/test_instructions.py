@@ -82,6 +82,11 @@ def fused(a: float, b: float, c: float) -> float:
     return float(Fraction(a) * Fraction(b) + Fraction(c))
 
 
+def remainder(a, b):
+    """Return what `quotient` leaves; None where it is not defined."""
+    return None if b == 0 else a - b * quotient(a, b)
+
+
 def quotient(a, b):
     """Return a / b, of integers towards 0; None where it is not defined."""
     if isinstance(a, int):

@@ -80,7 +80,7 @@ def flash_fwd_kernel(
                 b_max = b_new
             if v is not None:
                 if dropout is not None:
-                    b_w = tl.where(rows.kept(seed, dropout, i_bh, first, i_n, 2, C), b_w, 0.0)
+                    b_w = tl.where(rows.kept(seed, dropout, i_bh, first, i_n, C), b_w, 0.0)
                 b_v = rows.load_rows(v, o_n, o_v, n_keys, C.DV)  # [BN, DVP]
                 b_o = rows.add_product(b_w.to(b_v.dtype), b_v, b_o * b_shrink[:, None], C)
 
@@ -159,7 +159,7 @@ def flash_bwd_dq_kernel(
             b_dp = rows.product(b_do, tl.trans(b_v), C)  # [BM, BN]
             if dropout is not None:
                 b_dp = tl.where(
-                    rows.kept(seed, dropout, i_bh, first, i_n, 2, C), b_dp * dropout.gain, 0.0
+                    rows.kept(seed, dropout, i_bh, first, i_n, C), b_dp * dropout.gain, 0.0
                 )
             b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [BM, BN]
             b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [BM, BN]
@@ -220,7 +220,7 @@ def flash_bwd_dkv_kernel(
             b_dp = rows.product(b_v, tl.trans(b_do), C)  # [BN, BM]
             b_w = b_p  # [BN, BM], the weights after dropout
             if dropout is not None:
-                keep = tl.trans(rows.kept(seed, dropout, i_bh, i_m, first, 2, C))  # [BN, BM]
+                keep = tl.trans(rows.kept(seed, dropout, i_bh, i_m, first, C))  # [BN, BM]
                 b_dp = tl.where(keep, b_dp * dropout.gain, 0.0)
                 b_w = tl.where(keep, b_p * dropout.gain, 0.0)
             b_dv = rows.add_product(b_w.to(b_do.dtype), b_do, b_dv, C)

@@ -1,7 +1,7 @@
 """The operators `triton` and `triton_backward` of torch: the kernels' arguments in order."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,18 @@ from mixhead_plugin.ops.triton import allows_tf32, flash, mixed, tuning
 from mixhead_plugin.ops.triton.records import Constants, Dropout, Masks, Strided
 from mixhead_plugin.ops.triton.rows import LOG2E, spans_kernel
 from mixhead_plugin.ops.triton.tuning import Tile, ceil_div, power_of_2
+
+# A strip has a multiple of STRIP_QUERIES, which the queries of every tile divide. The memory of its
+# keys is a multiple of STRIP_KEYS, so no tile reaches beyond a row.
+STRIP_QUERIES = 128
+STRIP_KEYS = 128
+
+
+class Strip(NamedTuple):
+    """Some queries, whose weights are in memory at once."""
+
+    first: int
+    last: int  # the one behind the last query
 
 
 class Call:
@@ -76,6 +88,7 @@ class Call:
             PRECISION="tf32" if tf32 else "ieee",
             PER_QUERY=self.mixing is not None and self.mixing.dim() == 4,
             MASK_HEADS=self.attn_mask is not None and self.attn_mask.shape[1] > 1,
+            HP=max(16, power_of_2(self.heads)),
         )
         # For `tuning`: calls with equal keys use the same tiles.
         dtypes = []
@@ -128,7 +141,13 @@ class Call:
 
         # First the statistics of all rows, without values: a mixed head needs those of all heads.
         self._run(flash.flash_fwd_kernel, self.q, self.k, None, None, self.sink, peak, factor)
-        self._run(mixed.mixed_fwd_kernel, self.q, self.k, self.v, self.m, o, peak, factor)
+        strips, (weights,) = self._strips(count=1)
+        for strip in strips:
+            self._run_strip(
+                mixed.mixed_weights_kernel, strip, self.q, self.k, weights, peak, factor
+            )
+            self._run_strip(mixed.mix_kernel, strip, self.m, weights)
+            self._product_over_keys(strip, weights, self.v, o, is_value=True)
         return out, rows
 
     def backward(self, d_out: Tensor, rows: Tensor, out: Tensor | None) -> list[Tensor]:
@@ -149,28 +168,21 @@ class Call:
         d_v = strided(grads[2])
         peak, factor = rows
 
-        # delta = P . dP of each row, which dQ and dK need.
-        given: tuple[Any, ...]
-        if self.mixing is None:
-            assert out is not None  # saved where heads are not mixed
-            given = (self.q, self.k, self.v, strided(d_out), peak, factor)
-            delta = self._delta(out, d_out)
-            dq_kernel = flash.flash_bwd_dq_kernel
-            dkv_kernel = flash.flash_bwd_dkv_kernel
-        else:
-            given = (self.q, self.k, self.v, self.m, strided(d_out), peak, factor)
-            delta = self._mixing_grad(given, grads[3])
-            dq_kernel = mixed.mixed_bwd_dq_kernel
-            dkv_kernel = mixed.mixed_bwd_dkv_kernel
-
-        scale = self.inputs.scale
-        self._run(dq_kernel, *given, delta, d_q, scale)
         # The programs of dK and dV each have some keys, so they need the spans of queries.
         spans = None
         if self.attn_mask is not None:
             spans = spans_of(self.attn_mask.transpose(2, 3))
         by_key = self.masks._replace(spans=spans)
-        self._run(dkv_kernel, *given, delta, d_k, d_v, scale, masks=by_key)
+        # delta = P . dP of each row, which dQ and dK need.
+        if self.mixing is None:
+            assert out is not None  # saved where heads are not mixed
+            given = (self.q, self.k, self.v, strided(d_out), peak, factor)
+            delta = self._delta(out, d_out)
+            scale = self.inputs.scale
+            self._run(flash.flash_bwd_dq_kernel, *given, delta, d_q, scale)
+            self._run(flash.flash_bwd_dkv_kernel, *given, delta, d_k, d_v, scale, masks=by_key)
+        else:
+            delta = self._mixed_grads(grads, strided(d_out), peak, factor, by_key)
         if self.sink is not None:
             grads[-1].copy_(self._sink_grad(peak, factor, delta))
         return grads
@@ -208,38 +220,136 @@ class Call:
         delta = self.query.new_empty(self.query.shape[:3], dtype=torch.float32)
         delta = self._unwritten(delta)
         tile = Tile(64, 16, 4, 1)
-        constants = with_tile(self.constants, tile)
+        constants = self.constants._replace(BM=tile.BM, BN=tile.BN)
         arguments = (strided(out), strided(d_out), delta, self.n_queries, constants)
         programs = self.batch * self.heads * ceil_div(self.n_queries, tile.BM)
         start(flash.flash_bwd_delta_kernel, programs, arguments, tile)
         return delta
 
-    def _mixing_grad(self, given: tuple[Any, ...], d_mixing: Tensor) -> Tensor:
-        """Return delta [B, H, Nq] of mixed heads; write dM into `d_mixing`.
+    def _strips(self, count: int) -> tuple[list[Strip], list[Strided]]:
+        """Return the queries of each strip, and the memory that holds one strip after the other.
 
         Args:
-            given: the first arguments of the kernel
+            count: how many memories are needed at once
+        """
+        width = ceil_div(self.n_keys, STRIP_KEYS) * STRIP_KEYS
+        bytes_of_query = self.batch * self.heads * width * self.query.element_size()
+        at_once = tuning.strip_bytes() // count // bytes_of_query
+        at_once = max(1, at_once // STRIP_QUERIES) * STRIP_QUERIES
+        strips = []
+        for first in range(0, self.n_queries, at_once):
+            strips.append(Strip(first, min(first + at_once, self.n_queries)))
+
+        shape = (self.batch, self.heads, min(at_once, self.n_queries), width)
+        memories = []
+        for _ in range(count):
+            memories.append(strided(self._unwritten(self.query.new_empty(shape))))
+        return strips, memories
+
+    def _product_over_keys(
+        self, strip: Strip, weights: Strided, x: Strided, y: Strided, is_value: bool
+    ) -> None:
+        """Write y = weights x of a strip: O from values, or else dQ from keys."""
+        of_factor = self._factor(is_value)
+        self._run_strip(mixed.product_over_keys_kernel, strip, weights, x, y, *of_factor)
+
+    def _product_over_queries(
+        self,
+        strip: Strip,
+        weights: Strided,
+        x: Strided,
+        y: Strided,
+        is_value: bool,
+        by_key: Masks,
+    ) -> None:
+        """Write y = weights^T x of a strip: dV from dO, or else dK from queries.
+
+        It is added to that of the strips before.
+        """
+        adds = strip.first > 0
+        arguments = (weights, x, y, *self._factor(is_value), adds)
+        self._run_strip(mixed.product_over_queries_kernel, strip, *arguments, by_key=by_key)
+
+    def _factor(self, is_value: bool) -> tuple[float, int, int, bool]:
+        """Return what a product is multiplied by, its size and padded size, and if dropout acts."""
+        constants = self.constants
+        if not is_value:
+            return self.inputs.scale, constants.D, constants.DP, False
+        gain = 1.0 if self.dropout is None else self.dropout.gain
+        return gain, constants.DV, constants.DVP, self.dropout is not None
+
+    def _mixed_grads(
+        self, grads: list[Tensor], d_o: Strided, peak: Tensor, factor: Tensor, by_key: Masks
+    ) -> Tensor:
+        """Write the gradients of query, key, value and mixing where heads mix.
+
+        Args:
+            grads: of query, key, value and mixing
+            d_o: the gradient of the output
+            peak: of each row, [B, H, Nq]
+            factor: of each row, [B, H, Nq]
+            by_key: the masks, with the spans of the queries that see a key
+
+        Returns:
+            delta of each row, [B, H, Nq]
+        """
+        delta = self._unwritten(torch.empty_like(peak))
+        strips, (weights, d_weights) = self._strips(count=2)
+        # dK and dV are sums over the strips, in float32 where there are several.
+        sums = grads[1:3]
+        if len(strips) > 1:
+            sums = [self._unwritten(torch.empty_like(grad, dtype=torch.float32)) for grad in sums]
+        d_q = strided(grads[0])
+        d_k, d_v = map(strided, sums)
+        parts_of_d_m = []
+        for strip in strips:
+            self._run_strip(
+                mixed.mixed_weights_kernel, strip, self.q, self.k, weights, peak, factor
+            )
+            self._run_strip(mixed.mixed_bwd_dw_kernel, strip, self.v, d_o, d_weights)
+            parts_of_d_m.append(self._mixing_grad(strip, weights, d_weights, delta, grads[3]))
+            given = (self.m, weights, d_weights, peak, factor, delta)
+            self._run_strip(mixed.mixed_bwd_ds_kernel, strip, *given)
+            self._product_over_keys(strip, d_weights, self.k, d_q, False)
+            self._product_over_queries(strip, d_weights, self.q, d_k, False, by_key)
+            self._run_strip(mixed.mix_kernel, strip, self.m, weights)
+            self._product_over_queries(strip, weights, d_o, d_v, True, by_key)
+        if len(strips) > 1:
+            grads[1].copy_(sums[0])
+            grads[2].copy_(sums[1])
+        if grads[3].dim() == 2:
+            grads[3].copy_(torch.cat(parts_of_d_m, dim=1).sum((0, 1)))
+        return delta
+
+    def _mixing_grad(
+        self, strip: Strip, weights: Strided, d_weights: Strided, delta: Tensor, d_mixing: Tensor
+    ) -> Tensor:
+        """Write delta and dM of a strip.
+
+        Args:
+            strip: its queries
+            weights: before mixing
+            d_weights: the gradients of the mixed weights
+            delta: of each row, [B, H, Nq]
             d_mixing: [H, H] or [B, Nq, H, H]
+
+        Returns:
+            `d_mixing`; where it is [H, H], parts of it in its place, [B, tiles, H, H]
         """
 
-        def outputs(tile: Tile) -> tuple[Tensor, Strided]:
-            # Each group of heads has a part of delta, which are summed below.
-            groups = ceil_div(self.heads, tile.HG)
-            shape = (self.batch, groups, self.heads, self.n_queries)
-            delta = self._unwritten(self.query.new_empty(shape, dtype=torch.float32))
-            d_m = d_mixing
-            if d_mixing.dim() == 2:  # a sum for each tile of queries
-                tiles = ceil_div(self.n_queries, tile.BM)
-                shape = (self.batch, tiles, self.heads, self.heads)
-                d_m = self._unwritten(self.query.new_empty(shape, dtype=torch.float32))
-            return delta, strided_mixing(d_m)
+        def outputs(tile: Tile) -> tuple[Strided]:
+            if d_mixing.dim() == 4:
+                return (strided_mixing(d_mixing),)
+            # a sum for each tile of queries
+            tiles = ceil_div(strip.last - strip.first, tile.BM)
+            shape = (self.batch, tiles, self.heads, self.heads)
+            sums = self._unwritten(self.query.new_empty(shape, dtype=torch.float32))
+            return (strided_mixing(sums),)
 
-        delta, d_m = self._run(mixed.mixed_bwd_dm_kernel, *given, outputs=outputs)
-        if d_mixing.dim() == 2:
-            d_mixing.copy_(d_m.p.sum((0, 1)))
-        if delta.shape[1] == 1:
-            return delta[:, 0]
-        return delta.sum(1)
+        given = (self.m, weights, d_weights, delta)
+        kernel = mixed.mixed_bwd_dm_kernel
+        (d_m,) = self._run_strip(kernel, strip, *given, outputs=outputs)
+        return d_m.p
 
     def _unwritten(self, memory: Tensor) -> Tensor:
         """Return memory for a result; in a trial it holds NaN."""
@@ -247,12 +357,39 @@ class Call:
             return memory
         return memory.fill_(torch.nan)
 
+    def _run_strip(
+        self,
+        kernel: Any,
+        strip: Strip,
+        *arguments: Any,
+        outputs: Callable[[Tile], tuple[Any, ...]] = lambda tile: (),
+        by_key: Masks | None = None,
+    ) -> tuple[Any, ...]:
+        """Launch a kernel for the queries of a strip; see `_run`.
+
+        Args:
+            kernel: the kernel
+            strip: its queries
+            arguments: the first ones of the kernel
+            outputs: returns the next ones
+            by_key: the one after the strip, where a kernel takes it
+        """
+        last_ones: tuple[Any, ...] = (strip.first, strip.last)
+        if by_key is not None:
+            last_ones = (*last_ones, by_key)
+        n_queries = strip.last - strip.first
+        return self._run(
+            kernel, *arguments, outputs=outputs, last_ones=last_ones, n_queries=n_queries
+        )
+
     def _run(
         self,
         kernel: Any,
         *arguments: Any,
         outputs: Callable[[Tile], tuple[Any, ...]] = lambda tile: (),
+        last_ones: tuple[Any, ...] = (),
         masks: Masks | None = None,
+        n_queries: int | None = None,
     ) -> tuple[Any, ...]:
         """Launch a kernel with the tile that suits it.
 
@@ -260,19 +397,23 @@ class Call:
             kernel: the kernel
             arguments: its first ones
             outputs: returns the next ones, which depend on the tile
+            last_ones: the ones after them, before those of every kernel
             masks: in place of the call's own
+            n_queries: of a strip; all if None
 
         Returns:
             what `outputs` has returned
         """
         name = kernel.fn.__name__
-        rest = (masks or self.masks, self.dropout, self.scale, self.n_queries, self.n_keys)
+        of_all = (masks or self.masks, self.dropout, self.scale, self.n_queries, self.n_keys)
+        if n_queries is None:
+            n_queries = self.n_queries
 
         def launch(tile: Tile) -> tuple[Any, ...]:
-            constants = with_tile(self.constants, tile)
+            constants = self.constants._replace(BM=tile.BM, BN=tile.BN)
             more = outputs(tile)
-            programs = self.batch * _programs(name, constants, self.n_queries, self.n_keys)
-            start(kernel, programs, (*arguments, *more, *rest, constants), tile)
+            programs = self.batch * _programs(name, constants, n_queries, self.n_keys)
+            start(kernel, programs, (*arguments, *more, *last_ones, *of_all, constants), tile)
             return more
 
         head_dim = max(self.constants.DP, self.constants.DVP)
@@ -284,45 +425,26 @@ class Call:
         return tuning.run((name, self.key), tiles, launch, self.query.device)
 
 
-def _programs(name: str, constants: Constants, n_queries: int, n_keys: int) -> int:
-    """Return how many programs a kernel needs for one sentence.
+# The programs of a kernel have a tile of queries and keys, or a tile of keys and all queries, or
+# else a tile of queries and all keys. They have one head, or all heads.
+_BY_TILE = ("mixed_weights_kernel", "mixed_bwd_dw_kernel", "mixed_bwd_ds_kernel", "mix_kernel")
+_BY_KEYS = ("flash_bwd_dkv_kernel", "product_over_queries_kernel")
+_ALL_HEADS = ("mix_kernel", "mixed_bwd_dm_kernel", "mixed_bwd_ds_kernel")
 
-    A program has one tile and one part of the heads: those of a group, HG, which it adds to. In a
-    kernel for heads that do not mix, HG is 1. The kernel for dM has one source of HC heads as well.
-    """
+
+def _programs(name: str, constants: Constants, n_queries: int, n_keys: int) -> int:
+    """Return how many programs a kernel needs for one sentence."""
     tiles = ceil_div(n_queries, constants.BM)
-    if "_dkv_" in name:
+    if name in _BY_TILE:
+        tiles *= ceil_div(n_keys, constants.BN)
+    if name in _BY_KEYS:
         tiles = ceil_div(n_keys, constants.BN)
-    parts = constants.GROUPS
-    if "_dm_" in name:
-        parts *= constants.CHUNKS
-    return tiles * parts
+    return tiles if name in _ALL_HEADS else tiles * constants.H
 
 
 def start(kernel: Any, programs: int, arguments: tuple[Any, ...], tile: Tile) -> Any:
     """Launch a kernel and return what triton compiled, if it did; all launches pass here."""
     return kernel[(programs,)](*arguments, num_warps=tile.warps, num_stages=tile.stages)
-
-
-def with_tile(constants: Constants, tile: Tile) -> Constants:
-    """Complete the constants of a call by those of a tile."""
-    # Tensor cores multiply at least 16 numbers: with fewer heads, those of several keys.
-    pack = max(1, 16 // tile.HC)
-    # An M of each query needs a product for each query. The product by an M for all queries is
-    # divided into up to 8, of at least 16 rows.
-    parts = tile.BM
-    if not constants.PER_QUERY:
-        parts = max(1, min(8, tile.BM * tile.BN // pack // 16))
-    return constants._replace(
-        BM=tile.BM,
-        BN=tile.BN,
-        HC=tile.HC,
-        HG=tile.HG,
-        GROUPS=ceil_div(constants.H, tile.HG),
-        CHUNKS=ceil_div(constants.H, tile.HC),
-        PACK=pack,
-        PARTS=parts,
-    )
 
 
 def padded(head_dim: int, value_dim: int) -> tuple[int, int]:

@@ -54,11 +54,6 @@ class Constants(NamedTuple):
     PRECISION: str  # of products in float32
     PER_QUERY: bool  # every query has its own mixing matrix
     MASK_HEADS: bool  # the mask differs by head
+    HP: int  # heads that mix, padded for tensor cores
     BM: int = 0  # queries of a tile
     BN: int = 0  # keys of a tile
-    HC: int = 0  # heads computed at once
-    PACK: int = 0  # keys of a mixing product, so that it has at least 16 numbers
-    PARTS: int = 0  # products of a mixing
-    HG: int = 0  # heads that a program adds to
-    GROUPS: int = 0  # of HG heads
-    CHUNKS: int = 0  # of HC heads

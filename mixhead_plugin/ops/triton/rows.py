@@ -43,40 +43,6 @@ def store_rows(x, b_x, o_n, o_d, n, D):
 
 
 @triton.jit
-def heads_at(x, o_h, o_n, o_d, n, H, D):
-    """Return pointers to [heads, N, D] of one sentence, and which of them are inside x."""
-    p_h = o_h.to(tl.int64)[:, None, None] * x.s_h
-    p_n = o_n.to(tl.int64)[None, :, None] * x.s_n
-    p_x = x.p + p_h + p_n + o_d.to(tl.int64)[None, None, :] * x.s_d  # [heads, N, D]
-    return p_x, (o_h < H)[:, None, None] & (o_n < n)[None, :, None] & (o_d < D)[None, None, :]
-
-
-@triton.jit
-def load_heads(x, o_h, o_n, o_d, n, H, D):
-    """Load [heads, N, D] of one sentence; zeros outside."""
-    p_x, inside = heads_at(x, o_h, o_n, o_d, n, H, D)
-    return tl.load(p_x, mask=inside, other=0.0)
-
-
-@triton.jit
-def load_heads_upright(x, o_h, o_n, o_d, n, H, D):
-    """Load as `load_heads` for a product that takes [heads, N, D] as it stands, not transposed.
-
-    triton swizzles shared memory by what follows D in the registers of a thread. Here that is N.
-    After `load_heads` it is the head, and eight rows of one head would lie in the same banks.
-    """
-    by_rows = Strided(x.p, x.s_b, x.s_n, x.s_h, x.s_d)
-    p_x, inside = heads_at(by_rows, o_n, o_h, o_d, H, n, D)  # [N, heads, D]
-    return tl.permute(tl.load(p_x, mask=inside, other=0.0), (1, 0, 2))
-
-
-@triton.jit
-def store_heads(x, b_x, o_h, o_n, o_d, n, H, D):
-    p_x, inside = heads_at(x, o_h, o_n, o_d, n, H, D)
-    tl.store(p_x, b_x.to(x.p.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def rounded(b_x, C: tl.constexpr):
     """Round float32 to the 10 bits of tf32.
 
@@ -99,13 +65,6 @@ def product(b_x, b_y, C: tl.constexpr):
 def add_product(b_x, b_y, b_sum, C: tl.constexpr):
     """Return b_sum + the product of b_x and b_y."""
     return tl.dot(rounded(b_x, C), rounded(b_y, C), b_sum, input_precision=C.PRECISION)
-
-
-@triton.jit
-def load_statistic(x, i_b, o_h, o_n, n, H: tl.constexpr, other: tl.constexpr):
-    """Load [heads, N] of a statistic [B, H, n]."""
-    p_x = x + i_b * H * n + o_h.to(tl.int64)[:, None] * n + o_n[None, :]  # [heads, N]
-    return tl.load(p_x, mask=(o_h < H)[:, None] & (o_n < n)[None, :], other=other)
 
 
 @triton.jit
@@ -138,6 +97,19 @@ def key_span(first, n_queries, n_keys, masks, C: tl.constexpr):
             whole = tl.minimum(whole, tl.min(tl.load(p_span + 2, mask=inside, other=n_keys)))
         whole = tl.maximum(whole // C.BN * C.BN, start)
     return start, whole, stop
+
+
+@triton.jit
+def span_of_query(i_m, n_queries, n_keys, masks, C: tl.constexpr):
+    """Return start and stop of the keys that one query may see."""
+    start = i_m * 0
+    stop = start + n_keys
+    if C.CAUSAL:
+        stop = tl.minimum(stop, tl.maximum(i_m + 1 + n_keys - n_queries, 0))
+    if masks.spans is not None:
+        start = tl.maximum(start, tl.load(masks.spans + 4 * i_m))
+        stop = tl.minimum(stop, tl.load(masks.spans + 4 * i_m + 1))
+    return start, stop
 
 
 @triton.jit
@@ -306,28 +278,18 @@ def score_gradient(b_s, b_p, b_dp, b_delta, C: tl.constexpr):
 
 
 @triton.jit
-def kept(seed, dropout, rows, o_m, o_n, RANK: tl.constexpr, C: tl.constexpr):
-    """Return which weights dropout keeps, [BM, BN] with RANK 2, or [heads, BM, BN].
+def kept(seed, dropout, i_bh, o_m, o_n, C: tl.constexpr):
+    """Return which weights of a head dropout keeps, [BM, BN].
 
     A weight has the same draw in every tile, and in every pass. The counter of the random numbers
     is (key / 4, query, sentence * H + head), and each gives four draws, for four keys.
 
-    `rows` is sentence * H + head, one number or [heads]; o_m and o_n are the first positions of the
-    tile.
+    i_bh is sentence * H + head; o_m and o_n are the first positions of the tile.
     """
-    c_n = o_n // 4 + tl.arange(0, C.BN // 4)
-    c_m = o_m + tl.arange(0, C.BM)
-    if RANK == 2:
-        c_n = c_n[None, :]
-        c_m = c_m[:, None]
-        zeros = tl.full([C.BM, C.BN // 4], 0, tl.int32)
-    else:
-        c_n = c_n[None, None, :]
-        c_m = c_m[None, :, None]
-        rows = rows[:, None, None]
-        zeros = tl.full([rows.shape[0], C.BM, C.BN // 4], 0, tl.int32)
-    r0, r1, r2, r3 = tl.philox(seed, zeros + c_n, zeros + c_m, zeros + rows, zeros, 7)
+    c_n = o_n // 4 + tl.arange(0, C.BN // 4)[None, :]
+    c_m = o_m + tl.arange(0, C.BM)[:, None]
+    zeros = tl.full([C.BM, C.BN // 4], 0, tl.int32)
+    r0, r1, r2, r3 = tl.philox(seed, zeros + c_n, zeros + c_m, zeros + i_bh, zeros, 7)
     # `join` adds a last dimension of 2, so in memory the draws of a counter are r0, r1, r2, r3.
     draws = tl.join(tl.join(r0, r2), tl.join(r1, r3))
-    shape: tl.constexpr = [C.BM, C.BN] if RANK == 2 else [zeros.shape[0], C.BM, C.BN]
-    return tl.reshape(draws, shape) >= tl.cast(dropout.threshold, tl.uint32)
+    return tl.reshape(draws, [C.BM, C.BN]) >= tl.cast(dropout.threshold, tl.uint32)

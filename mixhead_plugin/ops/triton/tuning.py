@@ -4,6 +4,7 @@ The tables give a few candidates for each kernel, head size and dtype, the likel
 there are several, the first call on a GPU times them and keeps the fastest for the process.
 """
 
+import os
 import statistics
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
@@ -30,12 +31,10 @@ class Tile(NamedTuple):
     BN: int  # keys
     warps: int
     stages: int
-    HC: int = 1  # heads computed at once
-    HG: int = 1  # heads that a program adds to
 
 
-# (BM, BN, warps, stages) by the bytes of a number and the padded head size.
-_FLASH = {
+# (BM, BN, warps, stages) by the bytes of a number and the largest padded head size: first fit.
+_TILES = {
     "flash_fwd_kernel": {
         2: {
             64: [(128, 64, 4, 3), (128, 128, 8, 3)],
@@ -60,75 +59,48 @@ _FLASH = {
         },
         4: {64: [(16, 32, 8, 1)], 128: [(16, 32, 8, 1)], 256: [(16, 16, 8, 1)]},
     },
-}
-
-
-# (BM, BN, warps, stages, HC, HG) by the bytes of a number, the most heads and the largest padded
-# head size: first fit.
-_BWD_4_BYTES = {
-    (64, 32): [(16, 16, 8, 1, 8, 8)],
-    (64, 128): [(16, 16, 8, 1, 4, 4)],
-    (64, 256): [(16, 16, 8, 1, 2, 2)],
-}
-_MIXED = {
-    "mixed_fwd_kernel": {
-        2: {
-            (4, 64): [(64, 16, 4, 2, 4, 4), (32, 32, 4, 2, 4, 4)],
-            (8, 64): [(64, 16, 8, 2, 8, 8), (64, 16, 8, 1, 8, 8)],
-            (8, 128): [(32, 16, 8, 2, 8, 8)],
-            (16, 64): [(32, 16, 8, 2, 16, 16)],
-            (64, 16): [(16, 16, 8, 1, 32, 32)],
-            (64, 64): [(32, 16, 8, 1, 16, 16)],
-            (64, 128): [(16, 16, 8, 1, 8, 8)],
-            (64, 256): [(16, 16, 8, 1, 4, 4)],
-        },
-        4: {
-            (16, 16): [(16, 16, 8, 1, 16, 16)],
-            (64, 64): [(16, 16, 8, 1, 8, 8)],
-            (64, 128): [(16, 16, 8, 1, 4, 4)],
-            (64, 256): [(16, 16, 8, 1, 2, 2)],
-        },
+    # Kernels that mix have one candidate each: some write over what they read, so they cannot be
+    # launched again to be timed.
+    "mixed_weights_kernel": {
+        2: {128: [(64, 128, 4, 1)], 256: [(64, 64, 8, 1)]},
+        4: {256: [(32, 32, 8, 1)]},
+    },
+    "mixed_bwd_dw_kernel": {
+        2: {128: [(64, 128, 8, 1)], 256: [(64, 64, 8, 1)]},
+        4: {256: [(32, 32, 8, 1)]},
+    },
+    "product_over_keys_kernel": {
+        2: {128: [(64, 64, 4, 3)], 256: [(64, 64, 4, 3)]},
+        4: {256: [(32, 32, 8, 2)]},
+    },
+    "product_over_queries_kernel": {
+        2: {128: [(64, 64, 4, 3)], 256: [(64, 64, 4, 3)]},
+        4: {256: [(32, 32, 8, 2)]},
+    },
+    # by the number of heads, and not by the head size
+    "mix_kernel": {
+        2: {64: [(16, 128, 4, 4)]},
+        4: {16: [(16, 128, 4, 2)], 64: [(16, 64, 4, 2)]},
+    },
+    "mixed_bwd_ds_kernel": {
+        2: {64: [(16, 128, 4, 3)]},
+        4: {16: [(16, 128, 4, 2)], 64: [(16, 64, 4, 2)]},
     },
     "mixed_bwd_dm_kernel": {
-        2: {
-            (4, 64): [(64, 32, 4, 1, 4, 4), (32, 32, 4, 2, 4, 4)],
-            (8, 64): [(64, 32, 8, 1, 8, 8), (32, 32, 8, 2, 8, 8)],
-            (8, 128): [(32, 16, 8, 1, 8, 8), (16, 16, 8, 2, 8, 8)],
-            (16, 64): [(32, 32, 8, 1, 16, 16), (32, 16, 8, 1, 16, 16)],
-            (64, 16): [(16, 16, 8, 1, 32, 32)],
-            (64, 64): [(32, 16, 8, 1, 16, 16), (16, 16, 8, 1, 16, 16)],
-            (64, 128): [(16, 16, 8, 1, 8, 8)],
-            (64, 256): [(16, 16, 4, 1, 4, 4)],
-        },
-        4: _BWD_4_BYTES,
-    },
-    "mixed_bwd_dq_kernel": {
-        2: {
-            (4, 64): [(64, 16, 4, 2, 4, 4), (32, 32, 4, 2, 4, 4)],
-            (8, 64): [(64, 16, 8, 1, 8, 8), (32, 32, 8, 1, 8, 8), (32, 16, 8, 1, 8, 8)],
-            (8, 128): [(16, 16, 8, 2, 8, 8)],
-            (16, 64): [(32, 16, 8, 1, 16, 16), (16, 16, 8, 2, 16, 16)],
-            (64, 16): [(16, 16, 8, 1, 32, 32)],
-            (64, 64): [(16, 16, 8, 1, 16, 16)],
-            (64, 128): [(16, 16, 8, 1, 8, 8)],
-            (64, 256): [(16, 16, 4, 1, 4, 4)],
-        },
-        4: _BWD_4_BYTES,
-    },
-    "mixed_bwd_dkv_kernel": {
-        2: {
-            (4, 64): [(16, 32, 4, 2, 4, 4), (32, 16, 4, 2, 4, 4)],
-            (8, 64): [(16, 32, 8, 1, 8, 8), (16, 32, 8, 2, 8, 8)],
-            (8, 128): [(16, 16, 8, 2, 8, 8), (16, 16, 8, 1, 8, 8)],
-            (16, 64): [(16, 16, 8, 1, 16, 16), (16, 16, 8, 2, 16, 16)],
-            (64, 16): [(16, 16, 8, 1, 32, 32), (16, 16, 8, 1, 16, 16)],
-            (64, 64): [(16, 16, 8, 1, 16, 16)],
-            (64, 128): [(16, 16, 8, 1, 8, 8)],
-            (64, 256): [(16, 16, 8, 1, 4, 4)],
-        },
-        4: _BWD_4_BYTES,
+        2: {8: [(1, 128, 1, 2)], 64: [(4, 128, 2, 3)]},
+        4: {16: [(4, 128, 4, 2)], 64: [(4, 64, 4, 2)]},
     },
 }
+_BY_HEADS = ("mix_kernel", "mixed_bwd_ds_kernel", "mixed_bwd_dm_kernel")
+
+
+def strip_bytes() -> int:
+    """Return the memory of all strips of a call: that of MIXHEAD_STRIP_MIB."""
+    given = os.environ.get("MIXHEAD_STRIP_MIB", "512")
+    try:
+        return int(float(given) * 2**20)
+    except ValueError:
+        raise ValueError(f"MIXHEAD_STRIP_MIB={given}: must be a number of MiB") from None
 
 
 def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Tile]:
@@ -140,21 +112,9 @@ def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Til
         head_dim: the larger one of the padded head sizes
         itemsize: bytes of a number
     """
-    if kernel in _FLASH:
-        by_size = _FLASH[kernel][itemsize]
-        smallest = min(size for size in by_size if size >= head_dim)
-        return [Tile(*sizes) for sizes in by_size[smallest]]
-
-    table = _MIXED[kernel][itemsize]
-    fitting = next((most, size) for most, size in table if heads <= most and head_dim <= size)
-    # No more heads than there are; but at least 2, because triton 3.7.1 makes a wrong product of
-    # single rows and columns. So one head has zeros beside it.
-    most_heads = max(2, power_of_2(heads))
-    tiles = []
-    for sizes in table[fitting]:
-        tile = Tile(*sizes)
-        tiles.append(tile._replace(HC=min(tile.HC, most_heads), HG=min(tile.HG, most_heads)))
-    return tiles
+    size = heads if kernel in _BY_HEADS else head_dim
+    by_size = _TILES[kernel][itemsize]
+    return [Tile(*sizes) for sizes in by_size[min(most for most in by_size if most >= size)]]
 
 
 _chosen: dict[Hashable, Tile] = {}
@@ -176,6 +136,8 @@ def run(
     `torch.use_deterministic_algorithms` every process must choose alike. In these cases the first
     tile that fits is taken.
     """
+    if len(tiles) == 1:
+        return first_fitting(tiles, launch)[1]
     first = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
     key = (key, device, first)
     if key in _chosen:
@@ -193,10 +155,9 @@ def run(
     return launch(_chosen[key])
 
 
-def most_candidates(heads: int, head_dim: int, itemsize: int, mixes: bool) -> int:
+def most_candidates(heads: int, head_dim: int, itemsize: int) -> int:
     """Return the length of the longest list that `tiles_for` returns for such heads."""
-    kernels = (*_FLASH, *_MIXED) if mixes else _FLASH
-    return max(len(tiles_for(kernel, heads, head_dim, itemsize)) for kernel in kernels)
+    return max(len(tiles_for(kernel, heads, head_dim, itemsize)) for kernel in _TILES)
 
 
 def first_fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> tuple[Tile, Any]:
@@ -239,8 +200,6 @@ def _smaller(tile: Tile) -> Tile | None:
         return tile._replace(stages=1)
     if max(tile.BM, tile.BN) > 16:
         return tile._replace(BM=max(16, tile.BM // 2), BN=max(16, tile.BN // 2))
-    if max(tile.HC, tile.HG) > 1:
-        return tile._replace(HC=max(1, tile.HC // 2), HG=max(1, tile.HG // 2))
     return None
 
 

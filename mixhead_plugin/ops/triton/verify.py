@@ -87,9 +87,7 @@ def _try(kind: CallKind) -> str:
     on_gpu = kind.device.type == "cuda"
     with torch.cuda.device(kind.device if on_gpu else -1):
         try:
-            most = tuning.most_candidates(
-                kind.heads, head_dim, kind.dtype.itemsize, kind.mixing is not None
-            )
+            most = tuning.most_candidates(kind.heads, head_dim, kind.dtype.itemsize)
             for place, sizes in itertools.product(range(most), SIZES if on_gpu else INTERPRETED):
                 found = _fault_with(kind, sizes, place)
                 if found:
