@@ -21,14 +21,20 @@ SIZES = {
     "8x8x2048x64 bfloat16 0.1": "8 of 64, 2,048, dropout 0.1",
     "2x8x2048x64 float32 0.0": "8 of 64, 2,048, float32",
 }
+# As above, of the kernels that mix.
+SIZES_OF_MIXING = {
+    "8x8x2048x64 bfloat16 0.0": "8 heads of 64, 2,048 tokens",
+    "8x16x2048x64 bfloat16 0.0": "16 heads of 64",
+    "8x32x2048x64 bfloat16 0.0": "32 heads of 64",
+    "32x8x512x64 bfloat16 0.0": "8 of 64, 512 tokens",
+    "4x8x4096x64 bfloat16 0.0": "8 of 64, 4,096 tokens",
+}
 # What the report calls the contenders, and what the page does.
 TORCH = ("flash: softmax", "is_causal: softmax")
 PLUGIN = {
     "triton: softmax": "the plugin's softmax",
     "triton: l2": "l2",
     "triton: sigsoftmax": "sigsoftmax",
-    "triton: Mixhead A": "**Mixhead A**",
-    "triton: Mixhead B": "**Mixhead B**",
 }
 OTHERS = {
     "flex: softmax": "FlexAttention, softmax",
@@ -88,6 +94,30 @@ def attention_table(passes: str, column: str, names: dict[str, str]) -> str:
     return table(["", *SIZES.values()], measured)
 
 
+def mixing() -> str:
+    """Return the times of the kernels that mix, beside those of the kernels before them."""
+    content = json.loads((REPORTS / "mixing-h200.json").read_text())
+    found = {(row["kernels"], row["name"], row["size"]): row for row in content["passes"]}
+
+    def line(title: str, kernels: str, name: str, field: str) -> list[str]:
+        rows = [found[kernels, name, size] for size in SIZES_OF_MIXING]
+        return [title, *(shown(row[field]) if field in row else "" for row in rows)]
+
+    now, before = "through memory", "in registers"
+    lines = [
+        line("**Mixhead A**, both passes", now, "Mixhead A", "both"),
+        line("with the kernels before", before, "Mixhead A", "both"),
+        line("**Mixhead B**, both passes", now, "Mixhead B", "both"),
+        line("with the kernels before", before, "Mixhead B", "both"),
+        line("Mixhead A, forward pass", now, "Mixhead A", "forward"),
+        line("Mixhead B, forward pass", now, "Mixhead B", "forward"),
+        line("A: memory of both passes, MiB", now, "Mixhead A", "peak_mib"),
+        line("A: time of the host, both passes, ms", now, "Mixhead A", "host_ms"),
+        line("B: time of the host, both passes, ms", now, "Mixhead B", "host_ms"),
+    ]
+    return table(["", *SIZES_OF_MIXING.values()], lines)
+
+
 def both_passes() -> str:
     return attention_table("both", "by_upstream", PLUGIN | OTHERS)
 
@@ -110,7 +140,7 @@ def steps() -> str:
     decoding = {row["name"]: row["microseconds"] / 1e3 for row in rows_of("decoding")}
     lines = []
     for what, times, unit, digits in (
-        ("a training step, fairseq's own attention", training, "fairseq", 1),
+        ("a training step with the kernels before, fairseq's own attention", training, "fairseq", 1),
         ("attention of one query to 1,024 keys, torch's", decoding, "torch", 3),
     ):
         ratios = [
@@ -121,6 +151,7 @@ def steps() -> str:
 
 
 TABLES = {
+    "mixing on a GPU": mixing,
     "both passes on a GPU": both_passes,
     "forward pass on a GPU": forward_pass,
     "memory on a GPU": memory,
