@@ -140,7 +140,12 @@ def steps() -> str:
     decoding = {row["name"]: row["microseconds"] / 1e3 for row in rows_of("decoding")}
     lines = []
     for what, times, unit, digits in (
-        ("a training step with the kernels before, fairseq's own attention", training, "fairseq", 1),
+        (
+            "a training step with the kernels before, fairseq's own attention",
+            training,
+            "fairseq",
+            1,
+        ),
         ("attention of one query to 1,024 keys, torch's", decoding, "torch", 3),
     ):
         ratios = [

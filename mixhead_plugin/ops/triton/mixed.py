@@ -193,8 +193,10 @@ def mix_kernel(m, w, first, last, masks, dropout, scale, n_queries, n_keys, C: t
 
 
 @triton.jit
-def score_of(b_p, b_peak, b_factor, C: tl.constexpr):
+def score_of(b_p, b_peak, b_factor):
     """Return the score, times log2(e), that a weight of sigsoftmax was made from.
+
+    So no product computes it again.
 
     P / factor * 2^peak is u = e^s sigmoid(s). With x = e^s this is x^2 / (1 + x), so
     x = (u + sqrt(u^2 + 4 u)) / 2. For large u, x is u; for small ones it is the root of u.
@@ -242,11 +244,11 @@ def mixed_bwd_ds_kernel(
             b_m = load_mixing(m.p + i_q * m.s_n, m.s_h, m.s_d, dtype, C)
         b_dp = rows.product(b_m, b_dw, C)
         b_p = b_p.to(tl.float32)
-        b_s = b_p
+        b_s = b_p  # read for sigsoftmax alone
         if C.NORMALIZER == "sigsoftmax":
             b_peak = load_of_heads(peak, i_b, i_q, n_queries, float("inf"), C)
             b_factor = load_of_heads(factor, i_b, i_q, n_queries, 0.0, C)
-            b_s = score_of(b_p, b_peak, b_factor, C)
+            b_s = score_of(b_p, b_peak, b_factor)
         b_delta = load_of_heads(delta, i_b, i_q, n_queries, 0.0, C)
         b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)
         tl.store(p_dw + (i_q - first) * d_w.s_n, b_ds.to(dtype), mask=inside)

@@ -25,7 +25,7 @@ from mixhead_plugin.ops.triton.tuning import Tile, ceil_div, power_of_2
 
 # A strip has a multiple of STRIP_QUERIES, which the queries of every tile divide. The memory of its
 # keys is a multiple of STRIP_KEYS, so no tile reaches beyond a row.
-STRIP_QUERIES = 128
+STRIP_QUERIES = 64
 STRIP_KEYS = 128
 
 
