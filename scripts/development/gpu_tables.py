@@ -141,7 +141,7 @@ def steps() -> str:
     lines = []
     for what, times, unit, digits in (
         (
-            "a training step with the kernels before, fairseq's own attention",
+            "a training step with older kernels, fairseq's own attention",
             training,
             "fairseq",
             1,
