@@ -76,7 +76,8 @@ def passes(
         for opcode, threads in executed.items():
             tally.update({"instr.": threads, opcode.split(".")[0]: threads})
         line = {column: tally[column] / (heads * length**2) for column in COLUMNS}
-        found[f"{kernel.fn.__name__} {'x'.join(map(str, tile))}"] = line
+        # The number, because a pass may launch a kernel twice.
+        found[f"{len(found) + 1} {kernel.fn.__name__} {'x'.join(map(str, tile))}"] = line
 
     machine.Shared = CountingShared
     machine.Memory = CountingMemory

@@ -324,19 +324,24 @@ def test_tiles_divide_a_strip():
 @each_once(mixed=MIXED, normalizer=["softmax", "sigsoftmax"], mask=[None, "causal", "floats"])
 def test_several_strips_give_the_same(mixed, normalizer, mask, monkeypatch):
     monkeypatch.setenv("MIXHEAD_STRIP_MIB", "0.01")
-    monkeypatch.setattr(operators, "STRIP_QUERIES", 32)
     use_few_large_tiles(monkeypatch)
     options = {"causal": mask == "causal"}
     if mask == "floats":
-        options["attn_mask"] = torch.full((75, 40), -INF).triu(-34)
-    tensors = inputs(mixed, batch=1, n_queries=75, n_keys=40)
+        options["attn_mask"] = torch.full((135, 40), -INF).triu(-94)
+    tensors = inputs(mixed, batch=1, n_queries=135, n_keys=40)
     must_be_right(tensors, normalizer=normalizer, **options)
 
 
-def test_the_memory_of_strips_must_be_a_number(monkeypatch):
-    monkeypatch.setenv("MIXHEAD_STRIP_MIB", "much")
-    with pytest.raises(ValueError, match=r"^MIXHEAD_STRIP_MIB=much: must be a number of MiB$"):
+@pytest.mark.parametrize("given", ["much", "-1", "inf", "nan"])
+def test_the_memory_of_strips_must_be_a_number(given, monkeypatch):
+    monkeypatch.setenv("MIXHEAD_STRIP_MIB", given)
+    with pytest.raises(ValueError, match=f"^MIXHEAD_STRIP_MIB={given}: must be a number of MiB$"):
         tuning.strip_bytes()
+
+
+def test_many_heads_that_do_not_mix_are_tried(monkeypatch):
+    monkeypatch.setattr(tuning, "tiles_for", TABLES)
+    assert tuning.most_candidates(100, 64, 2) == 2
 
 
 def test_on_a_small_device_a_tile_shrinks_until_it_fits():

@@ -35,7 +35,11 @@ CASES = {
     "flash": Case(extra="dropout", stages=3, queries=70, keys=71),
     "mixed": Case("shared", hidden="causal padding", shape="3x16", keys=45),
     # its backward pass multiplies 16 keys
-    "narrow": Case(hidden="causal padding", extra="dropout", shape="1x256"),
+    # With the tiles of tuning.py, whose sizes differ: so a kernel reads where no other one wrote.
+    "unwritten": Case(
+        "shared", hidden="causal padding", shape="8x64", stages=0, queries=40, keys=140
+    ),
+    "narrow": Case(hidden="causal padding", extra="dropout", shape="1x256", place=1),
 }
 SMALL = 5, 7  # queries and keys of a second run, with less than a tile
 # instead of an instruction, so that the others keep their numbers
@@ -118,7 +122,7 @@ causal, one key too many # flash # rows # o_m + (n_keys - n_queries) # o_m + (n_
 causal, tiles end one key early # flash # rows # first + C.BM + n_keys # first + C.BM - 1 + n_keys
 causal, a tile without its mask # flash # rows # tl.maximum(first + 1 + n_keys # tl.maximum(first + C.BN + n_keys
 dropout of another row # flash # flash # dropout, i_bh, i_m, first # dropout, i_bh, i_m + 4, first
-what was not written counts # mixed # mixed # tl.where(seen_by(o_m, o_n, last, masks, n_queries, n_keys, C), b_w, 0.0) # b_w
+what was not written counts # unwritten # mixed # tl.where(seen_by(o_m, o_n, last, masks, n_queries, n_keys, C), b_w, 0.0) # b_w
 """
 
 

@@ -140,10 +140,10 @@ def allows_tf32() -> bool:
 
 
 def slower_than_blocks(inputs: AttentionInputs) -> bool:
-    """Return whether `blockwise` is faster than the kernels, at the price of more memory.
+    """Return whether `blockwise` is faster than the kernels.
 
-    Without tf32 the kernels multiply float32 on CUDA cores: five times as long on an H200
-    (triton.md, Limits).
+    Without tf32 the kernels multiply float32 on CUDA cores. Kernels that mixed in registers took
+    five times as long as `blockwise` on an H200 (triton.md, Limits).
     """
     return inputs.query.dtype == torch.float32 and not allows_tf32()
 
@@ -162,7 +162,7 @@ def triton_attention(inputs: AttentionInputs) -> Tensor:
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
     if inputs.factors() is not None:
-        # The kernels mix by M itself. triton.md, 'Factors of M', counts why.
+        # The kernels mix by M itself. triton.md, 'Factors of M', says why.
         inputs = inputs.with_mixing(inputs.matrix())
     if inputs.dropout_p > 0:
         # From torch's generator, so that it repeats with torch.manual_seed and under activation

@@ -2,7 +2,7 @@
 
 A program has one tile of one head. What it computes for a tile is [BM, BN], queries by keys.
 
-Without values, `flash_fwd_kernel` is also the first pass of mixed heads and writes only the
+Without values, `flash_fwd_kernel` is also the first step of mixed heads and writes only the
 statistic of each row.
 """
 

@@ -14,7 +14,7 @@ Backward there are two strips, of weights and of their gradients:
     mixed_bwd_dw_kernel          dPbar_i = Z_i * (dO_i V_i^T)
     mixed_bwd_dm_kernel          dM[j, i] = P_j . dPbar_i of each query,
                                  and delta_j = sum_i M[j, i] dM[j, i]
-    mixed_bwd_ds_kernel          dP_j = sum_i M[j, i] dPbar_i, and dS_j over it
+    mixed_bwd_ds_kernel          dP_j = sum_i M[j, i] dPbar_i, and dS_j from it, in place of dPbar
     product_over_keys_kernel     dQ_j = dS_j K_j
     product_over_queries_kernel  dK_j = dS_j^T Q_j
     mix_kernel                   Pbar_i again
@@ -27,7 +27,14 @@ The arguments of the kernels:
     w, d_w          `Strided` [B, H, queries, keys]: weights of a strip, and their gradients
     peak, factor    [B, H, Nq], the statistics of rows that `flash_fwd_kernel` has written
     delta           [B, H, Nq], P . dP of each row
+    d_m             `Strided` [B, H, Nq, H] as m; where M is shared, float32 with a tile of queries
+                    in place of each query
+    x, y            `Strided` [B, H, N, D], what a strip is multiplied by, and the result; D and DP
+                    are their head size and its padded one
+    gain            of the result: that of dropout, or the scale of scores
+    DROPS           dropout acts on w
     first, last     the strip: queries from `first` to before `last`
+    by_key          the masks with spans of queries in place of those of keys
     scale           of scores, times log2(e), because weights are powers of 2
     masks, dropout, C    see records.py
 
@@ -65,7 +72,10 @@ def weights_at(w, o_m, o_n, first):
 
 @triton.jit
 def seen_by(o_m, o_n, last, masks, n_queries, n_keys, C: tl.constexpr):
-    """Return which keys the queries see, [BM, BN], if padding and masks beside spans hide none."""
+    """Return which keys the queries see, [BM, BN], by causality and spans alone.
+
+    A key that another mask hides has a weight of 0 in memory.
+    """
     inside = o_m < last
     seen = inside[:, None] & (o_n < n_keys)[None, :]
     if C.CAUSAL:
@@ -152,7 +162,7 @@ def load_mixing(p_m, s_row, s_column, dtype: tl.constexpr, C: tl.constexpr):
     M is rounded to the dtype of the queries, as in the formula of that dtype.
     """
     o_h = tl.arange(0, C.HP)
-    p_m = p_m + o_h[:, None] * s_row + o_h[None, :] * s_column
+    p_m = p_m + o_h.to(tl.int64)[:, None] * s_row + o_h.to(tl.int64)[None, :] * s_column
     return tl.load(p_m, mask=(o_h < C.H)[:, None] & (o_h < C.H)[None, :], other=0.0).to(dtype)
 
 
@@ -225,7 +235,7 @@ def mixed_bwd_ds_kernel(
     n_keys,
     C: tl.constexpr,
 ):
-    """Write the gradients of the scores of a tile over those of the mixed weights, all heads."""
+    """Write dS of a tile of queries and keys, all heads, in place of dPbar."""
     i_b, i_m, i_n = tile_of_queries(first, last, n_keys, C)
     start, _, stop = rows.key_span(i_m, n_queries, n_keys, masks, C)
     if (i_n + C.BN <= start) | (i_n >= stop):

@@ -44,12 +44,17 @@ class Call:
         candidate: for a trial, the place of the tile to take in the list of each kernel; None for
             the fastest. In a trial the memory for results holds NaN, so that a number which no
             kernel writes is noticed.
+        short_strips: whether the strips of heads that mix are as short as they may be, so that a
+            trial has several
     """
 
-    def __init__(self, inputs: AttentionInputs, candidate: int | None = None):
+    def __init__(
+        self, inputs: AttentionInputs, candidate: int | None = None, short_strips: bool = False
+    ):
         query, key, value = inputs[:3]
         self.inputs = inputs
         self.candidate = candidate
+        self.short_strips = short_strips
         self.query = query
         self.mixing = inputs.mixing
         self.batch, self.heads, self.n_queries, head_dim = query.shape
@@ -236,6 +241,8 @@ class Call:
         bytes_of_query = self.batch * self.heads * width * self.query.element_size()
         at_once = tuning.strip_bytes() // count // bytes_of_query
         at_once = max(1, at_once // STRIP_QUERIES) * STRIP_QUERIES
+        if self.short_strips:
+            at_once = STRIP_QUERIES
         strips = []
         for first in range(0, self.n_queries, at_once):
             strips.append(Strip(first, min(first + at_once, self.n_queries)))

@@ -281,7 +281,7 @@ def score_gradient(b_s, b_p, b_dp, b_delta, C: tl.constexpr):
 def kept(seed, dropout, i_bh, o_m, o_n, C: tl.constexpr):
     """Return which weights of a head dropout keeps, [BM, BN].
 
-    A weight has the same draw in every tile, and in every pass. The counter of the random numbers
+    A weight has the same draw in every tile, and in every kernel. The counter of the random numbers
     is (key / 4, query, sentence * H + head), and each gives four draws, for four keys.
 
     i_bh is sentence * H + head; o_m and o_n are the first positions of the tile.

@@ -4,6 +4,7 @@ The tables give a few candidates for each kernel, head size and dtype, the likel
 there are several, the first call on a GPU times them and keeps the fastest for the process.
 """
 
+import math
 import os
 import statistics
 from collections.abc import Callable, Hashable, Iterator
@@ -95,12 +96,15 @@ _BY_HEADS = ("mix_kernel", "mixed_bwd_ds_kernel", "mixed_bwd_dm_kernel")
 
 
 def strip_bytes() -> int:
-    """Return the memory of all strips of a call: that of MIXHEAD_STRIP_MIB."""
-    given = os.environ.get("MIXHEAD_STRIP_MIB", "512")
+    """Return the bytes that all strips of a call may take: MIXHEAD_STRIP_MIB, or 512 MiB."""
+    given = os.environ.get("MIXHEAD_STRIP_MIB") or "512"
     try:
-        return int(float(given) * 2**20)
+        mib = float(given)
     except ValueError:
-        raise ValueError(f"MIXHEAD_STRIP_MIB={given}: must be a number of MiB") from None
+        mib = -1.0
+    if not 0 <= mib < math.inf:
+        raise ValueError(f"MIXHEAD_STRIP_MIB={given}: must be a number of MiB")
+    return int(mib * 2**20)
 
 
 def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Tile]:
@@ -156,8 +160,12 @@ def run(
 
 
 def most_candidates(heads: int, head_dim: int, itemsize: int) -> int:
-    """Return the length of the longest list that `tiles_for` returns for such heads."""
-    return max(len(tiles_for(kernel, heads, head_dim, itemsize)) for kernel in _TILES)
+    """Return the length of the longest list that `tiles_for` returns for such heads.
+
+    Only kernels for heads that do not mix have several candidates.
+    """
+    kernels = [kernel for kernel in _TILES if kernel.startswith("flash")]
+    return max(len(tiles_for(kernel, heads, head_dim, itemsize)) for kernel in kernels)
 
 
 def first_fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> tuple[Tile, Any]:
