@@ -189,7 +189,7 @@ def missed(trials, among, seed=0):
 
 @pytest.mark.slow
 def test_three_times_the_error_is_noticed_in_any_variant_but_in_few_positions():
-    """A tile has 16 positions; the last one of a head may have fewer, from which little can be said."""
+    """A tile has 16 positions, but for the last one of a head."""
     for kind, (n_queries, n_keys), name, where, share in missed(100, KERNELS):
         length = n_keys if name in ("key", "value") else n_queries
         assert where is not ... and length - where[-1].start < 8, (kind, name, where, share)

@@ -141,6 +141,27 @@ def test_every_tile_of_the_tables(monkeypatch, case):
     must_be_right(tensors, normalizer="softmax", causal=True)
 
 
+@covering(normalizer=NORMALIZERS, mixed=MIXINGS)
+def test_a_query_that_sees_no_key_changes_nothing(normalizer, mixed):
+    """Of two sentences one is padding alone; the first queries of the other see no key."""
+    padding = torch.zeros(2, 12, dtype=torch.bool, device=DEVICE)
+    padding[0] = True
+    padding[1, :3] = True
+    tensors = inputs(mixed, heads=2, n_queries=12, n_keys=12)
+    found = with_gradients(
+        fused, tensors, normalizer=normalizer, causal=True, key_padding_mask=padding
+    )
+    expected = with_gradients(
+        lambda **given: attention(**given, impl="reference"),
+        tensors,
+        normalizer=normalizer,
+        causal=True,
+        key_padding_mask=padding,
+    )
+    for got, right in zip(found, expected):
+        torch.testing.assert_close(got, right, rtol=1e-3, atol=1e-5)
+
+
 def test_factors_are_mixed_by_their_matrix():
     tensors = inputs(batch=1)
     factors = LowRank(

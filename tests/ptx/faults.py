@@ -34,11 +34,11 @@ ROOT = Path(__file__).parents[2]
 CASES = {
     "flash": Case(extra="dropout", stages=3, queries=70, keys=71),
     "mixed": Case("shared", hidden="causal padding", shape="3x16", keys=45),
-    # its backward pass multiplies 16 keys
-    # With the tiles of tuning.py, whose sizes differ: so a kernel reads where no other one wrote.
+    # with the tiles of tuning.py, whose sizes differ: so a kernel reads where no other one wrote.
     "unwritten": Case(
         "shared", hidden="causal padding", shape="8x64", stages=0, queries=40, keys=140
     ),
+    # its backward pass multiplies 16 keys
     "narrow": Case(hidden="causal padding", extra="dropout", shape="1x256", place=1),
 }
 SMALL = 5, 7  # queries and keys of a second run, with less than a tile

@@ -211,7 +211,9 @@ def score_of(b_p, b_peak, b_factor):
     P / factor * 2^peak is u = e^s sigmoid(s). With x = e^s this is x^2 / (1 + x), so
     x = (u + sqrt(u^2 + 4 u)) / 2. For large u, x is u; for small ones it is the root of u.
     """
-    b_y = tl.log2(b_p / tl.where(b_factor == 0, 1.0, b_factor)) + b_peak  # log2(u)
+    # log2(u). A weight of 0 has no score, and needs none: its gradient is 0. The peak of a row
+    # without keys is inf.
+    b_y = tl.where(b_p > 0, tl.log2(b_p / b_factor) + b_peak, 0.0)
     b_u = tl.exp2(tl.minimum(tl.maximum(b_y, -60.0), 60.0))
     b_s = tl.log2((b_u + tl.sqrt(b_u * b_u + 4.0 * b_u)) * 0.5)
     b_s = tl.where(b_y > 60.0, b_y, b_s)
