@@ -476,7 +476,9 @@ def launches(settings: Settings, case: str) -> list[Launch]:
         found.append(Launch(key[0], tiles, launch))
         return tuning.first_fitting(tiles, launch)[1]
 
-    with mock.patch.object(tuning, "run", run):
+    # One strip: each kernel is launched for all queries.
+    memory = {"MIXHEAD_STRIP_MIB": "65536"}
+    with mock.patch.object(tuning, "run", run), mock.patch.dict(os.environ, memory):
         made = operators.Call(call)
         output, of_rows = made.forward()
         made.backward(inputs.d_output, of_rows, output)

@@ -28,6 +28,7 @@ from tests.ops.triton_cases import (
     holes,
     inputs,
     must_be_right,
+    must_be_right_with_dropout,
     operators,
     padding,
     record,
@@ -321,15 +322,30 @@ def test_tiles_divide_a_strip():
                     assert operators.STRIP_KEYS % keys == 0
 
 
-@each_once(mixed=MIXED, normalizer=["softmax", "sigsoftmax"], mask=[None, "causal", "floats"])
-def test_several_strips_give_the_same(mixed, normalizer, mask, monkeypatch):
+@each_once(
+    mixed=MIXED,
+    normalizer=[*triton.NORMALIZERS, "softmax, sink"],
+    dtype=[torch.float32, torch.float16],
+    mask=["none", "causal", "floats", "padding"],
+)
+def test_several_strips_give_the_same(mixed, normalizer, dtype, mask, monkeypatch):
     monkeypatch.setenv("MIXHEAD_STRIP_MIB", "0.01")
     use_few_large_tiles(monkeypatch)
+    tensors = inputs(mixed, dtype, heads=2, n_queries=70, n_keys=20, sink="sink" in normalizer)
     options = {"causal": mask == "causal"}
     if mask == "floats":
-        options["attn_mask"] = torch.full((135, 40), -INF).triu(-94)
-    tensors = inputs(mixed, batch=1, n_queries=135, n_keys=40)
-    must_be_right(tensors, normalizer=normalizer, **options)
+        options["attn_mask"] = torch.full((70, 20), -INF, device=DEVICE).triu(-49)
+    if mask == "padding":
+        options["key_padding_mask"] = padding(20)
+    must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), **options)
+
+
+@each_once(mixed=MIXED)
+def test_several_strips_drop_the_same_weights(mixed, monkeypatch):
+    monkeypatch.setenv("MIXHEAD_STRIP_MIB", "0.01")
+    use_few_large_tiles(monkeypatch)
+    tensors = inputs(mixed, batch=1, heads=2, n_queries=70, n_keys=20)
+    must_be_right_with_dropout(tensors, "softmax", 0.4)
 
 
 @pytest.mark.parametrize("given", ["much", "-1", "inf", "nan"])

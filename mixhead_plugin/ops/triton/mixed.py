@@ -211,9 +211,9 @@ def score_of(b_p, b_peak, b_factor):
     P / factor * 2^peak is u = e^s sigmoid(s). With x = e^s this is x^2 / (1 + x), so
     x = (u + sqrt(u^2 + 4 u)) / 2. For large u, x is u; for small ones it is the root of u.
     """
-    # log2(u). A weight of 0 has no score, and needs none: its gradient is 0. The peak of a row
-    # without keys is inf.
-    b_y = tl.where(b_p > 0, tl.log2(b_p / b_factor) + b_peak, 0.0)
+    # log2(u). A row without keys has the peak inf and the factor 0. Its weights are 0, and so are
+    # their gradients, whatever the score.
+    b_y = tl.where(b_peak == float("inf"), 0.0, tl.log2(b_p / b_factor) + b_peak)
     b_u = tl.exp2(tl.minimum(tl.maximum(b_y, -60.0), 60.0))
     b_s = tl.log2((b_u + tl.sqrt(b_u * b_u + 4.0 * b_u)) * 0.5)
     b_s = tl.where(b_y > 60.0, b_y, b_s)
@@ -295,7 +295,7 @@ def mixed_bwd_dm_kernel(
     o_n = tl.arange(0, C.BN)
     m = rows.at(m, i_b, 0)
     d_m = rows.at(d_m, i_b, 0)
-    p_dm = d_m.p + o_h[:, None] * d_m.s_h + o_h[None, :] * d_m.s_d  # [HP, HP]
+    p_dm = d_m.p + o_h.to(tl.int64)[:, None] * d_m.s_h + o_h.to(tl.int64)[None, :] * d_m.s_d
     p_w, inside = heads_at(rows.at(w, i_b, 0), o_n, C)
     p_dw, _ = heads_at(rows.at(d_w, i_b, 0), o_n, C)
     both = inside & (o_h < C.H)[None, :]
@@ -404,7 +404,10 @@ def product_over_queries_kernel(
     start, _, stop = rows.query_span(i_n, n_queries, n_keys, by_key, C)
     # of the strip, whose tiles begin at `first`
     start = first + tl.maximum(start - first, 0) // C.BM * C.BM
-    for i_m in range(start, tl.minimum(stop, last), C.BM):
+    stop = tl.minimum(stop, last)
+    if (start >= stop) & ADDS:  # nothing to add
+        return
+    for i_m in range(start, stop, C.BM):
         o_m = i_m + tl.arange(0, C.BM)
         b_w = load_weights(w, o_m, o_n, first, last, masks, n_queries, n_keys, C)  # [BM, BN]
         if DROPS:

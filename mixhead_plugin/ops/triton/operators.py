@@ -257,8 +257,8 @@ class Call:
         self, strip: Strip, weights: Strided, x: Strided, y: Strided, is_value: bool
     ) -> None:
         """Write y = weights x of a strip: O from values, or else dQ from keys."""
-        of_factor = self._factor(is_value)
-        self._run_strip(mixed.product_over_keys_kernel, strip, weights, x, y, *of_factor)
+        constants = self._constants_of_product(is_value)
+        self._run_strip(mixed.product_over_keys_kernel, strip, weights, x, y, *constants)
 
     def _product_over_queries(
         self,
@@ -274,10 +274,10 @@ class Call:
         It is added to that of the strips before.
         """
         adds = strip.first > 0
-        arguments = (weights, x, y, *self._factor(is_value), adds)
+        arguments = (weights, x, y, *self._constants_of_product(is_value), adds)
         self._run_strip(mixed.product_over_queries_kernel, strip, *arguments, by_key=by_key)
 
-    def _factor(self, is_value: bool) -> tuple[float, int, int, bool]:
+    def _constants_of_product(self, is_value: bool) -> tuple[float, int, int, bool]:
         """Return what a product is multiplied by, its size and padded size, and if dropout acts."""
         constants = self.constants
         if not is_value:
@@ -325,7 +325,7 @@ class Call:
             grads[1].copy_(sums[0])
             grads[2].copy_(sums[1])
         if grads[3].dim() == 2:
-            grads[3].copy_(torch.cat(parts_of_d_m, dim=1).sum((0, 1)))
+            grads[3].copy_(torch.stack([part.sum((0, 1)) for part in parts_of_d_m]).sum(0))
         return delta
 
     def _mixing_grad(
@@ -436,7 +436,6 @@ class Call:
 # else a tile of queries and all keys. They have one head, or all heads.
 _BY_TILE = ("mixed_weights_kernel", "mixed_bwd_dw_kernel", "mixed_bwd_ds_kernel", "mix_kernel")
 _BY_KEYS = ("flash_bwd_dkv_kernel", "product_over_queries_kernel")
-_ALL_HEADS = ("mix_kernel", "mixed_bwd_dm_kernel", "mixed_bwd_ds_kernel")
 
 
 def _programs(name: str, constants: Constants, n_queries: int, n_keys: int) -> int:
@@ -446,7 +445,7 @@ def _programs(name: str, constants: Constants, n_queries: int, n_keys: int) -> i
         tiles *= ceil_div(n_keys, constants.BN)
     if name in _BY_KEYS:
         tiles = ceil_div(n_keys, constants.BN)
-    return tiles if name in _ALL_HEADS else tiles * constants.H
+    return tiles if name in tuning.BY_HEADS else tiles * constants.H
 
 
 def start(kernel: Any, programs: int, arguments: tuple[Any, ...], tile: Tile) -> Any:

@@ -92,7 +92,7 @@ _TILES = {
         4: {16: [(4, 128, 4, 2)], 64: [(4, 64, 4, 2)]},
     },
 }
-_BY_HEADS = ("mix_kernel", "mixed_bwd_ds_kernel", "mixed_bwd_dm_kernel")
+BY_HEADS = ("mix_kernel", "mixed_bwd_ds_kernel", "mixed_bwd_dm_kernel")
 
 
 def strip_bytes() -> int:
@@ -116,7 +116,7 @@ def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Til
         head_dim: the larger one of the padded head sizes
         itemsize: bytes of a number
     """
-    size = heads if kernel in _BY_HEADS else head_dim
+    size = heads if kernel in BY_HEADS else head_dim
     by_size = _TILES[kernel][itemsize]
     return [Tile(*sizes) for sizes in by_size[min(most for most in by_size if most >= size)]]
 
@@ -140,8 +140,6 @@ def run(
     `torch.use_deterministic_algorithms` every process must choose alike. In these cases the first
     tile that fits is taken.
     """
-    if len(tiles) == 1:
-        return first_fitting(tiles, launch)[1]
     first = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
     key = (key, device, first)
     if key in _chosen:
@@ -152,7 +150,8 @@ def run(
             pass
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return first_fitting(tiles, launch)[1]
-    if first:
+    # A single tile is not timed. Its kernel may write over what it reads, so it is launched once.
+    if first or len(tiles) == 1:
         _chosen[key], result = first_fitting(tiles, launch)
         return result
     _chosen[key] = _fastest(tiles, launch)
@@ -207,8 +206,12 @@ def _smaller(tile: Tile) -> Tile | None:
     if tile.stages > 1:
         return tile._replace(stages=1)
     if max(tile.BM, tile.BN) > 16:
-        return tile._replace(BM=max(16, tile.BM // 2), BN=max(16, tile.BN // 2))
+        return tile._replace(BM=_halved(tile.BM), BN=_halved(tile.BN))
     return None
+
+
+def _halved(size: int) -> int:
+    return size // 2 if size > 16 else size
 
 
 def _milliseconds(function: Callable[[], Any], repeats: int = 3, launches: int = 5) -> float:
