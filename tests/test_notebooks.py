@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import commands, reach
-from tests.test_readme import save_small_sentence_encoder
+from tests.sentence_encoder import save_small_sentence_encoder
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

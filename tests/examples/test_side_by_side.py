@@ -18,7 +18,7 @@ from torch import nn
 from mixhead_plugin import hf
 from mixhead_plugin.nn import parameter_groups
 from tests import reach
-from tests.test_readme import save_small_sentence_encoder
+from tests.sentence_encoder import save_small_sentence_encoder
 
 RESULTS = Path(__file__).parents[2] / "results" / "examples"
 
