@@ -331,12 +331,12 @@ def test_tiles_divide_a_strip():
 def test_several_strips_give_the_same(mixed, normalizer, dtype, mask, monkeypatch):
     monkeypatch.setenv("MIXHEAD_STRIP_MIB", "0.01")
     use_few_large_tiles(monkeypatch)
-    tensors = inputs(mixed, dtype, heads=2, n_queries=70, n_keys=20, sink="sink" in normalizer)
+    tensors = inputs(mixed, dtype, heads=2, n_queries=66, n_keys=18, sink="sink" in normalizer)
     options = {"causal": mask == "causal"}
     if mask == "floats":
-        options["attn_mask"] = torch.full((70, 20), -INF, device=DEVICE).triu(-49)
+        options["attn_mask"] = torch.full((66, 18), -INF, device=DEVICE).triu(-47)
     if mask == "padding":
-        options["key_padding_mask"] = padding(20)
+        options["key_padding_mask"] = padding(18)
     must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), **options)
 
 

@@ -30,7 +30,13 @@ def reports(*command: str) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    "cases", ["none/", "shared/", "per-query/", pytest.param("--all", marks=pytest.mark.slow)]
+    "cases",
+    [
+        "none/",
+        "per-query/",
+        pytest.param("shared/", marks=pytest.mark.slow),
+        pytest.param("--all", marks=pytest.mark.slow),
+    ],
 )
 def test_the_kernels_are_right(cases):
     """Run every pair of mixing, normalizer, dtype, masks, dropout or sinks, and stages."""
