@@ -118,7 +118,8 @@ def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Til
     """
     size = heads if kernel in BY_HEADS else head_dim
     by_size = _TILES[kernel][itemsize]
-    return [Tile(*sizes) for sizes in by_size[min(most for most in by_size if most >= size)]]
+    smallest = min(most for most in by_size if most >= size)
+    return [Tile(*sizes) for sizes in by_size[smallest]]
 
 
 _chosen: dict[Hashable, Tile] = {}
