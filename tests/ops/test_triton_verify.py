@@ -111,6 +111,14 @@ def test_a_broken_kernel_is_noticed_refused_and_said_once(kernel, how, monkeypat
         attention(*given[:3], mixing=given.mixing, impl="triton")
 
 
+def test_a_wrong_setting_is_no_fault_of_the_kernels(monkeypatch):
+    monkeypatch.setenv("MIXHEAD_STRIP_MIB", "much")
+    with pytest.raises(ValueError, match="MIXHEAD_STRIP_MIB=much: must be a number of MiB"):
+        verify.fault(call("per query"))
+    monkeypatch.delenv("MIXHEAD_STRIP_MIB")
+    assert verify.fault(call("per query")) == ""
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_fault_of_any_tile_is_noticed(place, monkeypatch):
     """The first call on a GPU may choose any tile of the lists."""
