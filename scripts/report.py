@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make tables and pictures of runs, beside the papers' numbers.
 
-Without arguments it writes results/tables.md, results/*.svg and the list of comparisons
-results/comparisons.csv from results/*.json.
+Without arguments it writes results/tables.md and results/*.svg from results/*.json, and from the
+list of comparisons, results/comparisons.csv.
 
     scripts/report.py
     scripts/report.py GRID.toml       print the table of a grid's finished runs

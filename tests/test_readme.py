@@ -16,7 +16,7 @@ import tomllib
 import bert
 import pytest
 import recipes
-from development import readme_tables, transformers_results
+from development import advice, readme_tables, transformers_results
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -109,12 +109,9 @@ def test_the_types_of_transformers_that_can_be_mixed_are_counted():
     assert f"{sum(groups[group] for group in mixed)} types" in README
 
 
-def test_the_advice_by_size_is_that_of_the_page_with_the_numbers():
-    advice = " ".join(readme_tables.advice().split())
-    answers = re.findall(r"\*\*(About 4|8 to 32|64|128): ([^*]+)\.\*\*", advice)
-    assert len(answers) == 4
-    for size, answer in answers:
-        assert f"heads of {size.lower()} | {answer} |" in README, size
+@pytest.mark.parametrize("row", advice.answers(), ids=lambda row: row.models)
+def test_the_advice_is_that_of_the_page_with_the_numbers(row):
+    assert re.search(rf"(?m)^\| {re.escape(row.models)}[^|]* \| {re.escape(row.answer)} \|", README)
 
 
 def added_parameters(**keywords):

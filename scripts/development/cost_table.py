@@ -55,7 +55,7 @@ def costs() -> str:
             *step_on_a_gpu("attention of one query"),
         ],
         [
-            "GPU: training step of a small model, with slower kernels",
+            "GPU: training step of a small model, with older, slower kernels",
             "fairseq's attention",
             *step_on_a_gpu("a training step"),
         ],

@@ -6,22 +6,18 @@ A table stands between `<!-- NAME -->`, where NAME is a key of TABLES, and `<!--
 import argparse
 import inspect
 import re
-import statistics
 import sys
-import textwrap
 from dataclasses import fields
 from pathlib import Path
 
 # Python looks in the folder of the command alone
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import effect_tables, effects
-from studies.comparisons import RESULTS, study_of
-from studies.inference import Estimate
-from studies.markdown import shown, signed, table
-from studies.study import Row
+from studies import effect_tables
+from studies.markdown import table
 
 from development import (
+    advice,
     cost_table,
     example_tables,
     gpu_tables,
@@ -165,141 +161,6 @@ def repairs() -> str:
     return "\n\n".join(sections)
 
 
-# The comparisons of the front page: what it calls them, and their task, updates and heads in
-# results/comparisons.csv, by the size of the heads.
-MEASURED_ON_TEXT = {
-    "translation, self-attention alone mixed, 800 updates": (
-        "translation, self-attention mixed",
-        800,
-        "64 of 2",
-    ),
-    "translation": ("translation", 1600, "32 of 4"),
-    "words, each at its best rate": ("words, tuned rate", 1000, "16 of 8"),
-    "words, both at a lower rate": ("words, rate 0.003", 1000, "16 of 8"),
-    "bytes": ("bytes", 2500, "12 of 8"),
-    "translation, `--mixing-lr-scale 0.1`": ("translation", 1600, "4 of 32"),
-}
-# The same of tasks that are made up; these stand in docs/does-it-help.md alone.
-MEASURED_ON_SYNTHETIC_TASKS = {
-    "recall of 128 tokens": ("recall, 128 tokens", 300, "16 of 4"),
-    "the same, larger heads": ("recall, 128 tokens", 300, "2 of 32"),
-    "nearest neighbour": ("nearest neighbour, width 64", 500, "16 of 4"),
-    "nearest neighbour, larger heads": ("nearest neighbour, width 64", 500, "4 of 16"),
-}
-
-
-def measured() -> str:
-    """Return what the front page shows of the results: gains in loss and BLEU, and the time."""
-    head = [
-        "size of a head",
-        "heads",
-        "task",
-        "seeds",
-        "loss lower by, %",
-        "BLEU higher by",
-        "time",
-    ]
-    return table(head, gains(MEASURED_ON_TEXT))
-
-
-def measured_on_synthetic_tasks() -> str:
-    """Return the same of tasks that are made up; these have neither BLEU nor times."""
-    head = ["size of a head", "heads", "task", "seeds", "loss lower by, %"]
-    rows = [row[: len(head)] for row in gains(MEASURED_ON_SYNTHETIC_TASKS)]
-    return table(head, rows)
-
-
-def gains(comparisons: dict[str, tuple[str, int, str]]) -> list[list[str]]:
-    """Return a row for each comparison: heads, task, seeds, gains in loss and BLEU, the time."""
-    found = {(each.of.task, each.of.updates, each.of.heads): each for each in effects.effects()}
-    rows = []
-    for name, key in comparisons.items():
-        effect = found[key]
-        study = study_of(effect.of.study, RESULTS)
-        metric = effects.bleu_metric(study)
-        bleu = ""
-        if metric is not None:
-            gain = effects.bleu_gain(study, effect.of.mixed, effect.of.softmax, metric)
-            bleu = shown(gain, 2)
-        loss = shown(effect.percent, 2 if effect.of.corpus else 1)
-        ratios = []
-        if effect.of.study != "words":  # softmax took a slow path in the version of its runs
-            ratios = study.time_ratios(effect.of.mixed, effect.of.softmax)
-        time = f"{statistics.median(ratios):.2f}" if ratios else ""
-        count, size = effect.of.heads.split(" of ")
-        rows.append([size, count, name, str(effect.gain.count), loss, bleu, time])
-    return rows
-
-
-def advice() -> str:
-    """Return whether to use mixing, by the size of the heads, with the numbers behind it."""
-    translation = study_of("translation", RESULTS)
-    words = study_of("words", RESULTS)
-    b = ("4", "B", "1600")
-    softmax = ("4", "softmax", "1600")
-    longer = ("4", "softmax in the time of B", "1600")
-    small_b = ("32", "B", "1600")
-    small = ("32", "softmax", "1600")
-
-    def bleu(row: Row, base: Row) -> str:
-        return with_unit(effects.bleu_gain(translation, row, base, "BLEU"), 2, "BLEU")
-
-    share = effects.share_of_bleu(small_b, small, softmax).scaled(100)
-    epochs = 1600 / effects.first_validation(translation, softmax)  # fairseq validates after each
-    worth = effects.worth_in_updates()
-    over_large = effects.percent(words, ("16", "B"), ("4", "softmax"), "test")
-    answers = [
-        f"""1. **Are your heads smaller than 32, and can you take fewer, larger ones?** Try that first,
-        without mixing. In translation, heads of 32 had the loss of heads of 4 with B, and {bleu(softmax, small_b)} more. But in our
-        word model small heads cost nothing, and heads of 8 with B had
-        {with_unit(over_large, 2, "%")} less loss than heads of 32 without mixing.""",
-        """2. **Look at the size that stays:**""",
-        f"""- **About 4: if they must stay so small, yes, try B.** In translation (one corpus, 1,600
-        updates, {epochs:.1f} epochs) heads of 4 are worse than heads of 32. With B the loss is the
-        same again, and {with_unit(share, 0, "%")} of the lost BLEU is back.""",
-        f"""- **8 to 32: perhaps, for a short training.** In translation with heads of 32 and
-        `--mixing-lr-scale 0.1`, the lead of B in loss shrinks; at the end it was worth
-        {with_unit(worth, 0, "%")} more updates. B gained {bleu(b, softmax)}. Without mixing,
-        4.7 % more updates, which take the time of B, gained {bleu(longer, softmax)}. The two do
-        not differ clearly. A word model with heads of 8 improved when each side had its best
-        learning rate; a byte model did not. A nanoGPT with heads of 16, on letters, did not either.""",
-        """- **64: unknown; train without mixing first.** BERT and GPT-2 have such heads. We trained none.
-        The Mixhead paper has 1.3 to 3.7 % less perplexity, and gives no seeds.""",
-        """- **128: probably not.** fairseq's recipe for IWSLT14 has such heads. With them the paper has
-        half a BLEU *less*, perhaps because it was decoded without the mixing.""",
-    ]
-    items = []
-    for answer in answers:
-        indent = "   " if answer.startswith("- ") else ""
-        more = "   " if not indent else f"{indent}  "
-        text = " ".join(answer.split())
-        items.append(textwrap.fill(text, 120, initial_indent=indent, subsequent_indent=more))
-    lines = [
-        "First find the size of your heads: the width of the model divided by its number of heads.",
-        "",
-        *items,
-        "",
-        "Unknown, too: sizes between these, large models, training until nothing changes, and long "
-        "fine-tuning of",
-        "a model that was trained without mixing. A short fine-tuning of MiniLM, and a small Vision "
-        "Transformer,",
-        "showed [no gain](../examples/README.md#with-and-without-mixing). If you try, give both sides "
-        "the same time,",
-        "and take several seeds.",
-        "'Without mixing' is softmax. In brackets are intervals at 95 %, over pairs of equal "
-        "seeds.",
-    ]
-    return "\n".join(lines)
-
-
-def with_unit(found: Estimate, decimals: int, unit: str) -> str:
-    """Return '0.35 BLEU (0.02 to 0.68)'."""
-    mean = signed(found.mean, decimals)
-    low = signed(found.low, decimals)
-    high = signed(found.high, decimals)
-    return f"{mean} {unit} ({low} to {high})"
-
-
 NAMED = (
     flags,
     unit_flags,
@@ -312,9 +173,8 @@ NAMED = (
     arguments,
     penalties,
     repairs,
-    measured,
-    measured_on_synthetic_tasks,
-    advice,
+    advice.measured,
+    advice.advice,
     cost_table.costs,
 )
 TABLES = {

@@ -24,6 +24,7 @@ from studies.effects import (
     of_text,
     percent,
     summarised,
+    time_ratios,
     validations,
     worth_in_updates,
 )
@@ -281,7 +282,7 @@ def time_table(folder: Path = RESULTS) -> str:
     rows = []
     for of in read_comparisons(folder / "comparisons.csv"):
         study = study_of(of.study, folder)
-        ratios = study.time_ratios(of.mixed, of.softmax)
+        ratios = time_ratios(study, of.mixed, of.softmax)
         if ratios and not study.waits:
             middle = statistics.median(ratios)
             ratio_and_range = f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
@@ -292,12 +293,12 @@ def time_table(folder: Path = RESULTS) -> str:
 
 def recall_steps_table(folder: Path = RESULTS) -> str:
     """Return how many seeds learned recall within 1,200 steps, and after how many."""
-    return planned.steps_table(study_of("recall_steps", folder))
+    return planned.own_table(study_of("recall_steps", folder))
 
 
 def nearest_neighbour_steps_table(folder: Path = RESULTS) -> str:
     """Return how many times smaller the error gets with A and B, after 500 and 2,000 steps."""
-    return planned.errors_table(study_of("nearest_neighbour_steps", folder))
+    return planned.own_table(study_of("nearest_neighbour_steps", folder))
 
 
 TABLES = {

@@ -39,8 +39,7 @@ def effect(study: Study, of: Comparison) -> Effect:
     gain = paired(by_seed)
     error = math.nan
     if of.is_ratio:
-        ends = (percent_of(gain.mean), percent_of(gain.low), percent_of(gain.high))
-        percent = Estimate(*ends, gain.p, gain.count)
+        percent = lower_by(gain)
     else:
         pairs = paired_losses(study, of.mixed, of.softmax, of.loss)
         factor = 100 / statistics.fmean(theirs for _, theirs in pairs)
@@ -71,9 +70,13 @@ def percent(study: Study, row: Row, base: Row, metric: str) -> Estimate:
     return paired(gains(study, row, base, metric)).scaled(100 / mean)
 
 
-def percent_of(log_ratio: float) -> float:
-    """Return by how many percent the loss is lower, from a log ratio."""
-    return 100 * (1 - math.exp(-log_ratio))
+def lower_by(log_ratio: Estimate) -> Estimate:
+    """Return by how many percent a number is lower, from the gain in its logarithm.
+
+    A gain of loss in nats is one in the logarithm of the perplexity.
+    """
+    ends = [100 * -math.expm1(-end) for end in (log_ratio.mean, log_ratio.low, log_ratio.high)]
+    return Estimate(*ends, log_ratio.p, log_ratio.count)
 
 
 # ---- over the rows of text -----------------------------------------------------------------------
@@ -122,7 +125,15 @@ def first_validation(study: Study, row: Row) -> int:
     return min(update for update, _ in validations(study, row))
 
 
-# ---- BLEU, and what gains are worth ------------------------------------------------------------
+# ---- time, BLEU, and what gains are worth -------------------------------------------------------
+
+# In the version of these runs softmax was slower than B and than `average`, which computes more.
+SLOW_SOFTMAX = {"words"}
+
+
+def time_ratios(study: Study, row: Row, base: Row) -> list[float]:
+    """Return the CPU time of a row divided by that of softmax, where they can be compared."""
+    return [] if study.name in SLOW_SOFTMAX else study.time_ratios(row, base)
 
 
 def bleu_metric(study: Study) -> str | None:

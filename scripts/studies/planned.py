@@ -302,15 +302,23 @@ TABLES = {
 PICTURES = {"recall_steps": draw_steps}
 
 
-def with_whole_seeds(study: Study) -> tuple[Study, list[int]]:
-    """Return the study with the seeds that every row has, and the seeds that some row lacks.
+def with_whole_seeds(study: Study) -> Study:
+    """Return the study without the seeds that some row lacks.
 
     A row lacks a seed whose run failed, or that had not ended when the experiment did.
     """
-    seeds = [study.values(row, study.metric).keys() for row in study.rows]
-    whole = set.intersection(*map(set, seeds))
-    partial = set.union(*map(set, seeds)) - whole
-    return replace(study, runs=[run for run in study.runs if run["seed"] in whole]), sorted(partial)
+    whole = study.whole_seeds
+    return replace(study, runs=[run for run in study.runs if run["seed"] in whole])
+
+
+def left_out(study: Study) -> str:
+    """Return which seeds are left out, and which rows lack them; empty text without any."""
+    lines = []
+    for seed in sorted({run["seed"] for run in study.runs} - study.whole_seeds):
+        lacking = [row for row in study.rows if seed not in study.values(row, study.metric)]
+        rows = "; ".join(" / ".join(row) for row in lacking)
+        lines.append(f"Seed {seed} is left out of all rows, because these lack it: {rows}.")
+    return "\n".join(lines)
 
 
 def has_own_table(study: Study) -> bool:
@@ -319,18 +327,16 @@ def has_own_table(study: Study) -> bool:
 
 
 def own_table(study: Study) -> str:
-    """Return the table that was registered for a study; empty text if none was."""
-    make = TABLES.get(Path(study.source).stem)
-    if make is None:
-        return ""
-    whole, partial = with_whole_seeds(study)
-    text = make(whole)
-    if partial:
-        text += (
-            "\n\nLeft out of all rows, because some row lacks them: seeds "
-            f"{', '.join(map(str, partial))}."
-        )
-    return text
+    """Return the table that was registered for a study, once every planned seed has ended."""
+    if study.waits:
+        return not_ended(study)
+    text = TABLES[Path(study.source).stem](with_whole_seeds(study))
+    without = left_out(study)
+    return f"{text}\n\n{without}" if without else text
+
+
+def not_ended(study: Study) -> str:
+    return f"Not ended: {len(study.whole_seeds)} of {study.grid.seeds} seeds have every point."
 
 
 def draw_own(study: Study, path: Path) -> bool:
@@ -338,5 +344,5 @@ def draw_own(study: Study, path: Path) -> bool:
     draw = PICTURES.get(Path(study.source).stem)
     if draw is None:
         return False
-    draw(with_whole_seeds(study)[0], path)
+    draw(with_whole_seeds(study), path)
     return True

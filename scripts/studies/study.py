@@ -163,10 +163,10 @@ class Study:
     # ---- planned seeds
 
     @property
-    def whole_seeds(self) -> int:
-        """Return how many seeds the point of the grid with the fewest has."""
+    def whole_seeds(self) -> set[int]:
+        """Return the seeds that every point of the grid has."""
         planned = [run for run in runs(self.grid) if run.evaluate]  # others only start from a trunk
-        return min(len(self.values(run.row, self.metric)) for run in planned)
+        return set.intersection(*(set(self.values(run.row, self.metric)) for run in planned))
 
     @property
     def waits(self) -> bool:
@@ -174,7 +174,7 @@ class Study:
 
         Nobody looks at results before.
         """
-        return self.grid.seeds > 0 and self.whole_seeds < self.grid.seeds
+        return self.grid.seeds > 0 and len(self.whole_seeds) < self.grid.seeds
 
     # ---- the paper's numbers
 

@@ -13,12 +13,13 @@ from studies.study import LOSS, LOWER_IS_BETTER, Row, Study, gain, row_of
 
 def markdown(study: Study) -> str:
     """Return the heading, the facts and the table of a study."""
-    parts = [f"## {study.grid.title}", facts(study), rows_table(study)]
+    parts = [f"## {study.grid.title}", facts(study)]
     if study.waits:
-        seeds = f"{study.whole_seeds} of {study.grid.seeds} seeds"
-        parts.append(f"Not ended: {seeds} have every point.")
+        parts += [rows_table(study), planned.not_ended(study)]
     elif planned.has_own_table(study):
-        parts.append(planned.own_table(study))
+        parts += [rows_table(planned.with_whole_seeds(study)), planned.own_table(study)]
+    else:
+        parts.append(rows_table(study))
     return "\n\n".join(parts) + "\n"
 
 

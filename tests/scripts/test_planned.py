@@ -167,10 +167,19 @@ def test_a_seed_that_some_row_lacks_is_left_out_of_all_rows_and_named(tmp_path):
     kept = [run for run in study.runs if (run["labels"]["attention"], run["seed"]) != ("A", 2)]
     some = dataclasses.replace(study, runs=kept)
     found = tables.markdown(some)
-    assert "Left out of all rows, because some row lacks them: seeds 2.\n" in found
     without = dataclasses.replace(study, runs=[run for run in study.runs if run["seed"] != 2])
-    assert planned.own_table(some).startswith(planned.own_table(without))
-    assert "Left out" not in planned.own_table(without)
+    named = "\n\nSeed 2 is left out of all rows, because these lack it: 4 / A; 8 / A."
+    assert planned.own_table(some) == planned.own_table(without) + named
+    assert tables.rows_table(without) in found and named in found
+
+
+def test_an_experiment_waits_for_seeds_that_all_rows_share(tmp_path):
+    study = study_of_steps(tmp_path, seeds=3)
+    lacking = {("4", "A"): 1, ("8", "B"): 2}
+    kept = [run for run in study.runs if lacking.get(tuple(run["labels"].values())) != run["seed"]]
+    some = dataclasses.replace(study, runs=kept)
+    assert some.whole_seeds == {3, 4}
+    assert planned.own_table(some) == "Not ended: 2 of 3 seeds have every point."
 
 
 def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
