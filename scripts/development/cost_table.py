@@ -13,6 +13,7 @@ from development import gpu_tables
 from mixhead_plugin.nn import MixedAttention
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "cpu"
+PLAIN = "the plugin's softmax"
 MIXHEADS = {"Mixhead A": "position-independent", "Mixhead B": "position-wise"}
 
 
@@ -33,6 +34,9 @@ def costs() -> str:
     memory = printed("nanogpt.txt", nanogpt, "peak mib")
     plain_memory = memory["torch's attention, not mixed"]
 
+    query = step_on_a_gpu("attention of one query")
+    training = step_on_a_gpu("a training step")
+
     rows = [
         [
             "new parameters of an attention layer",
@@ -50,14 +54,14 @@ def costs() -> str:
             *both_passes_on_a_gpu("16 heads of 64"),
         ],
         [
-            "GPU: attention of one step of decoding",
+            f"GPU: attention of one step of decoding ({query[PLAIN]} without mixing)",
             "torch's attention",
-            *step_on_a_gpu("attention of one query"),
+            *(query[name] for name in MIXHEADS),
         ],
         [
             "GPU: training step of a small model, with older, slower kernels",
             "fairseq's attention",
-            *step_on_a_gpu("a training step"),
+            *(training[name] for name in MIXHEADS),
         ],
         [
             "CPU: both passes of an attention alone, 2,048 tokens",
@@ -121,11 +125,11 @@ def both_passes_on_a_gpu(size: str) -> list[str]:
     return [column[f"**{name}**, both passes"] for name in MIXHEADS]
 
 
-def step_on_a_gpu(title: str) -> list[str]:
-    """Return the cells of A and B in the line of the table of steps that begins so."""
+def step_on_a_gpu(title: str) -> dict[str, str]:
+    """Return the line of the table of steps that begins so, by the heads of its columns."""
     head, _, *lines = cells_of(gpu_tables.steps())
     (line,) = (cells for cells in lines if cells[0].startswith(title))
-    return [line[head.index(name)] for name in MIXHEADS]
+    return dict(zip(head, line))
 
 
 def cells_of(markdown: str) -> list[list[str]]:

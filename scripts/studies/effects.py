@@ -161,14 +161,3 @@ def worth_in_updates(folder: Path = RESULTS) -> Estimate:
     of_b = gains(study, ("4", "B", "1600"), base, "test")
     of_more = gains(study, ("4", "softmax in the time of B", "1600"), base, "test")
     return ratio(of_b, of_more).scaled(100 * 75 / 1600)
-
-
-def share_of_bleu(mixed: Row, small: Row, large: Row, folder: Path = RESULTS) -> Estimate:
-    """Return how much of the BLEU that small heads cost in translation the mixing wins back."""
-    bleu = {
-        row: study_of("translation", folder).values(row, "BLEU") for row in (mixed, small, large)
-    }
-    seeds = sorted(bleu[mixed].keys() & bleu[small].keys() & bleu[large].keys())
-    won = [bleu[mixed][seed] - bleu[small][seed] for seed in seeds]
-    cost = [bleu[large][seed] - bleu[small][seed] for seed in seeds]
-    return ratio(won, cost)

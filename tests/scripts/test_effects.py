@@ -179,17 +179,6 @@ def test_the_share_of_recall_that_was_learned():
     assert f"| 128 tokens | 8 of 8 | {learned} and {nearly} of 6; " in effect_tables.recall_table()
 
 
-def test_the_share_of_bleu_is_that_of_the_mean_gains():
-    def mean(heads, attention):
-        runs = runs_of("translation", heads, attention, "1600")
-        return statistics.fmean(run["metrics"]["BLEU"] for run in runs)
-
-    small = mean("32", "softmax")
-    share = (mean("32", "B") - small) / (mean("4", "softmax") - small)
-    rows = [("32", "B", "1600"), ("32", "softmax", "1600"), ("4", "softmax", "1600")]
-    assert effects.share_of_bleu(*rows).mean == pytest.approx(share)
-
-
 def test_times_of_different_machines_are_not_compared():
     study = comparisons.study_of("translation", comparisons.RESULTS)
     devices = {}
