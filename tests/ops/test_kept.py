@@ -15,16 +15,29 @@ from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.ops.calls import assert_same, blocks, outcome, tensors
 
-PLENTY = 2**24
+PLENTY = 2**24  # 16 MiB
 
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch):
     """Give each test a memory of its own, in which all its calls fit."""
-    own = kept.Memory(PLENTY)
+    own = kept.Memory()
     monkeypatch.setattr(operator, "MEMORY", own)
+    monkeypatch.setenv("MIXHEAD_KEPT_MIB", "16")
     with blocks(2, 2**6):
         yield own
+
+
+@pytest.fixture
+def allow(monkeypatch):
+    """Return a function that sets the budget to a number of bytes."""
+    return lambda size: monkeypatch.setenv("MIXHEAD_KEPT_MIB", str(size / 2**20))
+
+
+def in_use(memory):
+    """Return how many bytes wait for a backward pass."""
+    held = [piece for handle, piece in memory.pieces.items() if not handle.expired()]
+    return sum(piece.stop - piece.start for piece in held)
 
 
 def attend(given, **options):
@@ -52,14 +65,16 @@ def size_of(given):
     ],
 )
 def test_results_are_the_same_bit_by_bit_without_it(
-    mixing, distances, normalizer, dropout_p, memory
+    mixing, distances, normalizer, dropout_p, memory, allow
 ):
     given = tensors(mixing, distances, torch.float32, normalizer=normalizer)
     options = dict(causal=True, impl="blockwise", normalizer=normalizer, dropout_p=dropout_p)
     runs = []
-    for memory.size in (PLENTY, 0):
+    for size in (PLENTY, 0):
+        allow(size)
         torch.manual_seed(3)
         runs.append(outcome(given, **options))
+        assert (memory.storage is not None) == (size > 0)
     assert_same(*runs, rtol=0, atol=0)
 
 
@@ -69,33 +84,33 @@ def test_a_second_backward_pass_finds_the_weights_again(memory):
     first, second = (
         torch.autograd.grad(out.sum(), list(given.values()), retain_graph=True) for _ in range(2)
     )
-    assert memory.in_use() == size_of(given)
+    assert in_use(memory) == size_of(given)
     assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
-def test_all_calls_that_wait_share_the_budget(memory):
+def test_all_calls_that_wait_share_the_budget(memory, allow):
     given = learned()
     size = size_of(given)
-    memory.size = 2 * size + 2 * kept.ALIGNMENT
-    in_use = []
+    allow(2 * size + 2 * kept.ALIGNMENT)
+    held = []
     outputs = []
     for _ in range(4):
         outputs.append(attend(given))
-        in_use.append(memory.in_use() // size)
-    assert in_use == [1, 2, 2, 2]
+        held.append(in_use(memory) // size)
+    assert held == [1, 2, 2, 2]
 
     outputs[0].sum().backward()
     del outputs[0]
-    assert memory.in_use() == size
+    assert in_use(memory) == size
     outputs.append(attend(given))
-    assert memory.in_use() == 2 * size
+    assert in_use(memory) == 2 * size
 
 
-def test_a_call_that_does_not_fit_whole_keeps_nothing(memory):
+def test_a_call_that_does_not_fit_whole_keeps_nothing(memory, allow):
     given = learned()
-    memory.size = size_of(given) - 1
+    allow(size_of(given) - 1)
     out = attend(given)
-    assert memory.in_use() == 0
+    assert in_use(memory) == 0
     out.sum().backward()
 
 
@@ -111,7 +126,7 @@ def test_without_a_backward_pass_nothing_is_kept(memory):
     with torch.no_grad():
         attend(given)
     attend({name: t.detach() for name, t in given.items()})
-    assert memory.in_use() == 0
+    assert in_use(memory) == 0
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -122,7 +137,7 @@ def test_activation_checkpointing_holds_nothing_between_the_passes(reentrant, me
         return attend(dict(zip(given, values)))
 
     out = checkpoint(run, *given.values(), use_reentrant=reentrant)
-    assert memory.in_use() == 0
+    assert in_use(memory) == 0
     out.sum().backward()
 
 
@@ -132,7 +147,7 @@ def test_a_copied_handle_holds_nothing_and_the_weights_are_computed_again(memory
     copied = torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t)
     with copied:
         out = attend({name: t * 1 for name, t in given.items()})
-    assert memory.in_use() == 0
+    assert in_use(memory) == 0
     found = torch.autograd.grad(out.sum(), list(given.values()))
     expected = torch.autograd.grad(attend(given).sum(), list(given.values()))
     assert all(torch.equal(a, b) for a, b in zip(found, expected))
@@ -143,14 +158,14 @@ def test_a_compiled_call_keeps_its_weights(memory):
     torch._dynamo.reset()
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     out = compiled(given)
-    assert memory.in_use() == size_of(given)
+    assert in_use(memory) == size_of(given)
     out.sum().backward()
     del out
-    assert memory.in_use() == 0
+    assert in_use(memory) == 0
 
 
-def test_pieces_lie_side_by_side_and_gaps_are_filled():
-    memory = kept.Memory(10 * kept.ALIGNMENT)
+def test_pieces_lie_side_by_side_and_gaps_are_filled(memory, allow):
+    allow(10 * kept.ALIGNMENT)
     sizes = [kept.ALIGNMENT, 3 * kept.ALIGNMENT - 1, kept.ALIGNMENT]
     handles = [memory.reserve(size) for size in sizes]
     starts = [piece.start // kept.ALIGNMENT for piece in memory.pieces.values()]
@@ -162,18 +177,42 @@ def test_pieces_lie_side_by_side_and_gaps_are_filled():
     assert memory.piece(handles[3], 2 * kept.ALIGNMENT, torch.float32).storage_offset() == 16
 
 
+def test_a_smaller_budget_counts_at_once(memory, allow):
+    given = learned()
+    size = size_of(given)
+    outputs = [attend(given)]
+    allow(size + kept.ALIGNMENT)
+    outputs.append(attend(given))
+    assert in_use(memory) == size  # that of the first call stays
+    outputs[0].sum().backward()
+
+
+def test_a_larger_budget_counts_once_no_call_waits(memory, allow):
+    given = learned()
+    size = size_of(given)
+    allow(size)
+    waiting = attend(given)
+    allow(PLENTY)
+    attend(given)
+    assert memory.storage.nbytes() == in_use(memory) == size
+    waiting.sum().backward()  # with what it has kept
+    del waiting
+    outputs = [attend(given) for _ in range(2)]
+    assert in_use(memory) == len(outputs) * size
+
+
 @pytest.mark.parametrize("given, expected", [("", 2**28), ("1.5", 3 * 2**19), ("0", 0)])
 def test_the_budget_is_a_number_of_mib(given, expected, monkeypatch):
     monkeypatch.setenv("MIXHEAD_KEPT_MIB", given)
     assert kept.budget() == expected
 
 
-@pytest.mark.parametrize("given", ["much", "-1", "nan", "inf"])
-def test_another_budget_is_refused(given, monkeypatch):
-    monkeypatch.setenv("MIXHEAD_KEPT_MIB", given)
+@pytest.mark.parametrize("value", ["much", "-1", "nan", "inf"])
+def test_another_budget_ends_the_call_in_one_line(value, monkeypatch):
+    monkeypatch.setenv("MIXHEAD_KEPT_MIB", value)
     with pytest.raises(ValueError) as error:
-        kept.budget()
-    assert str(error.value) == f"MIXHEAD_KEPT_MIB={given}: must be a number of MiB, 0 for none"
+        attend(learned())
+    assert str(error.value) == f"MIXHEAD_KEPT_MIB={value}: must be a number of MiB, at least 0"
 
 
 def test_a_forked_process_has_all_of_the_budget():
@@ -182,7 +221,7 @@ def test_a_forked_process_has_all_of_the_budget():
     child = os.fork()
     if child == 0:
         try:
-            os.write(write, str(kept.MEMORY.in_use()).encode())
+            os.write(write, str(in_use(kept.MEMORY)).encode())
         finally:
             os._exit(0)
     os.waitpid(child, 0)

@@ -1,6 +1,6 @@
 """Memory for the weights that calls keep from their forward pass for their backward pass.
 
-All calls of a process share one stretch of memory of `budget()` bytes:
+All calls of a process share one stretch of memory. MIXHEAD_KEPT_MIB gives its length, the budget:
 
     | call 1 | call 2 |  free  | call 4 |        free        |
     0                                                  budget
@@ -12,15 +12,19 @@ handle is another tensor, and holds nothing; then the backward pass computes the
 
 Pages of fresh memory cost more time than computing the weights again. So the stretch stays with the
 process, and calls use the same pages again and again. The system provides those that were used.
+
+The budget is read at each call. A smaller one counts at once for the calls that follow. For a
+larger one the stretch has to be another, so it counts once no call waits for its backward pass.
 """
 
-import math
 import os
 import threading
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from mixhead_plugin.ops.environment import bytes_from
 
 # One causal call of 4,096 tokens and 8 heads needs a little more, so it keeps nothing.
 DEFAULT_MIB = 256
@@ -30,21 +34,29 @@ ALIGNMENT = 64  # bytes, a line of the cache
 class Memory:
     """A stretch of memory, and the pieces of it that handles hold."""
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self) -> None:
         self.storage: UntypedStorage | None = None
         self.pieces: dict[StorageWeakRef, slice] = {}  # in bytes
         self.lock = threading.Lock()
 
     def reserve(self, size: int) -> Tensor:
-        """Return a handle; it holds `size` bytes if a piece of that length is free."""
+        """Return a handle; it holds `size` bytes if a piece of that length is free.
+
+        Raises:
+            ValueError: if MIXHEAD_KEPT_MIB is no number of MiB
+        """
+        most = budget()
         handle = new_handle()
         with self.lock:
             self._forget_dropped()
-            start = self._first_gap(size)
+            if self.storage is not None and self.storage.nbytes() != most and not self.pieces:
+                self.storage = None
+            if self.storage is not None:
+                most = min(most, self.storage.nbytes())
+            start = self._first_gap(size, most)
             if start is not None:
                 if self.storage is None:
-                    self.storage = UntypedStorage(self.size)
+                    self.storage = UntypedStorage(most)
                 self.pieces[StorageWeakRef(handle.untyped_storage())] = slice(start, start + size)
         return handle
 
@@ -57,40 +69,32 @@ class Memory:
         length = size // dtype.itemsize
         return numbers.set_(self.storage, held.start // dtype.itemsize, (length,), (1,))
 
-    def in_use(self) -> int:
-        """Return how many bytes wait for a backward pass."""
-        with self.lock:
-            self._forget_dropped()
-            return sum(piece.stop - piece.start for piece in self.pieces.values())
-
     def _forget_dropped(self) -> None:
         dropped = [handle for handle in self.pieces if handle.expired()]
         for handle in dropped:
             del self.pieces[handle]
 
-    def _first_gap(self, size: int) -> int | None:
-        """Return where the first free piece of `size` bytes starts; None if there is none."""
+    def _first_gap(self, size: int, most: int) -> int | None:
+        """Return where the first free piece of `size` bytes starts; None if there is none.
+
+        Args:
+            size: of the piece
+            most: the bytes of the stretch that may be used
+        """
         start = 0
         for piece in sorted(self.pieces.values(), key=lambda piece: piece.start):
             if start + size <= piece.start:
                 break
             start = -(-piece.stop // ALIGNMENT) * ALIGNMENT
-        return start if start + size <= self.size else None
+        return start if start + size <= most else None
 
 
 def budget() -> int:
-    """Return the bytes that all calls of this process may keep together."""
-    given = os.environ.get("MIXHEAD_KEPT_MIB", "")
-    try:
-        mib = float(given or DEFAULT_MIB)
-    except ValueError:
-        raise ValueError(f"MIXHEAD_KEPT_MIB={given}: must be a number of MiB, 0 for none") from None
-    if not 0 <= mib < math.inf:
-        raise ValueError(f"MIXHEAD_KEPT_MIB={given}: must be a number of MiB, 0 for none")
-    return int(mib * 2**20)
+    """Return the bytes that all calls of this process may keep together; 0 for none."""
+    return bytes_from("MIXHEAD_KEPT_MIB", DEFAULT_MIB)
 
 
-MEMORY = Memory(budget())
+MEMORY = Memory()
 
 
 def new_handle() -> Tensor:

@@ -4,8 +4,6 @@ The tables give a few candidates for each kernel, head size and dtype, the likel
 there are several, the first call on a GPU times them and keeps the fastest for the process.
 """
 
-import math
-import os
 import statistics
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
@@ -13,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from triton.runtime.errors import OutOfResources
+
+from mixhead_plugin.ops.environment import bytes_from
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -97,14 +97,7 @@ BY_HEADS = ("mix_kernel", "mixed_bwd_ds_kernel", "mixed_bwd_dm_kernel")
 
 def strip_bytes() -> int:
     """Return the bytes that all strips of a call may take: MIXHEAD_STRIP_MIB, or 512 MiB."""
-    given = os.environ.get("MIXHEAD_STRIP_MIB") or "512"
-    try:
-        mib = float(given)
-    except ValueError:
-        mib = -1.0
-    if not 0 <= mib < math.inf:
-        raise ValueError(f"MIXHEAD_STRIP_MIB={given}: must be a number of MiB")
-    return int(mib * 2**20)
+    return bytes_from("MIXHEAD_STRIP_MIB", 512)
 
 
 def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Tile]:
