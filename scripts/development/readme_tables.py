@@ -7,6 +7,8 @@ import argparse
 import inspect
 import re
 import sys
+from argparse import Namespace
+from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
 
@@ -25,7 +27,9 @@ from development import (
     transformers_results,
 )
 from mixhead_plugin.errors import option_name
+from mixhead_plugin.fairseq.config import fill_in
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
+from mixhead_plugin.fairseq.models.architectures import ARCHITECTURES, Architecture
 from mixhead_plugin.fairseq.models.gated_attention.model import GatedOptions
 from mixhead_plugin.fairseq.options import (
     FAMILIES,
@@ -76,6 +80,41 @@ def families() -> str:
         words = ", ".join(flags).replace(TOKENS_PER_SAMPLE, "<--tokens-per-sample>")
         rows.append([f"`{family}_*`", words])
     return table(["architectures", "are fairseq's with"], rows)
+
+
+def sizes_of(architecture: Architecture) -> tuple[int, int]:
+    """Return how many heads an attention of the family mixhead has, and the size of one."""
+    args = Namespace()
+    architecture(args)
+    fill_in(args, "mixhead")
+
+    sizes = set()
+    for site in architecture.model.attention_sites(args).values():
+        head_dim = args.head_dim or site.embed_dim // site.num_heads
+        sizes.add((site.num_heads, head_dim))
+    (size,) = sizes  # all attentions of these models are alike
+    return size
+
+
+def head_sizes() -> str:
+    """Return the architectures of fairseq by the size of their heads."""
+    names = defaultdict(list)
+    for name, architecture in ARCHITECTURES.items():
+        if architecture.source == "fairseq":
+            heads, size = sizes_of(architecture)
+            names[size, heads].append(f"`{name}`")
+    rows = [[str(size), str(heads), ", ".join(names[size, heads])] for size, heads in sorted(names)]
+    return table(["size of a head", "heads", "architectures"], rows)
+
+
+def papers() -> str:
+    """Return the architectures that have the sizes of a paper's models."""
+    rows = []
+    for name, architecture in ARCHITECTURES.items():
+        if architecture.defaults:  # not fairseq's sizes
+            heads, size = sizes_of(architecture)
+            rows.append([f"`{name}`", str(heads), str(size), architecture.source])
+    return table(["name", "heads", "size of a head", "where it stands"], rows)
 
 
 def variants() -> str:
@@ -165,6 +204,8 @@ NAMED = (
     flags,
     unit_flags,
     families,
+    head_sizes,
+    papers,
     variants,
     value_sizes,
     low_rank_products,
