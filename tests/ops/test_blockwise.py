@@ -53,16 +53,25 @@ def test_everything_repeats_bit_by_bit_with_the_seed(setting, mixing, distances)
         assert_same(run, runs[0], rtol=0, atol=0)
 
 
-def test_blocks_of_long_rows_are_larger_if_enough_remain_for_the_cores():
-    key = torch.ones(1, 8, 2048, 1)
+@pytest.mark.parametrize(
+    "n_sentences, n_queries, n_keys, causal, expected",
+    [
+        pytest.param(1, 512, 2048, False, (1, 8, 20), id="too few blocks for larger ones"),
+        pytest.param(1, 2048, 2048, False, (1, 8, 64), id="larger to reach 64 queries"),
+        pytest.param(4, 512, 512, False, (1, 8, 64), id="of the usual size"),
+        pytest.param(4, 128, 128, True, (4, 8, 64), id="causal, filled by other sentences"),
+    ],
+)
+def test_a_block_of_mixed_heads_has_the_size_that_suits_a_cpu(
+    n_sentences, n_queries, n_keys, causal, expected
+):
+    query = torch.empty(n_sentences, 8, n_queries, 1)
+    key = torch.empty(n_sentences, 8, n_keys, 1)
+    mixed = AttentionInputs(query, key, key, mixing=torch.empty(8, 8), causal=causal)
     with mock.patch.multiple(
         plan, BLOCK_SIZE={"cpu": 2**18}, MIN_QUERIES=20, MANY_QUERIES=64, LARGER=4
     ):
-        for n, expected in ((512, 20), (1024, 64)):
-            mixed = AttentionInputs(
-                query=torch.ones(1, 8, n, 1), key=key, value=key, mixing=torch.ones(8, 8)
-            )
-            assert plan._cut(mixed)[2][0] == slice(0, expected)
+        assert plan._sizes(mixed) == plan.Sizes(*expected)
 
 
 def test_nothing_depends_on_the_number_of_threads():

@@ -32,9 +32,10 @@ FEW_HEADS = 16
 def _shared_by_blocks() -> set[str]:
     """Return the inputs that several blocks read the same part of: what has keys or distances."""
     names = {"attn_mask"}
-    for name, (dims, *_) in DIMENSIONS.items():
-        if "Nk" in dims or "P" in dims:
-            names.add(name)
+    for name, shapes in DIMENSIONS.items():
+        for dims in shapes:
+            if "Nk" in dims or "P" in dims:
+                names.add(name)
     return names
 
 
@@ -59,7 +60,9 @@ def backward(
     """
     dtype = plan.inputs.query.dtype
     d_output = d_output.to(dtype)
-    grads, totals = _memory_for(plan, names)
+    grads = _gradients(plan, names)
+    terms = {name for name, grad in grads.items() if _has_terms(name, grad)}
+    totals = _totals(grads, terms, len(plan.blocks))
 
     # Who adds to gradients that all sites share waits for all blocks of lower numbers.
     shared = ADDED.intersection(names).difference(BY_SITE)
@@ -68,7 +71,11 @@ def backward(
     for block in blocks:
         if block.is_first:
             _zero_hidden_keys(totals, block)
-        views = {name: block.part(name, total) for name, total in totals.items()}
+        views = {}
+        for name, total in totals.items():
+            if name in terms:
+                total = total[block.number]
+            views[name] = block.part(name, total)
         d_out = block.matrices("output", d_output)
         items.append((block, inputs_of_block(plan, block), d_out, views))
     turns = _Turns(plan.blocks, ADDED.intersection(names))
@@ -83,16 +90,14 @@ def backward(
                 raise
 
     parallel_for(work, items, d_output.device)
-    for name, grad in grads.items():
-        if _has_terms(name, grad):
-            grad.copy_(totals[name].sum(0))
+    for name in terms:
+        grads[name].copy_(totals[name].sum(0))
     return grads
 
 
-def _memory_for(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the gradients, and what the blocks write or add to, which is mostly the same."""
+def _gradients(plan: Plan, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return memory for the gradients: zeros where blocks add, or where none of them writes."""
     grads = {}
-    totals = {}
     for name in names:
         like = getattr(plan.inputs, name)
         grad = torch.empty_like(like, dtype=plan.inputs.query.dtype)
@@ -100,14 +105,24 @@ def _memory_for(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Tensor], di
         if not (written and plan.complete):
             grad.zero_()
         grads[name] = grad
+    return grads
 
-        totals[name] = grad
-        if name == "attn_mask":
-            missing = 4 - grad.dim()
-            totals[name] = grad[(None,) * missing]  # four dimensions
-        elif _has_terms(name, grad):
-            totals[name] = grad.new_zeros(len(plan.blocks), *grad.shape)
-    return grads, totals
+
+def _totals(grads: dict[str, Tensor], terms: set[str], n_blocks: int) -> dict[str, Tensor]:
+    """Return what the blocks write or add to, which is mostly the gradients themselves.
+
+    Args:
+        grads: the gradients
+        terms: names of those to which each block has a term of its own, [n_blocks, ...]
+        n_blocks: of the call
+    """
+    totals = dict(grads)
+    if "attn_mask" in grads:
+        missing = 4 - grads["attn_mask"].dim()
+        totals["attn_mask"] = grads["attn_mask"][(None,) * missing]  # four dimensions
+    for name in terms:
+        totals[name] = grads[name].new_zeros(n_blocks, *grads[name].shape)
+    return totals
 
 
 def _zero_hidden_keys(grads: dict[str, Tensor], block: Block) -> None:

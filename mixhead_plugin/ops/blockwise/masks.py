@@ -87,15 +87,11 @@ class Block:
 
         Args:
             name: of an input, or "output"
-            tensor: the input, its gradient, or the output. A gradient with one dimension more than
-                its input has one term for each block, in the order of their numbers.
+            tensor: the input, its gradient, or the output
         """
         if name == "attn_mask":
             return tensor
-        dims = dimensions(name, tensor.dim())
-        if len(dims) < tensor.dim():
-            tensor = tensor[self.number]
-        cuts = [self.cuts.get(dim, WHOLE) for dim in dims]
+        cuts = [self.cuts.get(dim, WHOLE) for dim in dimensions(name, tensor.dim())]
         return tensor[tuple(cuts)]
 
     def matrices(self, name: str, tensor: Tensor) -> Tensor:
@@ -118,16 +114,14 @@ def dimensions(name: str, number: int) -> tuple[str, ...]:
 
     Args:
         name: of an input, or "output"
-        number: of the dimensions; or one more than the input has, for a gradient with a term of
-            each block
+        number: how many dimensions it has, which tells shapes of one input apart. Both shapes of
+            relative_key have three; its is the first one, because the plan adds rows of zeros.
     """
-    if name == "output":
-        return OUTPUT
-    # relative_key has the first of its two shapes: the plan fills up the other one with zeros.
-    for dims in DIMENSIONS[name]:
+    shapes = (OUTPUT,) if name == "output" else DIMENSIONS[name]
+    for dims in shapes:
         if len(dims) == number:
             return dims
-    return DIMENSIONS[name][0]
+    raise ValueError(f"{name} has {number} dimensions; must be one of {shapes}")
 
 
 class BlockMasks:
@@ -212,12 +206,12 @@ class BlockMasks:
         if by_sentence_or_head or not by_query_and_key:
             return everything, everything
 
-        rows = [mask[0, 0, some] for some in queries]
-        largest = torch.stack([r.amax(0) for r in rows]).to(self.like.dtype)  # [slices, Nk]
+        masks = [mask[0, 0, some] for some in queries]  # of each slice, [queries, Nk]
+        largest = torch.stack([m.amax(0) for m in masks]).to(self.like.dtype)  # [slices, Nk]
         visible = _spans(largest != -INF)
         if self.learned:
             return visible, everything  # a number that is 0 now has a gradient, too
-        smallest = torch.stack([r.amin(0) for r in rows])
+        smallest = torch.stack([m.amin(0) for m in masks])
         return visible, _spans((largest != 0) | (smallest != 0))
 
     def not_future(self, queries: slice) -> slice:
@@ -236,23 +230,28 @@ class BlockMasks:
         if self.causal:
             # The first key that the block's first query does not see. The other queries see it or
             # not, but all see the keys before it, so these need no mask.
-            first = block.queries.start + self.past + 1
-            start = max(first, block.keys.start)
+            first_hidden = block.queries.start + self.past + 1
+            start = max(first_hidden, block.keys.start)
             if start < block.keys.stop:
-                future = self._future(scores.shape[2], block.keys.stop - start, first - start)
+                columns = block.keys.stop - start
+                future = self._future(scores.shape[2], columns, first_hidden - start)
                 scores[..., start - block.keys.start :].add_(future)
         if block.padded and self.padding is not None:
             scores.add_(self.padding[block.batch, None, None, block.keys])
 
-    def _future(self, rows: int, columns: int, diagonal: int) -> Tensor:
-        """Return -inf on and above a diagonal, [rows, columns].
+    def _future(self, queries: int, keys: int, diagonal: int) -> Tensor:
+        """Return -inf on and above a diagonal, [queries, keys].
 
-        Nearly all blocks share one tensor.
+        Nearly all blocks share one tensor. Threads need no lock for it: a dict stays whole when two
+        of them set the same key, and both have made the same numbers.
         """
-        key = (rows, columns, diagonal)
-        if key not in self.futures:
-            self.futures[key] = self.like.new_full((rows, columns), -INF).triu(diagonal)
-        return self.futures[key]
+        shape = (queries, keys)
+        key = (*shape, diagonal)
+        future = self.futures.get(key)
+        if future is None:
+            future = self.like.new_full(shape, -INF).triu(diagonal)
+            self.futures[key] = future
+        return future
 
 
 def add_mask_grad(d_attn_mask: Tensor, d_scores: Tensor, block: Block) -> None:
@@ -266,9 +265,9 @@ def _part(mask: Tensor, block: Block) -> Tensor:
 
     A dimension of 1, which is broadcast, stays.
     """
-    for dim, part in enumerate((block.batch, block.heads, block.queries, block.biased)):
+    for dim, cut in enumerate((block.batch, block.heads, block.queries, block.biased)):
         if mask.shape[dim] > 1:
-            mask = mask.narrow(dim, part.start, part.stop - part.start)
+            mask = mask.narrow(dim, cut.start, cut.stop - cut.start)
     return mask
 
 

@@ -1,6 +1,7 @@
 """Divide one call into blocks of queries, each with the keys that its queries may see."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -69,19 +70,19 @@ class Plan:
         self.kept_numbers = 0
         self._rooms: list[slice] = []  # of the kept numbers of each block
         sink = 0 if inputs.sink is None else 1  # columns of a row of scores that are no key
-        rows = 0  # of scores
+        planned_rows = 0  # of scores; each head of each query has one
         for block in self.blocks:
             b, h, n, k = block.shape
             mixed_heads = block.mixed_heads.stop - block.mixed_heads.start
-            rows += b * h * n
+            planned_rows += b * h * n
             self.largest = max(self.largest, b * max(h, mixed_heads) * n * (k + sink))
             self.most_distances = max(self.most_distances, b * h * n * (n + k - 1))
 
             room = len(self.keeps) * _whole_lines(b * h * n * (k + sink))
             self._rooms.append(slice(self.kept_numbers, self.kept_numbers + room))
             self.kept_numbers += room
-        every_row = self.inputs.query.shape[:3].numel()
-        self.complete = bool(self.blocks) and rows == every_row
+        all_rows = self.inputs.query.shape[:3].numel()
+        self.complete = bool(self.blocks) and planned_rows == all_rows
 
     def by_site(self, threads: int) -> list[Block]:
         """Return the blocks in an order in which keys and values stay in a cache.
@@ -116,9 +117,14 @@ def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
 
 def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
     """Return the blocks of a call. Queries that see no key are in none; their output stays 0."""
-    batches, heads, queries = _cut(inputs)
-    if not (batches and heads and queries and inputs.key.shape[2]):
+    n_sentences, n_heads, n_queries, _ = inputs.query.shape
+    if 0 in (n_sentences, n_heads, n_queries, inputs.key.shape[2]):
         return []
+
+    sizes = _sizes(inputs)
+    batches = _slices(n_sentences, sizes.sentences)
+    heads = _slices(n_heads, sizes.heads)
+    queries = _slices(n_queries, sizes.queries)
 
     visible, biased = masks.visible_and_biased(queries)
     unpadded, padded = masks.unpadded(batches)
@@ -144,7 +150,7 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
                     mixed_heads=_mixed_heads(inputs, some_heads),
                     queries=queries[i],
                     keys=keys,
-                    distances=_distances(queries[i], keys, inputs.query.shape[2]),
+                    distances=_distances(queries[i], keys, n_queries),
                     biased=_common(keys, biased[i]),
                     padded=padded[s],
                 )
@@ -168,67 +174,63 @@ def _distances(queries: slice, keys: slice, n_queries: int) -> slice:
     return slice(smallest, largest + 1)
 
 
-def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]]:
-    """Return slices of batches, heads and queries for blocks of the size that suits the device."""
-    n_sentences, n_heads, n_queries, _ = inputs.query.shape
-    pairs = block_size(inputs.query.device) // max(1, inputs.key.shape[2])  # of a head and a query
-    most, wanted = _room_for_queries(inputs, pairs)
+@dataclass(frozen=True)
+class Sizes:
+    """How many sentences, heads and queries a block has; the last ones of a call may have fewer."""
 
-    heads = _heads_together(inputs, most, wanted)
-    queries = _queries_together(n_queries, heads, pairs, most, wanted)
+    sentences: int
+    heads: int
+    queries: int
+
+
+def _sizes(inputs: AttentionInputs) -> Sizes:
+    """Return the sizes of a block that suit the device.
+
+    Room is counted in rows of scores. Each head of each query of each sentence has a row, with a
+    score for each key. On a CPU a block has 2^18 scores, so 2^18 / 512 = 512 rows of 512 keys. It
+    may have four times as many, 2048 rows, in order to reach 64 queries. For 8 heads that mix:
+
+        sentences x tokens      rows: usual   at most      block: heads   queries   sentences
+        1 x 2048                        128       512                 8        64           1
+        4 x 512                         512      2048                 8        64           1
+        4 x 128, causal                2048      2048                 8        64           4
+
+    In the first line the usual rows would give 16 queries, so the block gets larger. In the last
+    line they would give 256, and the sentences have 128; a causal block takes 64 of these, and
+    other sentences fill it.
+
+    Args:
+        inputs: of a call with at least one sentence, head, query and key
+    """
+    n_sentences, n_heads, n_queries, _ = inputs.query.shape
+    usual_rows = block_size(inputs.query.device) // inputs.key.shape[2]
+    most_rows = usual_rows  # to reach `wanted` queries
+    wanted = MIN_QUERIES
+    if inputs.query.is_cpu and n_sentences * n_queries >= BLOCKS_FOR_CORES * MANY_QUERIES:
+        most_rows = LARGER * usual_rows
+        wanted = MANY_QUERIES
+
+    # All heads if they mix, else as many as leave room for the wanted queries.
+    heads = n_heads
+    if not inputs.mixes() and inputs.score_mixing is None:
+        heads = max(1, min(n_heads, most_rows // wanted))
+
+    # The queries that fill a block of the usual size; if these are few, those that a larger block
+    # has room for.
+    larger = min(wanted, most_rows // heads)
+    queries = max(MIN_QUERIES, usual_rows // heads, larger)
+    queries = min(n_queries, queries)
+
+    # More sentences, if there is room for them beside all heads.
     sentences = 1
     if heads == n_heads:
-        # Only if there are enough sentences to fill the block again.
-        sentences_needed = math.ceil(queries / CAUSAL_QUERIES)
-        if inputs.causal and sentences_needed <= n_sentences:
+        needed = math.ceil(queries / CAUSAL_QUERIES)  # to fill a causal block again
+        if inputs.causal and needed <= n_sentences:
             queries = _without_small_rest(n_queries, min(queries, CAUSAL_QUERIES))
-        fitting = pairs // (max(1, heads) * queries)
+        fitting = usual_rows // (heads * queries)
         sentences = max(1, min(n_sentences, fitting))
-    return _slices(n_sentences, sentences), _slices(n_heads, heads), _slices(n_queries, queries)
 
-
-def _room_for_queries(inputs: AttentionInputs, pairs: int) -> tuple[int, int]:
-    """Return how many pairs of a head and a query a block may have, and the queries wanted.
-
-    Args:
-        inputs: of the call
-        pairs: of a head and a query that fill a block of the usual size. A block may have more in
-            order to reach the wanted number of queries.
-    """
-    positions = inputs.query.shape[0] * inputs.query.shape[2]
-    if inputs.query.is_cpu and positions >= BLOCKS_FOR_CORES * MANY_QUERIES:
-        return LARGER * pairs, MANY_QUERIES
-    return pairs, MIN_QUERIES
-
-
-def _heads_together(inputs: AttentionInputs, most: int, wanted: int) -> int:
-    """Return the heads of a block: all if heads mix, else as many as leave room for the queries.
-
-    Args:
-        inputs: of the call
-        most: pairs of a head and a query
-        wanted: queries
-    """
-    heads = inputs.query.shape[1]
-    if inputs.mixes() or inputs.score_mixing is not None:
-        return max(1, heads)
-    return max(1, min(heads, most // wanted))
-
-
-def _queries_together(n_queries: int, heads: int, pairs: int, most: int, wanted: int) -> int:
-    """Return the queries of a block, at least MIN_QUERIES unless there are fewer.
-
-    Args:
-        n_queries: of the call
-        heads: of the block
-        pairs: of a head and a query that fill a block of the usual size
-        most: pairs that a block may have to reach `wanted`
-        wanted: queries
-    """
-    fitting = pairs // heads
-    larger = min(wanted, most // heads)
-    queries = max(MIN_QUERIES, fitting, larger)
-    return max(1, min(n_queries, queries))
+    return Sizes(sentences, heads, queries)
 
 
 def _without_small_rest(n_queries: int, queries: int) -> int:

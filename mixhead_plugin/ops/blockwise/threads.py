@@ -100,7 +100,10 @@ def _pool() -> ThreadPoolExecutor:
                 for _ in range(size):
                     pool.submit(_use_one_core, ready)
                 ready.wait()
-            except BrokenBarrierError:  # a RuntimeError, but no reason to work without threads
+            except BrokenBarrierError:
+                # Threads may start too late on a machine that is busy. This error is a
+                # RuntimeError, for which `parallel_for` would work without threads: right, but
+                # slow, and nobody would know why. So another kind of error ends the call.
                 raise TimeoutError(
                     f"impl 'blockwise': the {size} threads of torch did not start within "
                     f"{PATIENCE} s"
