@@ -28,7 +28,7 @@ CHECKS = {
     "compiled": 1e-5,
     "exported": 1e-5,
 }
-# Whose numbers the page shows.
+# Those that compare with the formula or with the plain model. The page shows the largest of them.
 NUMBERS = ("start", "moved", "masks", "trained", "cached")
 # Why a model cannot pass a check without mixing either, by a part of the error.
 REASONS = {
@@ -55,30 +55,54 @@ def outcome(check: str, found: float | str | None) -> str:
 
 
 def libraries() -> str:
+    """Return a row for each library: its models, and whether all checks hold."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    by_library: dict[str, list[dict[str, Any]]] = {}
+    for found in results["models"]:
+        library = f"{found['library']} {found['version']}".strip()
+        by_library.setdefault(library, []).append(found)
+
     reasons: list[str] = []
     rows = []
-    for found in results["models"]:
-        cells = [f"{found['library']} {found['version']}".strip(), found["model"]]
-        cells.append(str(found["attentions"]))
-        cells += [_cell(check, found[check], reasons) for check in CHECKS]
-        rows.append(cells)
+    for library, models in by_library.items():
+        names = "; ".join(found["model"] for found in models)
+        rows.append([library, names, _holding(models, reasons), _largest(models)])
     lines = [f"torch {results['torch']}:"]
-    lines.append(table(["library", "model", "attentions", *CHECKS], rows))
+    lines.append(table(["library", "models", "does it work?", "largest difference"], rows))
     lines += [f"({number}) {reason}." for number, reason in enumerate(reasons, 1)]
     return "\n\n".join(lines)
 
 
-def _cell(check: str, found: Any, reasons: list[str]) -> str:
-    """Return what a table shows; `reasons` gets what the lines below it have to say."""
-    result = outcome(check, found)
-    if result == HOLDS and check in NUMBERS:
-        return f"{found:.0e}" if found else "0"
-    if result in (HOLDS, LACKS, WRONG):
-        return result
-    if result not in reasons:
-        reasons.append(result)
-    return f"no ({reasons.index(result) + 1})"
+def _holding(models: list[dict[str, Any]], reasons: list[str]) -> str:
+    """Return which checks hold for all models; `reasons` gets what the lines below have to say."""
+    lacking = []
+    failing = []
+    for check in CHECKS:
+        outcomes = [outcome(check, found[check]) for found in models]
+        if all(result == LACKS for result in outcomes):
+            lacking.append(f"`{check}`")
+        for result in dict.fromkeys(outcomes):
+            if result == WRONG:
+                failing.append(f"`{check}` {WRONG}")
+            elif result not in (HOLDS, LACKS):
+                if result not in reasons:
+                    reasons.append(result)
+                failing.append(f"`{check}` ({reasons.index(result) + 1})")
+
+    text = "yes"
+    if failing:
+        text += f", but not {', '.join(failing)}"
+    if lacking:
+        text += f"; has no {', '.join(lacking)}"
+    return text
+
+
+def _largest(models: list[dict[str, Any]]) -> str:
+    """Return the largest difference of the checks whose numbers the page shows."""
+    numbers = []
+    for found in models:
+        numbers += [found[check] for check in NUMBERS if isinstance(found[check], float)]
+    return f"{max(numbers):.0e}"
 
 
 TABLES = {"libraries": libraries}
