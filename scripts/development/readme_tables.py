@@ -176,13 +176,24 @@ def arguments() -> str:
 def penalties() -> str:
     rows = []
     for name, entry in PENALTIES.items():
-        on = "every attention of the plugin"
+        on = "every attention of the plugin with several heads"
         if entry.on_mixing:
-            on = "head and feature mixings that are free to turn"
+            on = ", ".join(orthogonal_mixings())
         weight = f"`--{name}-weight`"
         logged = f"`{name}_loss`"
         rows.append([weight, entry.formula, entry.source, on, f"{entry.weight:g}", logged])
-    return table(["flag", "weight of the", "source", "acts on", "default", "in the logs"], rows)
+    head = ["flag", "what it multiplies", "source", "acts on", "default", "in the logs"]
+    return table(head, rows)
+
+
+def orthogonal_mixings() -> list[str]:
+    """Return the flags of the mixings whose matrices can have a penalty."""
+    found = []
+    for option, kinds in PARTS.items():
+        for name, kind in kinds.items():
+            if kind.orthogonal:
+                found.append(f"`{option_name(option)} {name}`")
+    return found
 
 
 def repairs() -> str:
