@@ -147,10 +147,13 @@ def attention(
 
 def _check_relative(relative: object) -> None:
     """Refuse what is no pair of tensors that gives relative scores."""
-    if relative is not None and not isinstance(relative, RelativeScores):
+    if relative is None:
+        return
+    if not isinstance(relative, RelativeScores):
         raise TypeError(
             f"relative is {type(relative).__name__}: must be ops.RelativeScores(query, key)"
         )
+    _check_fields("relative", relative)
 
 
 def _check_mixing(mixing: object) -> None:
@@ -162,9 +165,14 @@ def _check_mixing(mixing: object) -> None:
             f"mixing is {type(mixing).__name__}: must be a tensor or ops.LowRank(left, right, "
             "diagonal)"
         )
-    for name, factor in zip(LowRank._fields, mixing):
-        if not isinstance(factor, Tensor):
-            raise TypeError(f"mixing.{name} is {type(factor).__name__}: must be a tensor")
+    _check_fields("mixing", mixing)
+
+
+def _check_fields(argument: str, record: RelativeScores | LowRank) -> None:
+    """Refuse a field that is no tensor: without it the others would be left out in silence."""
+    for name, tensor in record._asdict().items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{argument}.{name} is {type(tensor).__name__}: must be a tensor")
 
 
 def _usual_scale(query: Tensor) -> float:

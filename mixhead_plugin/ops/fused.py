@@ -24,6 +24,9 @@ def serves(inputs: AttentionInputs) -> bool:
     mask = inputs.attn_mask
     if inputs.normalizer != "softmax" or inputs.given().keys() != {"query", "key", "value"}:
         return False
+    if inputs.scale <= 0:
+        # torch's kernel hides keys before it scales, and -inf times 0 is NaN.
+        return False
     if query.device.type != "cpu":
         return True
     # On a CPU torch has no kernel for the following, and would keep all weights.

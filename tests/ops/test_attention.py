@@ -19,6 +19,7 @@ from mixhead_plugin.ops import (
     IMPLEMENTATIONS,
     NORMALIZERS,
     LowRank,
+    RelativeScores,
     api,
     attention,
     implementation_problem,
@@ -641,6 +642,20 @@ def test_a_pair_that_names_neither_relative_tensor_is_refused():
         TypeError, match=r"^relative is tuple: must be ops.RelativeScores\(query, key\)$"
     ):
         attention(**tensors(), relative=pair)
+
+
+@pytest.mark.parametrize("missing", RelativeScores._fields)
+def test_relative_scores_without_one_of_their_tensors_are_refused(missing):
+    pair = RelativeScores(torch.zeros(B, H, NQ, 1).double(), torch.zeros(H, NK, 1).double())
+    with pytest.raises(TypeError, match=rf"^relative.{missing} is NoneType: must be a tensor$"):
+        attention(**tensors(), relative=pair._replace(**{missing: None}))
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+def test_causal_softmax_is_right_where_the_scale_is_no_positive_number(scale):
+    given = tensors(n_queries=5, n_keys=5)
+    exact = attention(**given, causal=True, scale=scale, impl="reference")
+    torch.testing.assert_close(attention(**given, causal=True, scale=scale), exact)
 
 
 P = NQ + NK - 1
