@@ -3,6 +3,7 @@
 That is little memory, threads, dropout that is drawn again, operators that torch can compile.
 """
 
+import math
 from unittest import mock
 
 import pytest
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import attention
 from mixhead_plugin.ops.blockwise import plan
+from mixhead_plugin.ops.blockwise.buffers import Buffers
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.operators import LEARNED
 from tests.covering import covering, each_once
@@ -51,6 +53,33 @@ def test_everything_repeats_bit_by_bit_with_the_seed(setting, mixing, distances)
             runs.append(outcome(given, causal=True, dropout_p=0.4, impl="blockwise"))
     for run in runs[1:]:
         assert_same(run, runs[0], rtol=0, atol=0)
+
+
+@covering(
+    mixing=MIXINGS,
+    distances=FEW,
+    normalizer=["softpick", "softmax, sink"],
+    setting=[(2, 2**6), (1, 2**12)],  # one sentence in a block, and several
+    kept=["0", ""],
+)
+def test_no_buffer_is_read_after_another_step_has_taken_it(
+    mixing, distances, normalizer, setting, kept, monkeypatch
+):
+    """Nothing changes if each use of a buffer has memory of its own, which is full of NaN."""
+    given = tensors(mixing, distances, torch.float32, normalizer=normalizer)
+    options = dict(causal=True, dropout_p=0.2, impl="blockwise", normalizer=normalizer)
+    monkeypatch.setenv("MIXHEAD_KEPT_MIB", kept)
+
+    def own_memory(self, name, shape, most=None):
+        return self.like.new_full(shape, math.nan)
+
+    runs = []
+    for get in (Buffers.get, own_memory):
+        monkeypatch.setattr(Buffers, "get", get)
+        torch.manual_seed(3)
+        with blocks(*setting):
+            runs.append(outcome(given, **options))
+    assert_same(*runs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

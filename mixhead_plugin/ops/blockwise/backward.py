@@ -17,9 +17,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.blockwise.forward import Steps, inputs_of_block, product
+from mixhead_plugin.ops.blockwise.forward import Mixed, Scored, Steps, inputs_of_block
 from mixhead_plugin.ops.blockwise.masks import NARROW, Block, add_mask_grad, dimensions
 from mixhead_plugin.ops.blockwise.plan import Plan
+from mixhead_plugin.ops.blockwise.products import product
 from mixhead_plugin.ops.blockwise.threads import parallel_for, threads_for
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 from mixhead_plugin.ops.low_rank import LowRank
@@ -194,12 +195,9 @@ class _BlockBackward:
         grads: the block's part of the gradients
     """
 
-    scores: Tensor  # S, [b * h, n, k], or [b * h, n, k + 1] with a sink
-    with_sink: Tensor  # the weights of these scores
+    scored: Scored  # S and P, with the column of a sink
     weights: Tensor  # P, [b * h, n, k]
-    arranged: Tensor  # P with the gain, as M multiplies it: see `Steps.arranged`
-    combined: Tensor  # where M has factors: C_r = sum_j left[j, r] P_j, [b * n, R, k]
-    mixed: Tensor  # Pbar, [b * h', n, k]
+    mixed: Mixed  # Pbar, of P with the gain
 
     def __init__(
         self,
@@ -225,63 +223,60 @@ class _BlockBackward:
         d_weights = self._through_gain(d_with_gain)
         d_scores = self._through_normalizer(d_weights)
         self._through_biases(d_scores)
-        d_products = self._through_score_mixing(d_scores)
-        self._through_products(d_products)
+        d_unmixed = self._through_score_mixing(d_scores)
+        self._through_product(d_unmixed)
 
     def _repeat_forward(self) -> None:
         """Take the weights that were kept, or compute them again, and mix them again."""
         steps = self.steps
-        self.scores, self.with_sink = steps.weights(self.block, self.part)
-        self.weights = steps.without_sink(self.with_sink, self.part)
+        self.scored = steps.scores_and_weights(self.block, self.part)
+        self.weights = steps.without_sink(self.scored.weights, self.part, "P without sink")
         with_gain = steps.apply_gain(self.weights, self.block, self.part.gain)
-
-        if self.part.mixing is not None:
-            self.arranged = steps.arranged(with_gain, self.part.mixing, "by query")
-            self.mixed = steps.mix_arranged(self.arranged, self.part.mixing, self.n)
-        elif self.factors is not None:
-            left, right, diagonal = self.factors
-            self.arranged = steps.arranged(with_gain, left, "by query")
-            self.combined = steps.combine(self.arranged, left, "combined")
-            self.mixed = steps.distribute(self.arranged, self.combined, right, diagonal)
-        else:
-            self.mixed = with_gain
+        self.mixed = steps.mixed(with_gain, self.part)
 
     def _through_values(self, d_output: Tensor) -> Tensor:
         """Go back through O = dropout(Pbar) V; return dPbar [b * h', n, k]."""
         steps = self.steps
-        d_mixed = steps.buffer("d_mixed", self.mixed.shape)
+        mixed = self.mixed.weights
+        d_mixed = steps.buffers.get("dPbar", mixed.shape)
         product(d_output, self.part.value.transpose(1, 2), steps.dropout_scale, d_mixed)
 
-        dropped = self.mixed
+        dropped = mixed
         if steps.dropout_p > 0:
-            mask = steps.dropout_mask(self.block, self.mixed.shape)
+            mask = steps.dropout_mask(self.block, mixed.shape)
             d_mixed.mul_(mask)
-            # Not in place: another backward pass may read these weights again.
-            dropped = torch.mul(self.mixed, mask, out=mask)
+            # Not in place: another backward pass may read these weights again. The mask is not
+            # needed any more.
+            dropped = torch.mul(mixed, mask, out=mask)
         if "value" in self.grads:
             with self.turns.turn("value", self.block):
                 self._add_products("value", dropped, d_output, steps.dropout_scale)
         return d_mixed
 
     def _through_mixing(self, d_mixed: Tensor) -> Tensor:
-        """Go back through Pbar_i = sum_j M[j, i] P_j; return dP [b * h, n, k], with the gain.
-
-        The result is written over Pbar, which `_through_values` was the last to read.
-        """
+        """Go back through Pbar_i = sum_j M[j, i] P_j; return dP [b * h, n, k], with the gain."""
         steps = self.steps
+        arranged = self.mixed.arranged
+        if arranged is None:
+            return d_mixed
+
+        # Where heads mix, Pbar has a buffer. `_through_values` was the last to read it, so dP takes
+        # it.
+        buffer = "Pbar"
         if self.part.mixing is not None:
             back = self.part.mixing.transpose(-2, -1)
-            d_arranged = steps.arranged(d_mixed, back, "d by query")
+            d_arranged = steps.layout.arrange(d_mixed, back.shape[-2], "dPbar, arranged")
             if "mixing" in self.grads:
-                _write_product(self.arranged, d_arranged.transpose(1, 2), self.grads["mixing"])
-            return steps.mix_arranged(d_arranged, back, self.n)
-        if self.factors is not None:
-            left, right, diagonal = self.factors
-            d_arranged = steps.arranged(d_mixed, right, "d by query")
-            d_combined = steps.combine(d_arranged, right, "d combined")
-            self._add_factor_grads(self.factors, d_arranged, d_combined)
-            return steps.distribute(d_arranged, d_combined, left, diagonal)
-        return d_mixed
+                d_mixing = self.grads["mixing"]
+                steps.layout.write_product(arranged, d_arranged.transpose(1, 2), d_mixing)
+            return steps.layout.mix(d_arranged, back, self.n, buffer)
+
+        assert self.factors is not None
+        left, right, diagonal = self.factors
+        d_arranged = steps.by_query.arrange(d_mixed, right.shape[2], "dPbar, arranged")
+        d_combined = steps.by_query.combine(d_arranged, right, "dC")
+        self._add_factor_grads(self.factors, d_arranged, d_combined)
+        return steps.by_query.distribute(d_arranged, d_combined, left, diagonal, buffer)
 
     def _add_factor_grads(self, factors: LowRank, d_arranged: Tensor, d_combined: Tensor) -> None:
         """Write the gradients of the factors of M.
@@ -296,24 +291,27 @@ class _BlockBackward:
         d_diagonal = self.grads.get("mixing_diagonal")
         if d_left is None and d_right is None and d_diagonal is None:
             return
-        if self.arranged.shape[1] > FEW_HEADS:
+        by_query = self.steps.by_query
+        _, arranged, combined = self.mixed
+        assert arranged is not None and combined is not None
+        if arranged.shape[1] > FEW_HEADS:
             if d_left is not None:
-                _write_product(self.arranged, d_combined.transpose(1, 2), d_left)
+                by_query.write_product(arranged, d_combined.transpose(1, 2), d_left)
             if d_right is not None:
-                _write_product(d_arranged, self.combined.transpose(1, 2), d_right)
+                by_query.write_product(d_arranged, combined.transpose(1, 2), d_right)
             if d_diagonal is not None:
-                terms = self.steps.buffer("terms", self.arranged.shape)
-                torch.mul(self.arranged, d_arranged, out=terms)
+                terms = self.steps.buffers.get("P * dPbar", arranged.shape)
+                torch.mul(arranged, d_arranged, out=terms)
                 d_diagonal.copy_(terms.sum(2).view(d_diagonal.shape))
             return
 
         # By the gradient of M itself. This multiplies more than the products with C, but
         # reads the weights once.
-        d_matrix = torch.bmm(self.arranged, d_arranged.transpose(1, 2))  # [b * n, h, h]
+        d_matrix = torch.bmm(arranged, d_arranged.transpose(1, 2))  # [b * n, h, h]
         if d_left is not None:
-            _write_product(d_matrix, factors.right.flatten(0, 1), d_left)
+            by_query.write_product(d_matrix, factors.right.flatten(0, 1), d_left)
         if d_right is not None:
-            _write_product(d_matrix.transpose(1, 2), factors.left.flatten(0, 1), d_right)
+            by_query.write_product(d_matrix.transpose(1, 2), factors.left.flatten(0, 1), d_right)
         if d_diagonal is not None:
             d_diagonal.copy_(d_matrix.diagonal(dim1=1, dim2=2).view(d_diagonal.shape))
 
@@ -332,31 +330,33 @@ class _BlockBackward:
 
     def _gain_grad(self, d_with_gain: Tensor) -> Tensor:
         """Return the gain's gradient, [h, n + k - 1]: for each distance a sum over its pairs."""
-        distances, shifted = self.steps.distances(self.block, 1)
+        distances, by_key = self.steps.memory_by_distance(self.block, 1)
         distances.zero_()
         terms = self.weights.view(self.block.shape) * d_with_gain.view(self.block.shape)
-        torch.sum(terms, 0, keepdim=True, out=shifted)
+        torch.sum(terms, 0, keepdim=True, out=by_key)
         return distances.sum(1)
 
     def _through_normalizer(self, d_weights: Tensor) -> Tensor:
         """Go back through the normalizer; return dS [b * h, n, k]."""
-        # The result must share no memory with d_weights. Where heads mix, these are not in the
-        # buffer "d_mixed" any more, so it can be used again.
-        name = "d_mixed" if self.part.mixes() else "d_scores"
-        out = self.steps.buffer(name, self.with_sink.shape)
+        normalizer = self.steps.normalizer
+        scores, weights, _ = self.scored
+        # dS must share no memory with dP. Where heads do not mix, dPbar is dP. Where they mix, dP
+        # has its own buffer, and `_through_mixing` was the last to read dPbar.
+        buffer = "dPbar" if self.part.mixes() else "dS"
+        out = self.steps.buffers.get(buffer, weights.shape)
 
         if self.part.sink is None:
-            return self.steps.normalizer.grad(self.scores, self.with_sink, d_weights, out)
+            return normalizer.grad(scores, weights, d_weights, out)
 
         # A row has one column more. The sink has no value, so its weight has no gradient.
-        d_with_sink = self.steps.buffer("d_with sink", self.with_sink.shape)
+        d_with_sink = self.steps.buffers.get("dP with sink", weights.shape)
         d_with_sink[..., :-1] = d_weights
         d_with_sink[..., -1] = 0.0
-        d_scores = self.steps.normalizer.grad(self.scores, self.with_sink, d_with_sink, out)
+        d_scores = normalizer.grad(scores, weights, d_with_sink, out)
         if "sink" in self.grads:
             of_sink = d_scores[..., -1].view(self.block.shape[:3])  # [b, h, n]
             self.grads["sink"].copy_(of_sink.sum((0, 2)))
-        return self.steps.without_sink(d_scores, self.part)
+        return self.steps.without_sink(d_scores, self.part, "dS without sink")
 
     def _through_biases(self, d_scores: Tensor) -> None:
         """Add to the gradients of what was added to the scores: a mask, and relative scores."""
@@ -370,9 +370,9 @@ class _BlockBackward:
     def _add_relative_grads(self, d_scores: Tensor) -> None:
         """Add to the gradients of relative_query, [b, h, n, R], and relative_key."""
         b, _, n, _ = self.block.shape
-        d_distances, shifted = self.steps.distances(self.block, b)  # [h, b * n, n + k - 1]
-        d_distances.zero_()
-        shifted.copy_(d_scores.view(self.block.shape))
+        d_distances, by_key = self.steps.memory_by_distance(self.block, b)
+        d_distances.zero_()  # [h, b * n, n + k - 1]
+        by_key.copy_(d_scores.view(self.block.shape))
         assert self.part.relative_query is not None and self.part.relative_key is not None
         if "relative_query" in self.grads:
             d_query = torch.bmm(d_distances, self.part.relative_key)  # [h, b * n, R]
@@ -387,61 +387,48 @@ class _BlockBackward:
         if self.part.score_mixing is None:
             return d_scores
         steps = self.steps
+        layout = steps.score_layout
         back = self.part.score_mixing.transpose(-2, -1)
-        d_arranged = steps.arranged(d_scores, back, "d by query")
+        d_arranged = layout.arrange(d_scores, back.shape[-2], "dS, arranged")
         if "score_mixing" in self.grads:
-            products = steps.products(self.block)
-            arranged = steps.arranged(products, self.part.score_mixing, "by query")
-            _write_product(arranged, d_arranged.transpose(1, 2), self.grads["score_mixing"])
-        return steps.mix_arranged(d_arranged, back, self.n, "mixed products")
+            assert self.scored.unmixed is not None
+            heads = self.part.score_mixing.shape[-2]
+            # The buffer may hold the same already, but not if Q K^T was kept.
+            arranged = layout.arrange(self.scored.unmixed, heads, "QK^T, arranged")
+            layout.write_product(arranged, d_arranged.transpose(1, 2), self.grads["score_mixing"])
+        return layout.mix(d_arranged, back, self.n, "dQK^T")
 
-    def _through_products(self, d_products: Tensor) -> None:
+    def _through_product(self, d_unmixed: Tensor) -> None:
         """Go back through scale * Q K^T, to the queries and keys."""
         scale = self.steps.scale
         if "query" in self.grads:
-            d_query = product(d_products, self.part.key, scale)  # [b * h, n, D]
+            d_query = product(d_unmixed, self.part.key, scale)  # [b * h, n, D]
             self.grads["query"].copy_(d_query.view(self.grads["query"].shape))
         if "key" in self.grads:
             with self.turns.turn("key", self.block):
-                self._add_products("key", d_products, self.part.query, scale)
+                self._add_products("key", d_unmixed, self.part.query, scale)
 
-    def _add_products(self, name: str, weights: Tensor, rows: Tensor, factor: float) -> None:
-        """Add factor * W^T R to the gradient of keys or values; the first block writes it.
+    def _add_products(self, name: str, matrix: Tensor, vectors: Tensor, factor: float) -> None:
+        """Add factor * W^T X to the gradient of keys or values; the first block writes it.
 
         Args:
             name: "key" or "value"
-            weights: W, [b * h, n, k]
-            rows: R, [b * h, n, D]
+            matrix: W, [b * h, n, k]: mixed weights, or dS
+            vectors: X, [b * h, n, D]: dO, or the queries
             factor: a number
         """
         total = self.grads[name]  # [b, h, k, D]
         first = self.block.is_first
         one_sentence = total.shape[0] == 1
         if one_sentence and first:
-            product(weights.transpose(1, 2), rows, factor, total[0])
-        elif one_sentence and rows.shape[2] >= NARROW:
-            total[0].baddbmm_(weights.transpose(1, 2), rows, alpha=factor)
+            product(matrix.transpose(1, 2), vectors, factor, total[0])
+        elif one_sentence and vectors.shape[2] >= NARROW:
+            total[0].baddbmm_(matrix.transpose(1, 2), vectors, alpha=factor)
         else:
             # Into a view of several sentences, torch would start a product for each sentence and
             # head. So all products at once, which are then added.
-            found = product(weights.transpose(1, 2), rows, factor).unflatten(0, total.shape[:2])
+            found = product(matrix.transpose(1, 2), vectors, factor).unflatten(0, total.shape[:2])
             if first:
                 total.copy_(found)
             else:
                 total.add_(found)
-
-
-def _write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """Write products of arranged matrices to `out`; so dM[j, i] = sum_k P_j dPbar_i.
-
-    Args:
-        left: [b, J, n * k] or [b * n, J, k]
-        right: [b, n * k, I] or [b * n, k, I]
-        out: [b, n, J, I]; or [J, I] for the sum of the products of all queries
-    """
-    if out.dim() == 2:
-        out.copy_(torch.bmm(left, right).sum(0))
-    elif out.is_contiguous():
-        torch.bmm(left, right, out=out.flatten(0, 1))
-    else:
-        out.copy_(torch.bmm(left, right).view(out.shape))

@@ -10,13 +10,16 @@ for b sentences, h heads before and h' after mixing, n queries and k keys of one
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.blockwise.masks import NARROW, Block
+from mixhead_plugin.ops.blockwise.buffers import Buffers
+from mixhead_plugin.ops.blockwise.masks import Block
+from mixhead_plugin.ops.blockwise.mixing import ByHead, ByQuery, Layout
 from mixhead_plugin.ops.blockwise.plan import Plan
+from mixhead_plugin.ops.blockwise.products import product
 from mixhead_plugin.ops.blockwise.threads import parallel_for, threads_for
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS
@@ -35,41 +38,22 @@ def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
         """Go through a thread's share of the blocks, with buffers of its own."""
         steps = Steps(plan, kept)
         for block, part, out in share:
-            _, with_sink = steps.weights(block, part)
-            weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
+            with_sink = steps.scores_and_weights(block, part).weights
+            weights = steps.without_sink(with_sink, part, "P without sink")  # [b * h, n, k]
             with_gain = steps.apply_gain(weights, block, part.gain)
-            mixed = steps.mixed(with_gain, part)  # [b * h', n, k]
+            mixed = steps.mixed(with_gain, part).weights  # [b * h', n, k]
             if steps.dropout_p > 0:
                 # Not in place: these may be the weights that are kept for the backward pass. The
                 # mask is not needed any more.
                 mask = steps.dropout_mask(block, mixed.shape)
                 mixed = torch.mul(mixed, mask, out=mask)
-            rows = product(mixed, part.value, steps.dropout_scale)  # [b * h', n, Dv]
-            out.copy_(rows.view(out.shape))
+            attended = product(mixed, part.value, steps.dropout_scale)  # [b * h', n, Dv]
+            out.copy_(attended.view(out.shape))
 
     items = []
     for block in plan.by_site(threads_for(output.device)):
         items.append((block, inputs_of_block(plan, block), block.part("output", output)))
     parallel_for(work, items, output.device)
-
-
-def product(a: Tensor, b: Tensor, alpha: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """Return alpha A B, [batch, m, n].
-
-    Args:
-        a: A, [batch, m, k]
-        b: B, [batch, k, n]
-        alpha: a number
-        out: memory for the result, of any strides; None for new memory
-    """
-    if a.is_cpu and b.shape[2] < NARROW <= a.shape[1]:
-        # MKL is slow where the result has few columns. (B^T A^T)^T has few rows instead.
-        found = product(b.transpose(1, 2), a.transpose(1, 2), alpha).transpose(1, 2)
-        return found if out is None else out.copy_(found)
-    if out is None:
-        out = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
-    # beta = 0: what `out` holds, even NaN, does not count
-    return torch.baddbmm(out, a, b, beta=0, alpha=alpha, out=out)
 
 
 def inputs_of_block(plan: Plan, block: Block) -> AttentionInputs:
@@ -102,6 +86,22 @@ def inputs_of_block(plan: Plan, block: Block) -> AttentionInputs:
     return plan.inputs.with_tensors(parts)
 
 
+class Scored(NamedTuple):
+    """The scores and weights of a block; with a sink [b * h, n, k + 1], else [b * h, n, k]."""
+
+    scores: Tensor  # S; the memory of P where the normalizer's gradient does not read it
+    weights: Tensor  # P
+    unmixed: Tensor | None  # where scores are mixed: scale * Q K^T before, [b * h, n, k]
+
+
+class Mixed(NamedTuple):
+    """The mixed weights of a block, and what their gradient reads again."""
+
+    weights: Tensor  # Pbar, [b * h', n, k]
+    arranged: Tensor | None  # P as the matrices that M multiplies; None if heads do not mix
+    combined: Tensor | None  # where M has factors: C_r = sum_j left[j, r] P_j, [b * n, R, k]
+
+
 class Steps:
     """The steps of both passes, with buffers that serve one block after the other.
 
@@ -120,8 +120,12 @@ class Steps:
         self.normalizer = NORMALIZERS[plan.inputs.normalizer]
         self.kept = kept
         self.written = written
-        self.memory: dict[str, Tensor] = {}  # of each buffer, by its name
-        self.shaped: dict[tuple[Any, ...], Tensor] = {}  # views of it, by name and shape
+        self.buffers = Buffers(plan.inputs.query, plan.largest)
+
+        # Factors of M lie by query, too.
+        self.by_query = ByQuery(self.buffers)
+        self.layout = self._layout_for(plan.inputs.mixing)
+        self.score_layout = self._layout_for(plan.inputs.score_mixing)
 
         p = plan.inputs.dropout_p
         self.dropout_p = p
@@ -134,29 +138,16 @@ class Steps:
             # 16 random bits for each weight; 32 where that would round the probability noticeably
             self.bits_dtype = torch.int16 if 0.01 <= p <= 0.9 else torch.int32
             self.draws_per_word = 8 // self.bits_dtype.itemsize  # in one 64-bit number
-            most = math.ceil(plan.largest / self.draws_per_word)
-            self.bits = torch.empty(most, dtype=torch.int64, device=device)
+            words = math.ceil(plan.largest / self.draws_per_word)
+            self.bits = torch.empty(words, dtype=torch.int64, device=device)
 
-    # ---- memory --------------------------------------------------------------------------------
+    def _layout_for(self, mixing: Tensor | None) -> Layout:
+        """Return the layout that a mixing wants; any if there is none."""
+        if mixing is not None and mixing.dim() == 2:
+            return ByHead(self.buffers)
+        return self.by_query
 
-    def buffer(self, name: str, shape: tuple[int, ...], most: int | None = None) -> Tensor:
-        """Return memory that every block reuses.
-
-        Fresh pages of the system cost as much time as computing what is written to them.
-
-        Args:
-            name: of the buffer
-            shape: that it has in this block
-            most: numbers in the largest block; None for the scores of the largest block
-        """
-        view = self.shaped.get((name, shape))
-        if view is not None:
-            return view
-        if name not in self.memory:
-            self.memory[name] = self.plan.inputs.query.new_empty(most or self.plan.largest)
-        view = self.memory[name][: math.prod(shape)].view(shape)
-        self.shaped[name, shape] = view
-        return view
+    # ---- weights -------------------------------------------------------------------------------
 
     def lasting(self, name: str, block: Block, shape: tuple[int, ...]) -> Tensor:
         """Return memory for one of `plan.keeps`: the call's own if it keeps weights, or a buffer.
@@ -164,14 +155,12 @@ class Steps:
         In `kept` each block has a stretch, with room of the same length for each name.
         """
         if self.kept is None:
-            return self.buffer(name, shape)
+            return self.buffers.get(name, shape)
         start = self.plan.kept_at(name, block)
         return self.kept[start : start + math.prod(shape)].view(shape)
 
-    # ---- weights -------------------------------------------------------------------------------
-
-    def weights(self, block: Block, part: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """Return the scores and P, [b * h, n, k]; with a sink one more column, [b * h, n, k + 1].
+    def scores_and_weights(self, block: Block, part: AttentionInputs) -> Scored:
+        """Return S and P, which were kept, or compute them.
 
         Where the normalizer's gradient reads no scores, P overwrites them: both are one tensor.
 
@@ -181,21 +170,26 @@ class Steps:
         """
         b, h, n, k = block.shape
         width = k if part.sink is None else k + 1
-        weights = self.lasting("weights", block, (b * h, n, width))
+        weights = self.lasting("P", block, (b * h, n, width))
         scores = weights
         if self.normalizer.grad_reads_scores:
-            scores = self.lasting("scores", block, weights.shape)
+            scores = self.lasting("S", block, weights.shape)
+        unmixed = None
+        if part.score_mixing is not None:
+            unmixed = self.lasting("QK^T", block, (b * h, n, k))
         if self.kept is not None and self.written:
-            return scores, weights
+            return Scored(scores, weights, unmixed)
 
         # scale * Q K^T, mixed
         of_keys = scores[..., :k]
         if part.score_mixing is None:
             product(part.query, part.key.transpose(1, 2), self.scale, of_keys)
         else:
-            products = self.products(block)
-            product(part.query, part.key.transpose(1, 2), self.scale, products)
-            of_keys.copy_(self.mix(products, part.score_mixing, "mixed products"))
+            assert unmixed is not None
+            product(part.query, part.key.transpose(1, 2), self.scale, unmixed)
+            layout = self.score_layout
+            arranged = layout.arrange(unmixed, h, "QK^T, arranged")
+            of_keys.copy_(layout.mix(arranged, part.score_mixing, n, "mixed QK^T"))
 
         # One more column, which no mask and no bias reaches
         if part.sink is not None:
@@ -204,29 +198,34 @@ class Steps:
         # Relative scores, biases and masks
         by_head = of_keys.view(b, h, n, k)
         if part.relative_query is not None and part.relative_key is not None:
-            distances, shifted = self.distances(block, b)
+            distances, by_key = self.memory_by_distance(block, b)
             torch.bmm(part.relative_query, part.relative_key.transpose(1, 2), out=distances)
-            by_head.add_(shifted)
+            by_head.add_(by_key)
         self.plan.masks.add_to(by_head, block)
 
-        return scores, self.normalizer.weights(scores, self.plan.masks.seen, weights)
+        weights = self.normalizer.weights(scores, self.plan.masks.seen, weights)
+        return Scored(scores, weights, unmixed)
 
-    def products(self, block: Block) -> Tensor:
-        """Return memory for scale * Q K^T before scores are mixed, [b * h, n, k]."""
-        b, h, n, k = block.shape
-        return self.lasting("products", block, (b * h, n, k))
+    def without_sink(self, weights: Tensor, part: AttentionInputs, name: str) -> Tensor:
+        """Return P, or dS, [b * h, n, k] in one piece of memory, without the column of a sink.
 
-    def without_sink(self, weights: Tensor, part: AttentionInputs) -> Tensor:
-        """Return P [b * h, n, k] in one piece of memory, without the column of a sink."""
+        Args:
+            weights: P or dS
+            part: the block's part of the inputs
+            name: of the buffer for a copy, if there is a sink
+        """
         if part.sink is None:
             return weights
         weights = weights[..., :-1]
-        return self.buffer("without sink", weights.shape).copy_(weights)
+        return self.buffers.get(name, weights.shape).copy_(weights)
 
     # ---- what depends on distances -------------------------------------------------------------
 
-    def distances(self, block: Block, b: int) -> tuple[Tensor, Tensor]:
+    def memory_by_distance(self, block: Block, b: int) -> tuple[Tensor, Tensor]:
         """Return memory by distance, [h, b * n, n + k - 1], and a view of it by key, [b, h, n, k].
+
+        It is one buffer for scores, gains and gradients by distance, because each step that takes
+        it reads at once what it has written there.
 
         A query's row holds every distance. Its keys lie side by side in it, one number further left
         than for the query before. For n = 3 queries and k = 4 keys the places of the keys are
@@ -239,135 +238,49 @@ class Steps:
         """
         _, h, n, k = block.shape
         width = n + k - 1
-        distances = self.buffer("distances", (h, b * n, width), self.plan.most_distances)
+        distances = self.buffers.get("distances", (h, b * n, width), self.plan.most_distances)
         shape = (b, h, n, k)
         strides = (n * width, b * n * width, width - 1, 1)
-        first = distances.storage_offset() + n - 1
-        return distances, distances.as_strided(shape, strides, first)
+        place_of_key_0 = distances.storage_offset() + n - 1
+        return distances, distances.as_strided(shape, strides, place_of_key_0)
 
     def gain_by_key(self, block: Block, gain: Tensor) -> Tensor:
         """Return the gain [h, n + k - 1] of each query's keys, [1, h, n, k]."""
-        distances, shifted = self.distances(block, 1)
+        distances, by_key = self.memory_by_distance(block, 1)
         distances.copy_(gain[:, None].expand_as(distances))
-        return shifted
+        return by_key
 
     def apply_gain(self, weights: Tensor, block: Block, gain: Tensor | None) -> Tensor:
         """Return P [b * h, n, k] times the gain of each key's distance."""
         if gain is None:
             return weights
-        with_gain = self.buffer("with gain", weights.shape)
+        with_gain = self.buffers.get("P with gain", weights.shape)
         by_key = self.gain_by_key(block, gain)
         torch.mul(weights.view(block.shape), by_key, out=with_gain.view(block.shape))
         return with_gain
 
     # ---- mixing --------------------------------------------------------------------------------
-    #
-    # By M:            P  ->  `arranged`  ->  `mix_arranged`  ->  Pbar
-    # By its factors:  P  ->  `arranged`  ->  `combine` to C, R sums of heads
-    #                                     ->  `distribute` C and P  ->  Pbar
 
-    def mixed(self, weights: Tensor, part: AttentionInputs) -> Tensor:
-        """Return the mixed weights [b * h', n, k] of P [b * h, n, k], by M or by its factors."""
+    def mixed(self, weights: Tensor, part: AttentionInputs) -> Mixed:
+        """Return Pbar [b * h', n, k] of P [b * h, n, k], by M or by its factors."""
+        n = weights.shape[1]
+        if part.mixing is not None:
+            heads = part.mixing.shape[-2]
+            arranged = self.layout.arrange(weights, heads, "P, arranged")
+            mixed = self.layout.mix(arranged, part.mixing, n, "Pbar")
+            return Mixed(mixed, arranged, None)
+
         factors = part.factors()
-        if factors is None:
-            return self.mix(weights, part.mixing)
-        arranged = self.arranged(weights, factors.left, "by query")
-        combined = self.combine(arranged, factors.left, "combined")
-        return self.distribute(arranged, combined, factors.right, factors.diagonal)
+        if factors is not None:
+            heads = factors.left.shape[2]
+            arranged = self.by_query.arrange(weights, heads, "P, arranged")
+            combined = self.by_query.combine(arranged, factors.left, "C")
+            mixed = self.by_query.distribute(
+                arranged, combined, factors.right, factors.diagonal, "Pbar"
+            )
+            return Mixed(mixed, arranged, combined)
 
-    def arranged(self, weights: Tensor, mixing: Tensor, name: str) -> Tensor:
-        """Return P [b * h, n, k] as the matrices that M multiplies from the left, one row a head.
-
-        M [H, H'] is shared by all queries, so a matrix holds all of a sentence: [b, h, n * k]. M
-        [b, n, H, H'] has a matrix for each query: [b * n, h, k]; so have factors. There one
-        sentence needs only other strides, and several need a copy, which goes to the buffer `name`.
-        """
-        if mixing.dim() == 2:
-            return weights.unflatten(0, (-1, mixing.shape[0])).flatten(2)
-        by_element = weights.unflatten(0, (mixing.shape[0], mixing.shape[-2]))
-        by_query = by_element.transpose(1, 2)  # [b, n, h, k]
-        if by_query.shape[0] > 1:
-            by_query = self.buffer(name, by_query.shape).copy_(by_query)
-        return by_query.flatten(0, 1)
-
-    def mix(self, weights: Tensor, mixing: Tensor | None, name: str = "mixed") -> Tensor:
-        """Return sum_j M[j, i] P_j, [b * h', n, k].
-
-        Args:
-            weights: P, [b * h, n, k]
-            mixing: M, [H, H'] or [b, n, H, H']; None to return the weights as they are
-            name: of the buffer for the result
-        """
-        if mixing is None:
-            return weights
-        arranged = self.arranged(weights, mixing, "by query")
-        return self.mix_arranged(arranged, mixing, weights.shape[1], name)
-
-    def mix_arranged(self, weights: Tensor, mixing: Tensor, n: int, name: str = "mixed") -> Tensor:
-        """Return sum_j M[j, i] P_j, [b * h', n, k], for weights that are `arranged`.
-
-        Args:
-            weights: P, [b, h, n * k] or [b * n, h, k]
-            mixing: M, [H, H'] or [b, n, H, H']
-            n: queries of the block
-            name: of the buffer for the result
-        """
-        heads = mixing.shape[-1]
-        if mixing.dim() == 2:
-            mixed = self.buffer(name, (weights.shape[0], heads, weights.shape[2]))
-            torch.bmm(mixing.t().expand(weights.shape[0], -1, -1), weights, out=mixed)
-            return mixed.view(weights.shape[0] * heads, n, -1)
-
-        # The products are arranged by query. Of several sentences they are copied to `name`.
-        several = mixing.shape[0] > 1
-        found_in = "mixed by query" if several else name
-        mixed = self.buffer(found_in, (weights.shape[0], heads, weights.shape[2]))
-        product(mixing.transpose(2, 3).flatten(0, 1), weights, out=mixed)
-        return self._by_head(mixed, n, name if several else "")
-
-    def combine(self, weights: Tensor, factor: Tensor, name: str) -> Tensor:
-        """Return C_r = sum_j left[j, r] P_j, [b * n, R, k].
-
-        Args:
-            weights: P, `arranged` by query, [b * n, h, k]
-            factor: left, [b, n, h, R]; in the backward pass right
-            name: of the buffer for the result
-        """
-        # The largest block has largest / h pairs of a query and a key.
-        rank = factor.shape[3]
-        most = self.plan.largest // weights.shape[1] * rank
-        combined = self.buffer(name, (weights.shape[0], rank, weights.shape[2]), most)
-        return product(factor.transpose(2, 3).flatten(0, 1), weights, out=combined)
-
-    def distribute(
-        self, weights: Tensor, combined: Tensor, factor: Tensor, diagonal: Tensor
-    ) -> Tensor:
-        """Return (1 + diagonal_i) P_i + sum_r right[i, r] C_r, [b * h, n, k].
-
-        Args:
-            weights: P, `arranged` by query, [b * n, h, k]
-            combined: C, [b * n, R, k]
-            factor: right, [b, n, h, R]; in the backward pass left
-            diagonal: [b, n, h]
-        """
-        several = factor.shape[0] > 1
-        mixed = self.buffer("mixed by query" if several else "mixed", weights.shape)
-        torch.mul(weights, (1 + diagonal).flatten(0, 1)[:, :, None], out=mixed)
-        mixed.baddbmm_(factor.flatten(0, 1), combined)
-        return self._by_head(mixed, diagonal.shape[1], "mixed" if several else "")
-
-    def _by_head(self, mixed: Tensor, n: int, name: str) -> Tensor:
-        """Return matrices by query, [b * n, h', k], as [b * h', n, k].
-
-        Args:
-            mixed: the matrices
-            n: queries of the block
-            name: of the buffer for a copy, which several sentences need; empty for one sentence
-        """
-        mixed = mixed.unflatten(0, (-1, n)).transpose(1, 2)  # [b, h', n, k]
-        if name:
-            mixed = self.buffer(name, mixed.shape).copy_(mixed)
-        return mixed.flatten(0, 1)
+        return Mixed(weights, None, None)
 
     # ---- dropout -------------------------------------------------------------------------------
 
@@ -377,7 +290,7 @@ class Steps:
         A weight stays if its draw, an integer of 16 or 32 bits, is at least as large as the share p
         of all of them.
         """
-        mask = self.buffer("dropout mask", shape)
+        mask = self.buffers.get("dropout mask", shape)
         values = torch.iinfo(self.bits_dtype)
         drop = round(self.dropout_p * (values.max - values.min + 1))
         if drop > values.max - values.min:  # p is 1, or nearly: `values.min + drop` is no integer

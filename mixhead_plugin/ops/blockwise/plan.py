@@ -59,11 +59,11 @@ class Plan:
         self.masks = BlockMasks(self.inputs, learned_mask)
         self.blocks = _blocks(self.inputs, self.masks)
 
-        self.keeps = ["weights"]
+        self.keeps = ["P"]
         if NORMALIZERS[inputs.normalizer].grad_reads_scores:
-            self.keeps.append("scores")
+            self.keeps.append("S")
         if inputs.score_mixing is not None:
-            self.keeps.append("products")
+            self.keeps.append("QK^T")
 
         self.largest = 0
         self.most_distances = 0
