@@ -106,6 +106,7 @@ class ByQuery(Layout):
     def multiply(self, arranged: Tensor, mixing: Tensor, name: str) -> Tensor:
         queries, _, keys = arranged.shape
         products = self.buffers.get(name, (queries, mixing.shape[3], keys))
+        # By `product`, because the columns are the keys, which may be few.
         return product(mixing.transpose(2, 3).flatten(0, 1), arranged, out=products)
 
     def restore(self, products: Tensor, n: int, name: str) -> Tensor:
