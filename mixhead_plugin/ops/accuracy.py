@@ -211,8 +211,13 @@ def sample_call(
     if kind.mask is not None:
         different = {"head": (1, heads), "sentence": (batch, 1), "": (1, 1)}[kind.mask_by]
         mask = draw(*different, n_queries, n_keys, dtype=kind.mask)
-        mask[..., 2, :] = -torch.inf  # a query that sees nothing
-        mask[..., 3] = -torch.inf  # a key that is not seen
+        if nth % 3 == 2:
+            # Causality as a mask, which fairseq passes. Of a tile of the kernels it hides all, some
+            # or nothing, and each takes another way; of a mask of random numbers it is always some.
+            mask[:] = torch.full_like(mask, -torch.inf).triu(1 + n_keys - n_queries)
+        else:
+            mask[..., 2, :] = -torch.inf  # a query that sees nothing
+            mask[..., 3] = -torch.inf  # a key that is not seen
     if kind.padding:
         padding = torch.zeros(batch, n_keys, dtype=torch.bool, device=kind.device)
         padding[0, n_keys // 2 :] = True
@@ -238,7 +243,7 @@ def sample_call(
         normalizer=kind.normalizer,
         causal=kind.causal,
         dropout_p=p if kind.dropout else 0.0,
-        scale=kind.head_dim**-0.5,
+        scale=max(kind.head_dim, 1) ** -0.5,  # heads of size 0 have scores of 0
     ).with_mixing(mixing)
     if not kind.layouts:
         return inputs, d_out

@@ -124,8 +124,9 @@ def forward(q, k, v, scale: float, tile, start) -> tuple:
     _, heads, n, size = q.shape
     o = torch.empty_like(q)
     lse = torch.empty(heads, n, device=q.device)
-    arguments = (q, k, v, o, lse, scale, n, size, tile.BM, tile.BN)
-    start(forward_kernel, heads * n // tile.BM, arguments, tile)
+    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
+    sizes = {"n": n, "D": size, "BM": tile.BM, "BN": tile.BN}
+    start(forward_kernel, heads * n // tile.BM, {**tensors, "scale": scale, **sizes}, tile)
     return o, lse
 
 
@@ -145,10 +146,14 @@ def backward(q, k, v, o, lse, d_o, scale: float, tiles, start) -> list:
     d_v = torch.empty_like(q)
     delta = torch.empty(heads, n, device=q.device)
     dq, dkv = tiles
-    start(delta_kernel, heads * n // dq.BM, (o, d_o, delta, n, size, dq.BM), dq)
-    given = (q, k, v, d_o, lse, delta)
-    start(dq_kernel, heads * n // dq.BM, (*given, d_q, scale, n, size, dq.BM, dq.BN), dq)
-    start(dkv_kernel, heads * n // dkv.BN, (*given, d_k, d_v, scale, n, size, dkv.BM, dkv.BN), dkv)
+    sizes = {"n": n, "D": size}
+    of_delta = {"o": o, "d_o": d_o, "delta": delta, **sizes, "BM": dq.BM}
+    start(delta_kernel, heads * n // dq.BM, of_delta, dq)
+    given = {"q": q, "k": k, "v": v, "d_o": d_o, "lse": lse, "delta": delta, "scale": scale}
+    of_dq = {**given, "d_q": d_q, **sizes, "BM": dq.BM, "BN": dq.BN}
+    start(dq_kernel, heads * n // dq.BM, of_dq, dq)
+    of_dkv = {**given, "d_k": d_k, "d_v": d_v, **sizes, "BM": dkv.BM, "BN": dkv.BN}
+    start(dkv_kernel, heads * n // dkv.BN, of_dkv, dkv)
     return [d_q, d_k, d_v]
 
 

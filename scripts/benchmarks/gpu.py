@@ -492,7 +492,7 @@ def measured(settings: Settings, launch: Launch, tile: Any, timed: bool = True) 
     row: Row = {"kernel": launch.kernel, "tile": "x".join(map(str, tile))}
     start = operators.start
 
-    def recording(kernel: Any, programs: int, arguments: tuple[Any, ...], tile: Any) -> None:
+    def recording(kernel: Any, programs: int, arguments: dict[str, Any], tile: Any) -> None:
         row.update(resources(start(kernel, programs, arguments, tile)), programs=programs)
 
     with mock.patch.object(operators, "start", recording):

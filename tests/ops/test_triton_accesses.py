@@ -82,7 +82,7 @@ def test_programs_stay_inside_their_tensors_and_out_of_each_other(
     def start(kernel, programs, arguments, tile):
         read.clear(), written.clear()
         launch(kernel, programs, arguments, tile)
-        inside = addresses_of(arguments)
+        inside = addresses_of(arguments.values())
         reads, writes = (np.concatenate(notes, 1) for notes in (read, written))
         assert np.isin(reads[0], inside).all() and np.isin(writes[0], inside).all()
         assert len(np.unique(writes[0])) == writes.shape[1], "a number is written twice"

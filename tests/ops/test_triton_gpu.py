@@ -132,7 +132,9 @@ def test_values_that_are_columns_of_a_wide_matrix(place, width, dropout_p):
     )
     seed = torch.tensor(3, device=DEVICE) if dropout_p else None
     call = operators.Call(
-        record({"query": query, "key": key, "value": value}, seed=seed, dropout_p=dropout_p), place
+        record({"query": query, "key": key, "value": value}, seed=seed, dropout_p=dropout_p),
+        place,
+        poison=True,
     )
     out, _ = call.forward()
     torch.cuda.synchronize()

@@ -230,8 +230,8 @@ def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
 
 def test_an_expanded_mask_is_taken_for_what_it_was():
     call = operators.Call(record(inputs("shared"), attn_mask=future().expand(B, H, NQ, NK)))
-    assert call.attn_mask.shape == (1, 1, NQ, NK) and not call.constants.MASK_HEADS
-    assert torch.equal(call.masks.spans, operators.spans_of(future()[None, None]))
+    assert call.attn_mask.shape == (1, 1, NQ, NK)
+    assert torch.equal(call.key_spans, operators.spans_of(future()[None, None]))
 
 
 FAR = 2**31 + 2**12  # numbers, from one position (head, ...) to the next
@@ -310,16 +310,11 @@ def test_a_kernel_that_writes_over_what_it_reads_has_one_tile(itemsize):
             assert len(tiles) == 1
 
 
-def test_tiles_divide_a_strip():
-    """A tile of keys must not reach into the next query, nor one of queries into the next strip."""
-    for name in tuning._TILES:
-        if name.startswith("flash"):
-            continue
-        for by_size in tuning._TILES[name].values():
-            for tiles in by_size.values():
-                for queries, keys, *_ in tiles:
-                    assert operators.STRIP_QUERIES % queries == 0
-                    assert operators.STRIP_KEYS % keys == 0
+def test_a_tile_that_reaches_into_the_next_query_is_refused(monkeypatch):
+    """The memory of a strip has a multiple of 128 keys a query."""
+    use_tiles(monkeypatch, Tile(32, 32, 4, 1), Tile(16, 256, 4, 1))
+    with pytest.raises(Exception, match="a tile reaches into the next query"):
+        fused(**detached(inputs("shared", batch=1, n_queries=2, n_keys=3)))
 
 
 @each_once(

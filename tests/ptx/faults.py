@@ -111,7 +111,7 @@ padding of one byte # narrow # rows # primitive_bitwidth >= 16 # primitive_bitwi
 no mask of a load of rows # flash # rows # tl.load(p_x, mask=inside, other=0.0) # tl.load(p_x)
 no `other` of a load of rows # flash # rows # tl.load(p_x, mask=inside, other=0.0) # tl.load(p_x, mask=inside)
 no mask of a store of rows # flash # rows # element_ty), mask=inside) # element_ty))
-no mask of a statistic's store # flash # flash # b_factor, mask=o_m < n_queries) # b_factor)
+no mask of a statistic's store # flash # rows # b_x, mask=o_m < n_queries) # b_x)
 no mask of a load of M # mixed # mixed # mask=(o_h < C.H)[:, None] & (o_h < C.H)[None, :], other # mask=(o_h < C.HP)[:, None], other
 no mask of a head that is beyond the last # mixed # mixed # return p_w, (o_h < C.H)[:, None] # return p_w, (o_h < C.HP)[:, None]
 M the other way round # mixed # mixed # load_mixing(m.p, m.s_d, m.s_h, dtype, C) # load_mixing(m.p, m.s_h, m.s_d, dtype, C)
@@ -119,10 +119,10 @@ a wrong stride of rows # flash # rows # [None, :] * x.s_d  # [None, :] * x.s_n
 a wrong stride of heads # mixed # mixed # [:, None] * w.s_h # [:, None] * w.s_b
 causal, one key too few # flash # rows # seen &= o_n <= o_m # seen &= o_n < o_m
 causal, one key too many # flash # rows # o_m + (n_keys - n_queries) # o_m + (n_keys - n_queries) + 1
-causal, tiles end one key early # flash # rows # first + C.BM + n_keys # first + C.BM - 1 + n_keys
-causal, a tile without its mask # flash # rows # tl.maximum(first + 1 + n_keys # tl.maximum(first + C.BN + n_keys
-dropout of another row # flash # flash # dropout, i_bh, i_m, first # dropout, i_bh, i_m + 4, first
-what was not written counts # unwritten # mixed # tl.where(seen_by(o_m, o_n, last, masks, n_queries, n_keys, C), b_w, 0.0) # b_w
+causal, tiles end one key early # flash # rows # i_m + C.BM + n_keys # i_m + C.BM - 1 + n_keys
+causal, a tile without its mask # flash # rows # tl.maximum(i_m + 1 + n_keys # tl.maximum(i_m + C.BN + n_keys
+dropout of another row # flash # flash # tl.trans(rows.not_dropped(seed, dropout, i_bh, i_m, # tl.trans(rows.not_dropped(seed, dropout, i_bh, i_m + 4,
+what was not written counts # unwritten # mixed # tl.where(seen_by(o_m, o_n, last, key_spans, n_queries, n_keys, C), b_w, 0.0) # b_w
 """
 
 

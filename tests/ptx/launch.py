@@ -33,7 +33,7 @@ FORMATS = {
 
 
 def prepare(
-    kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, target: GPUTarget
+    kernel: Any, arguments: dict[str, Any], warps: int, stages: int, target: GPUTarget
 ) -> tuple:
     """Return what a first launch compiles, with which options, and its arguments.
 
@@ -41,7 +41,7 @@ def prepare(
     """
     backend = make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    bound, kinds, given = bind(*arguments, num_warps=warps, num_stages=stages)
+    bound, kinds, given = bind(**arguments, num_warps=warps, num_stages=stages)
     options, signature, constants, attributes = kernel._pack_args(
         backend, given, bound, kinds, given
     )
@@ -68,7 +68,7 @@ def _flat(kinds: Any, values: Any) -> Iterator[tuple[str, Any]]:
 
 
 def launch(
-    kernel: Any, blocks: int, given: tuple, warps: int, stages: int, capability=80
+    kernel: Any, blocks: int, given: dict[str, Any], warps: int, stages: int, capability=80
 ) -> tuple[dict, Counter]:
     """Compile and run a kernel; return its texts, and how many threads executed each opcode."""
     target = GPUTarget("cuda", capability, 32)

@@ -4,6 +4,18 @@ A program has one tile of one head. What it computes for a tile is [BM, BN], que
 
 Without values, `flash_fwd_kernel` is also the first step of mixed heads and writes only the
 statistic of each row.
+
+The arguments of the kernels:
+
+    q, k, v, o      `Strided` [B, H, N, D], and their gradients d_q, d_k, d_v, d_o
+    sink            [H], scores times log2(e)
+    peak, factor    [B, H, Nq], the statistic of each row (triton.md)
+    delta           [B, H, Nq], P . dP of each row
+    masks, dropout, C    see records.py
+    key_spans       [Nq, 4], which keys each query sees: see `rows.spans_kernel`; None without
+    query_spans     [Nk, 4], which queries see each key
+    scale           of scores, times log2(e), because weights are powers of 2
+    d_scale         of dQ and dK: the scale of scores without log2(e)
 """
 
 import triton
@@ -12,42 +24,52 @@ import triton.language as tl
 from mixhead_plugin.ops.triton import rows
 
 
-@triton.jit
-def program_of(n, BLOCK: tl.constexpr, H: tl.constexpr):
-    """Return the program's tile, the number of tiles, its index in B * H, its sentence and head."""
-    n_tiles = (n + BLOCK - 1) // BLOCK
-    i_t = tl.program_id(0) % n_tiles
-    i_bh = tl.program_id(0) // n_tiles
-    return i_t, n_tiles, i_bh, (i_bh // H).to(tl.int64), (i_bh % H).to(tl.int64)
-
-
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
 def flash_fwd_kernel(
-    q, k, v, o, sink, peak, factor, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr
+    q,
+    k,
+    v,
+    o,
+    sink,
+    peak,
+    factor,
+    masks,
+    key_spans,
+    dropout,
+    scale,
+    n_queries,
+    n_keys,
+    C: tl.constexpr,
 ):
     """Write O and the statistic of each row; only the statistic where v is None."""
-    i_t, n_tiles, i_bh, i_b, i_h = program_of(n_queries, C.BM, C.H)
-    first = (n_tiles - 1 - i_t) * C.BM  # the longest rows of a causal mask first
-    o_m = first + tl.arange(0, C.BM)
+    n_tiles = rows.count_tiles(n_queries, C.BM)
+    i_t, _, i_bh, i_b, i_h = rows.split_program(n_tiles, 1, C.H)
+    i_m = rows.longest_first(i_t, n_tiles) * C.BM
+    o_m = i_m + tl.arange(0, C.BM)
     o_d = tl.arange(0, C.DP)
     k = rows.at(k, i_b, i_h)
     b_q = rows.load_rows(rows.at(q, i_b, i_h), o_m, o_d, n_queries, C.D)  # [BM, DP]
-    b_max = tl.full([C.BM], float("-inf"), tl.float32)  # [BM]
-    b_sum = tl.full([C.BM], 0.0, tl.float32)  # [BM]
+    b_peak = tl.full([C.BM], float("-inf"), tl.float32)  # [BM]
+    b_sum = tl.full([C.BM], 0.0, tl.float32)  # [BM], of weights; of their squares for l2
     if v is not None:
         o_v = tl.arange(0, C.DVP)
         v = rows.at(v, i_b, i_h)
         b_o = tl.full([C.BM, C.DVP], 0.0, tl.float32)  # [BM, DVP]
     seed = tl.load(dropout.seed) if dropout is not None else 0
-    start, whole, stop = rows.key_span(first, n_queries, n_keys, masks, C)
+    start, stop = rows.key_span(i_m, key_spans, n_queries, n_keys, C)
+    whole = rows.end_of_whole_keys(i_m, start, stop, key_spans, masks, n_queries, n_keys, C)
     if C.NORMALIZER == "sigmoid":
-        b_max = rows.visible_keys(i_b, i_h, o_m, start, whole, stop, masks, n_queries, n_keys, C)
-        b_sum += tl.where(b_max == float("inf"), 0.0, 1.0)
-        if v is None:  # the statistic is complete
+        # Its weights need log2(n) in place of a peak, and no sum: 1 stands for a row that sees a
+        # key, 0 for one that sees none.
+        b_peak = rows.log2_of_visible_keys(
+            i_b, i_h, o_m, start, whole, stop, masks, n_queries, n_keys, C
+        )
+        b_sum += tl.where(b_peak == float("inf"), 0.0, 1.0)
+        if v is None:  # the statistic is complete, so no tile is left for the loops below
             start, whole = stop, stop
     if sink is not None:  # each row has seen a key of this score
         b_sink = tl.load(sink + i_h) + tl.full([C.BM], 0.0, tl.float32)  # [BM]
-        b_max = rows.exponent(b_sink, C)
+        b_peak = rows.exponent(b_sink, C)
         b_sum += rows.sigmoid_of_abs(b_sink) if C.NORMALIZER == "sigsoftmax" else 1.0
 
     # First the tiles that every query sees whole, then those at the edge of a mask.
@@ -63,13 +85,13 @@ def flash_fwd_kernel(
                 )
             if C.NORMALIZER == "sigmoid":
                 b_shrink = tl.full([C.BM], 1.0, tl.float32)  # [BM]
-                b_w = rows.weights_of(b_s, b_max[:, None], 1.0, C)  # [BM, BN]
+                b_w = rows.weights_of(b_s, b_peak[:, None], 1.0, C)  # [BM, BN]
             else:
                 b_y = rows.exponent(b_s, C)  # [BM, BN]
-                b_new = tl.maximum(b_max, tl.max(b_y, 1))  # [BM]
+                b_new = tl.maximum(b_peak, tl.max(b_y, 1))  # [BM]
                 # [BM], finite where all is hidden
                 b_pivot = tl.where(b_new == float("-inf"), 0.0, b_new)
-                b_shrink = tl.exp2(b_max - b_pivot)  # [BM]
+                b_shrink = tl.exp2(b_peak - b_pivot)  # [BM]
                 b_w = tl.exp2(b_y - b_pivot[:, None])  # [BM, BN]
                 if C.NORMALIZER == "sigsoftmax":
                     b_w *= rows.sigmoid_of_abs(b_s)
@@ -77,10 +99,10 @@ def flash_fwd_kernel(
                     b_sum = b_sum * b_shrink * b_shrink + tl.sum(b_w * b_w, 1)
                 else:
                     b_sum = b_sum * b_shrink + tl.sum(b_w, 1)
-                b_max = b_new
+                b_peak = b_new
             if v is not None:
                 if dropout is not None:
-                    b_w = tl.where(rows.kept(seed, dropout, i_bh, first, i_n, C), b_w, 0.0)
+                    b_w = tl.where(rows.not_dropped(seed, dropout, i_bh, i_m, i_n, C), b_w, 0.0)
                 b_v = rows.load_rows(v, o_n, o_v, n_keys, C.DV)  # [BN, DVP]
                 b_o = rows.add_product(b_w.to(b_v.dtype), b_v, b_o * b_shrink[:, None], C)
 
@@ -88,9 +110,8 @@ def flash_fwd_kernel(
         b_sum = tl.sqrt(b_sum)
     unseen = b_sum == 0  # [BM], rows that see no key
     b_factor = tl.where(unseen, 0.0, 1.0 / tl.where(unseen, 1.0, b_sum))  # [BM]
-    p_row = i_bh.to(tl.int64) * n_queries + o_m
-    tl.store(peak + p_row, tl.where(unseen, float("inf"), b_max), mask=o_m < n_queries)
-    tl.store(factor + p_row, b_factor, mask=o_m < n_queries)
+    rows.store_statistic(peak, tl.where(unseen, float("inf"), b_peak), i_bh, o_m, n_queries)
+    rows.store_statistic(factor, b_factor, i_bh, o_m, n_queries)
     if v is not None:
         if dropout is not None:
             b_factor *= dropout.gain
@@ -101,13 +122,13 @@ def flash_fwd_kernel(
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
 def flash_bwd_delta_kernel(o, d_o, delta, n_queries, C: tl.constexpr):
     """Write delta = O . dO = P . dP of each row."""
-    i_t, _, i_bh, i_b, i_h = program_of(n_queries, C.BM, C.H)
+    i_t, _, i_bh, i_b, i_h = rows.split_program(rows.count_tiles(n_queries, C.BM), 1, C.H)
     o_m = i_t * C.BM + tl.arange(0, C.BM)
     o_v = tl.arange(0, C.DVP)
     b_o = rows.load_rows(rows.at(o, i_b, i_h), o_m, o_v, n_queries, C.DV)  # [BM, DVP]
     b_do = rows.load_rows(rows.at(d_o, i_b, i_h), o_m, o_v, n_queries, C.DV)  # [BM, DVP]
     b_delta = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)  # [BM]
-    tl.store(delta + i_bh.to(tl.int64) * n_queries + o_m, b_delta, mask=o_m < n_queries)
+    rows.store_statistic(delta, b_delta, i_bh, o_m, n_queries)
 
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
@@ -120,31 +141,33 @@ def flash_bwd_dq_kernel(
     factor,
     delta,
     d_q,
-    d_scale,
     masks,
+    key_spans,
     dropout,
     scale,
+    d_scale,
     n_queries,
     n_keys,
     C: tl.constexpr,
 ):
     """Write dQ of a tile of queries."""
-    i_t, n_tiles, i_bh, i_b, i_h = program_of(n_queries, C.BM, C.H)
-    first = (n_tiles - 1 - i_t) * C.BM
-    o_m = first + tl.arange(0, C.BM)
+    n_tiles = rows.count_tiles(n_queries, C.BM)
+    i_t, _, i_bh, i_b, i_h = rows.split_program(n_tiles, 1, C.H)
+    i_m = rows.longest_first(i_t, n_tiles) * C.BM
+    o_m = i_m + tl.arange(0, C.BM)
     o_d = tl.arange(0, C.DP)
     o_v = tl.arange(0, C.DVP)
     k = rows.at(k, i_b, i_h)
     v = rows.at(v, i_b, i_h)
     b_q = rows.load_rows(rows.at(q, i_b, i_h), o_m, o_d, n_queries, C.D)  # [BM, DP]
     b_do = rows.load_rows(rows.at(d_o, i_b, i_h), o_m, o_v, n_queries, C.DV)  # [BM, DVP]
-    p_row = i_bh.to(tl.int64) * n_queries + o_m
-    b_peak = tl.load(peak + p_row, mask=o_m < n_queries, other=float("inf"))[:, None]  # [BM, 1]
-    b_factor = tl.load(factor + p_row, mask=o_m < n_queries, other=0.0)[:, None]  # [BM, 1]
-    b_delta = tl.load(delta + p_row, mask=o_m < n_queries, other=0.0)[:, None]  # [BM, 1]
+    b_peak = rows.load_statistic(peak, i_bh, o_m, n_queries, float("inf"))[:, None]  # [BM, 1]
+    b_factor = rows.load_statistic(factor, i_bh, o_m, n_queries, 0.0)[:, None]  # [BM, 1]
+    b_delta = rows.load_statistic(delta, i_bh, o_m, n_queries, 0.0)[:, None]  # [BM, 1]
     b_dq = tl.full([C.BM, C.DP], 0.0, tl.float32)  # [BM, DP]
     seed = tl.load(dropout.seed) if dropout is not None else 0
-    start, whole, stop = rows.key_span(first, n_queries, n_keys, masks, C)
+    start, stop = rows.key_span(i_m, key_spans, n_queries, n_keys, C)
+    whole = rows.end_of_whole_keys(i_m, start, stop, key_spans, masks, n_queries, n_keys, C)
     for EDGE in tl.static_range(2):
         begin, end = (whole, stop) if EDGE else (start, whole)
         for i_n in range(begin, end, C.BN):
@@ -159,7 +182,7 @@ def flash_bwd_dq_kernel(
             b_dp = rows.product(b_do, tl.trans(b_v), C)  # [BM, BN]
             if dropout is not None:
                 b_dp = tl.where(
-                    rows.kept(seed, dropout, i_bh, first, i_n, C), b_dp * dropout.gain, 0.0
+                    rows.not_dropped(seed, dropout, i_bh, i_m, i_n, C), b_dp * dropout.gain, 0.0
                 )
             b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [BM, BN]
             b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [BM, BN]
@@ -178,18 +201,19 @@ def flash_bwd_dkv_kernel(
     delta,
     d_k,
     d_v,
-    d_scale,
     masks,
+    query_spans,
     dropout,
     scale,
+    d_scale,
     n_queries,
     n_keys,
     C: tl.constexpr,
 ):
     """Write dK and dV of a tile of keys; scores and weights are transposed, [BN, BM]."""
-    i_t, _, i_bh, i_b, i_h = program_of(n_keys, C.BN, C.H)
-    first = i_t * C.BN
-    o_n = first + tl.arange(0, C.BN)
+    _, i_t, i_bh, i_b, i_h = rows.split_program(1, rows.count_tiles(n_keys, C.BN), C.H)
+    i_n = i_t * C.BN
+    o_n = i_n + tl.arange(0, C.BN)
     o_d = tl.arange(0, C.DP)
     o_v = tl.arange(0, C.DVP)
     q = rows.at(q, i_b, i_h)
@@ -199,18 +223,18 @@ def flash_bwd_dkv_kernel(
     b_dk = tl.full([C.BN, C.DP], 0.0, tl.float32)  # [BN, DP]
     b_dv = tl.full([C.BN, C.DVP], 0.0, tl.float32)  # [BN, DVP]
     seed = tl.load(dropout.seed) if dropout is not None else 0
-    start, whole, stop = rows.query_span(first, n_queries, n_keys, masks, C)
+    start, stop = rows.query_span(i_n, query_spans, n_queries, n_keys, C)
+    whole = rows.start_of_whole_queries(i_n, start, stop, query_spans, masks, n_queries, n_keys, C)
     for EDGE in tl.static_range(2):
         begin, end = (start, whole) if EDGE else (whole, stop)
         for i_m in range(begin, end, C.BM):
             o_m = i_m + tl.arange(0, C.BM)
             b_q = rows.load_rows(q, o_m, o_d, n_queries, C.D)  # [BM, DP]
             b_do = rows.load_rows(d_o, o_m, o_v, n_queries, C.DV)  # [BM, DVP]
-            p_row = i_bh.to(tl.int64) * n_queries + o_m
             # [1, BM]
-            b_peak = tl.load(peak + p_row, mask=o_m < n_queries, other=float("inf"))[None, :]
-            b_factor = tl.load(factor + p_row, mask=o_m < n_queries, other=0.0)[None, :]  # [1, BM]
-            b_delta = tl.load(delta + p_row, mask=o_m < n_queries, other=0.0)[None, :]  # [1, BM]
+            b_peak = rows.load_statistic(peak, i_bh, o_m, n_queries, float("inf"))[None, :]
+            b_factor = rows.load_statistic(factor, i_bh, o_m, n_queries, 0.0)[None, :]
+            b_delta = rows.load_statistic(delta, i_bh, o_m, n_queries, 0.0)[None, :]
             b_s = rows.product(b_k, tl.trans(b_q), C) * scale  # [BN, BM]
             if EDGE:
                 b_s += rows.bias_of(
@@ -220,7 +244,7 @@ def flash_bwd_dkv_kernel(
             b_dp = rows.product(b_v, tl.trans(b_do), C)  # [BN, BM]
             b_w = b_p  # [BN, BM], the weights after dropout
             if dropout is not None:
-                keep = tl.trans(rows.kept(seed, dropout, i_bh, i_m, first, C))  # [BN, BM]
+                keep = tl.trans(rows.not_dropped(seed, dropout, i_bh, i_m, i_n, C))  # [BN, BM]
                 b_dp = tl.where(keep, b_dp * dropout.gain, 0.0)
                 b_w = tl.where(keep, b_p * dropout.gain, 0.0)
             b_dv = rows.add_product(b_w.to(b_do.dtype), b_do, b_dv, C)

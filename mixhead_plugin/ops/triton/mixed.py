@@ -2,27 +2,12 @@
 
 A mixed head needs the weights of all heads. The registers of a program have no room for these and
 for the sums of all heads as well. So each step is a kernel of its own. Between them the weights of
-some queries, a strip, lie in memory [B, H, queries of the strip, keys]. Forward:
-
-    mixed_weights_kernel         P_j                           a tile of one head
-    mix_kernel                   Pbar_i = sum_j M[j, i] P_j    all heads of some queries
-    product_over_keys_kernel     O_i = (Z_i * Pbar_i) V_i      a tile of one head
-
-Backward there are two strips, of weights and of their gradients:
-
-    mixed_weights_kernel         P_j again
-    mixed_bwd_dw_kernel          dPbar_i = Z_i * (dO_i V_i^T)
-    mixed_bwd_dm_kernel          dM[j, i] = P_j . dPbar_i of each query,
-                                 and delta_j = sum_i M[j, i] dM[j, i]
-    mixed_bwd_ds_kernel          dP_j = sum_i M[j, i] dPbar_i, and dS_j from it, in place of dPbar
-    product_over_keys_kernel     dQ_j = dS_j K_j
-    product_over_queries_kernel  dK_j = dS_j^T Q_j
-    mix_kernel                   Pbar_i again
-    product_over_queries_kernel  dV_i = (Z_i * Pbar_i)^T dO_i
+some queries, a strip, lie in memory [B, H, queries of the strip, keys]. `Call.forward` and
+`Call._mixed_grads` in operators.py launch the kernels in their order, with what each computes.
 
 The arguments of the kernels:
 
-    q, k, v         `Strided` [B, H, N, D], and d_o
+    q, k, v, d_o    `Strided` [B, H, N, D]
     m               `Strided` [B, H, Nq, H]: sentence, head before mixing, query, head after it
     w, d_w          `Strided` [B, H, queries, keys]: weights of a strip, and their gradients
     peak, factor    [B, H, Nq], the statistics of rows that `flash_fwd_kernel` has written
@@ -32,11 +17,12 @@ The arguments of the kernels:
     x, y            `Strided` [B, H, N, D], what a strip is multiplied by, and the result; D and DP
                     are their head size and its padded one
     gain            of the result: that of dropout, or the scale of scores
-    DROPS           dropout acts on w
     first, last     the strip: queries from `first` to before `last`
-    by_key          the masks with spans of queries in place of those of keys
+    masks, C        see records.py
+    dropout         see records.py; None for products with weights that nothing drops
+    key_spans       [Nq, 4], which keys each query sees: see `rows.spans_kernel`; None without
+    query_spans     [Nk, 4], which queries see each key
     scale           of scores, times log2(e), because weights are powers of 2
-    masks, dropout, C    see records.py
 
 The memory of a strip holds anything where no query of a tile sees a key, because nothing is written
 there. Mixing takes each key alone, so it need not know. What adds over keys or over queries reads
@@ -50,28 +36,32 @@ from mixhead_plugin.ops.triton import rows
 
 # Kernels are compiled once for all lengths and strips.
 UNSPECIALIZED = (*rows.UNSPECIALIZED, "first", "last")
+# In the memory of a strip the keys of a query are a multiple of STRIP_KEYS, which those of every
+# tile divide. So a tile can be read and written whole: it does not reach into the next query.
+STRIP_KEYS = tl.constexpr(128)
 
 
 @triton.jit
-def tile_of(first, last, n_keys, C: tl.constexpr):
-    """Return the program's sentence, head, first query and first key."""
-    n_m = (last - first + C.BM - 1) // C.BM
-    n_n = (n_keys + C.BN - 1) // C.BN
-    i = tl.program_id(0)
-    i_n = i % n_n * C.BN
-    i_m = first + i // n_n % n_m * C.BM
-    i_bh = i // n_n // n_m
-    return (i_bh // C.H).to(tl.int64), (i_bh % C.H).to(tl.int64), i_m, i_n
+def tile_of(first, last, n_keys, HEADS: tl.constexpr, C: tl.constexpr):
+    """Return the first query and the first key of a program's tile, i_bh, i_b and i_h.
+
+    HEADS is H, or 1 where a program has all heads; then i_bh is i_b, and i_h is 0.
+    """
+    n_m = rows.count_tiles(last - first, C.BM)
+    n_n = rows.count_tiles(n_keys, C.BN)
+    i_t, i_n, i_bh, i_b, i_h = rows.split_program(n_m, n_n, HEADS)
+    return first + i_t * C.BM, i_n * C.BN, i_bh, i_b, i_h
 
 
 @triton.jit
-def weights_at(w, o_m, o_n, first):
+def weights_at(w, o_m, o_n, first, C: tl.constexpr):
     """Return pointers to [BM, BN] of one head of a strip."""
+    tl.static_assert(STRIP_KEYS % C.BN == 0, "a tile reaches into the next query")
     return w.p + (o_m - first).to(tl.int64)[:, None] * w.s_n + o_n[None, :]
 
 
 @triton.jit
-def seen_by(o_m, o_n, last, masks, n_queries, n_keys, C: tl.constexpr):
+def seen_by(o_m, o_n, last, key_spans, n_queries, n_keys, C: tl.constexpr):
     """Return which keys the queries see, [BM, BN], by causality and spans alone.
 
     A key that another mask hides has a weight of 0 in memory.
@@ -80,56 +70,67 @@ def seen_by(o_m, o_n, last, masks, n_queries, n_keys, C: tl.constexpr):
     seen = inside[:, None] & (o_n < n_keys)[None, :]
     if C.CAUSAL:
         seen &= o_n[None, :] <= (o_m + (n_keys - n_queries))[:, None]
-    if masks.spans is not None:
-        start = tl.load(masks.spans + 4 * o_m, mask=inside, other=0)
-        stop = tl.load(masks.spans + 4 * o_m + 1, mask=inside, other=0)
+    if key_spans is not None:
+        start = tl.load(key_spans + 4 * o_m, mask=inside, other=0)
+        stop = tl.load(key_spans + 4 * o_m + 1, mask=inside, other=0)
         seen &= (o_n[None, :] >= start[:, None]) & (o_n[None, :] < stop[:, None])
     return seen
 
 
 @triton.jit
-def load_weights(w, o_m, o_n, first, last, masks, n_queries, n_keys, C: tl.constexpr):
+def load_weights(w, o_m, o_n, first, last, key_spans, n_queries, n_keys, C: tl.constexpr):
     """Load [BM, BN] of one head of a strip; zeros where nothing may be written.
 
     All is read, and dropped later, because triton makes narrow loads where a mask differs by key.
     """
-    b_w = tl.load(weights_at(w, o_m, o_n, first), mask=(o_m < last)[:, None], other=0.0)
-    return tl.where(seen_by(o_m, o_n, last, masks, n_queries, n_keys, C), b_w, 0.0)
+    b_w = tl.load(weights_at(w, o_m, o_n, first, C), mask=(o_m < last)[:, None], other=0.0)
+    return tl.where(seen_by(o_m, o_n, last, key_spans, n_queries, n_keys, C), b_w, 0.0)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def mixed_weights_kernel(
-    q, k, w, peak, factor, first, last, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr
+    q,
+    k,
+    w,
+    peak,
+    factor,
+    masks,
+    scale,
+    first,
+    last,
+    key_spans,
+    n_queries,
+    n_keys,
+    C: tl.constexpr,
 ):
     """Write the weights of a tile of one head, before mixing."""
-    i_b, i_h, i_m, i_n = tile_of(first, last, n_keys, C)
-    start, _, stop = rows.key_span(i_m, n_queries, n_keys, masks, C)
-    if (i_n + C.BN <= start) | (i_n >= stop):
+    i_m, i_n, i_bh, i_b, i_h = tile_of(first, last, n_keys, C.H, C)
+    start, stop = rows.key_span(i_m, key_spans, n_queries, n_keys, C)
+    if rows.outside(i_n, start, stop, C):
         return
     o_m = i_m + tl.arange(0, C.BM)
     o_n = i_n + tl.arange(0, C.BN)
     o_d = tl.arange(0, C.DP)
     b_q = rows.load_rows(rows.at(q, i_b, i_h), o_m, o_d, n_queries, C.D)  # [BM, DP]
     b_k = rows.load_rows(rows.at(k, i_b, i_h), o_n, o_d, n_keys, C.D)  # [BN, DP]
-    p_row = (i_b * C.H + i_h) * n_queries + o_m
-    b_peak = tl.load(peak + p_row, mask=o_m < n_queries, other=float("inf"))[:, None]  # [BM, 1]
-    b_factor = tl.load(factor + p_row, mask=o_m < n_queries, other=0.0)[:, None]  # [BM, 1]
+    b_peak = rows.load_statistic(peak, i_bh, o_m, n_queries, float("inf"))[:, None]  # [BM, 1]
+    b_factor = rows.load_statistic(factor, i_bh, o_m, n_queries, 0.0)[:, None]  # [BM, 1]
     b_s = rows.product(b_q, tl.trans(b_k), C) * scale  # [BM, BN]
     b_s += rows.bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C)
     b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [BM, BN]
     w = rows.at(w, i_b, i_h)
-    p_w = weights_at(w, o_m, o_n, first)
+    p_w = weights_at(w, o_m, o_n, first, C)
     tl.store(p_w, b_p.to(w.p.dtype.element_ty), mask=(o_m < last)[:, None])
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def mixed_bwd_dw_kernel(
-    v, d_o, d_w, first, last, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr
+    v, d_o, d_w, dropout, first, last, key_spans, n_queries, n_keys, C: tl.constexpr
 ):
     """Write the gradients of the mixed weights of a tile of one head."""
-    i_b, i_h, i_m, i_n = tile_of(first, last, n_keys, C)
-    start, _, stop = rows.key_span(i_m, n_queries, n_keys, masks, C)
-    if (i_n + C.BN <= start) | (i_n >= stop):
+    i_m, i_n, i_bh, i_b, i_h = tile_of(first, last, n_keys, C.H, C)
+    start, stop = rows.key_span(i_m, key_spans, n_queries, n_keys, C)
+    if rows.outside(i_n, start, stop, C):
         return
     o_m = i_m + tl.arange(0, C.BM)
     o_n = i_n + tl.arange(0, C.BN)
@@ -138,21 +139,11 @@ def mixed_bwd_dw_kernel(
     b_v = rows.load_rows(rows.at(v, i_b, i_h), o_n, o_v, n_keys, C.DV)  # [BN, DVP]
     b_dw = rows.product(b_do, tl.trans(b_v), C)  # [BM, BN]
     if dropout is not None:
-        i_bh = (i_b * C.H + i_h).to(tl.int32)
-        keep = rows.kept(tl.load(dropout.seed), dropout, i_bh, i_m, i_n, C)
+        keep = rows.not_dropped(tl.load(dropout.seed), dropout, i_bh, i_m, i_n, C)
         b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
     d_w = rows.at(d_w, i_b, i_h)
-    p_w = weights_at(d_w, o_m, o_n, first)
+    p_w = weights_at(d_w, o_m, o_n, first, C)
     tl.store(p_w, b_dw.to(d_w.p.dtype.element_ty), mask=(o_m < last)[:, None])
-
-
-@triton.jit
-def tile_of_queries(first, last, n_keys, C: tl.constexpr):
-    """Return the program's sentence, first query and first key, where it has all heads."""
-    n_m = (last - first + C.BM - 1) // C.BM
-    n_n = (n_keys + C.BN - 1) // C.BN
-    i = tl.program_id(0)
-    return (i // n_n // n_m).to(tl.int64), first + i // n_n % n_m * C.BM, i % n_n * C.BN
 
 
 @triton.jit
@@ -170,6 +161,7 @@ def load_mixing(p_m, s_row, s_column, dtype: tl.constexpr, C: tl.constexpr):
 def heads_at(w, o_n, C: tl.constexpr):
     """Return pointers to [HP, BN] of the first query of a strip, and which heads there are."""
     o_h = tl.arange(0, C.HP)
+    tl.static_assert(STRIP_KEYS % C.BN == 0, "a tile reaches into the next query")
     p_w = w.p + o_h.to(tl.int64)[:, None] * w.s_h + o_n[None, :]  # [HP, BN]
     return p_w, (o_h < C.H)[:, None]
 
@@ -183,11 +175,11 @@ def load_of_heads(x, i_b, i_m, n_queries, other: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def mix_kernel(m, w, first, last, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr):
+def mix_kernel(m, w, first, last, key_spans, n_queries, n_keys, C: tl.constexpr):
     """Mix the weights of a tile of queries and keys, all heads, in place."""
-    i_b, i_m, i_n = tile_of_queries(first, last, n_keys, C)
-    start, _, stop = rows.key_span(i_m, n_queries, n_keys, masks, C)
-    if (i_n + C.BN <= start) | (i_n >= stop):
+    i_m, i_n, _, i_b, _ = tile_of(first, last, n_keys, 1, C)
+    start, stop = rows.key_span(i_m, key_spans, n_queries, n_keys, C)
+    if rows.outside(i_n, start, stop, C):
         return
     dtype: tl.constexpr = w.p.dtype.element_ty
     m = rows.at(m, i_b, 0)
@@ -230,17 +222,15 @@ def mixed_bwd_ds_kernel(
     delta,
     first,
     last,
-    masks,
-    dropout,
-    scale,
+    key_spans,
     n_queries,
     n_keys,
     C: tl.constexpr,
 ):
     """Write dS of a tile of queries and keys, all heads, in place of dPbar."""
-    i_b, i_m, i_n = tile_of_queries(first, last, n_keys, C)
-    start, _, stop = rows.key_span(i_m, n_queries, n_keys, masks, C)
-    if (i_n + C.BN <= start) | (i_n >= stop):
+    i_m, i_n, _, i_b, _ = tile_of(first, last, n_keys, 1, C)
+    start, stop = rows.key_span(i_m, key_spans, n_queries, n_keys, C)
+    if rows.outside(i_n, start, stop, C):
         return
     dtype: tl.constexpr = w.p.dtype.element_ty
     o_n = i_n + tl.arange(0, C.BN)
@@ -268,28 +258,16 @@ def mixed_bwd_ds_kernel(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def mixed_bwd_dm_kernel(
-    m,
-    w,
-    d_w,
-    delta,
-    d_m,
-    first,
-    last,
-    masks,
-    dropout,
-    scale,
-    n_queries,
-    n_keys,
-    C: tl.constexpr,
+    m, w, d_w, delta, d_m, first, last, key_spans, n_queries, n_keys, C: tl.constexpr
 ):
     """Write dM[j, i] = sum over the keys of P_j dPbar_i, and delta_j = sum_i M[j, i] dM[j, i].
 
     d_m takes dM of each query; where M is shared, its sum over the tile of queries.
     """
-    n_m = (last - first + C.BM - 1) // C.BM
-    i_t = n_m - 1 - tl.program_id(0) % n_m  # the longest rows of a causal mask first
+    n_tiles = rows.count_tiles(last - first, C.BM)
+    i_t, _, _, i_b, _ = rows.split_program(n_tiles, 1, 1)
+    i_t = rows.longest_first(i_t, n_tiles)
     i_m = first + i_t * C.BM
-    i_b = (tl.program_id(0) // n_m).to(tl.int64)
     dtype: tl.constexpr = w.p.dtype.element_ty
     o_h = tl.arange(0, C.HP)
     o_n = tl.arange(0, C.BN)
@@ -302,7 +280,7 @@ def mixed_bwd_dm_kernel(
     b_sum = tl.full([C.HP, C.HP], 0.0, tl.float32)
     for i in range(0, tl.minimum(C.BM, last - i_m)):
         i_q = (i_m + i).to(tl.int64)
-        start, stop = rows.span_of_query(i_q, n_queries, n_keys, masks, C)
+        start, stop = rows.span_of_query(i_q, key_spans, n_queries, n_keys, C)
         b_dm = tl.full([C.HP, C.HP], 0.0, tl.float32)
         for i_n in range(start // C.BN * C.BN, stop, C.BN):
             seen = ((i_n + o_n >= start) & (i_n + o_n < stop))[None, :]
@@ -331,35 +309,31 @@ def product_over_keys_kernel(
     gain,
     D: tl.constexpr,
     DP: tl.constexpr,
-    DROPS: tl.constexpr,
+    dropout,
     first,
     last,
-    masks,
-    dropout,
-    scale,
+    key_spans,
     n_queries,
     n_keys,
     C: tl.constexpr,
 ):
     """Write y = gain W x of a tile of queries of one head; x is [B, H, Nk, D], y [B, H, Nq, D]."""
-    n_tiles = (last - first + C.BM - 1) // C.BM
-    i_t = n_tiles - 1 - tl.program_id(0) % n_tiles  # the longest rows of a causal mask first
-    i_bh = tl.program_id(0) // n_tiles
-    i_b = (i_bh // C.H).to(tl.int64)
-    i_h = (i_bh % C.H).to(tl.int64)
-    i_m = first + i_t * C.BM
+    n_tiles = rows.count_tiles(last - first, C.BM)
+    i_t, _, i_bh, i_b, i_h = rows.split_program(n_tiles, 1, C.H)
+    i_m = first + rows.longest_first(i_t, n_tiles) * C.BM
     o_m = i_m + tl.arange(0, C.BM)
     o_d = tl.arange(0, DP)
     w = rows.at(w, i_b, i_h)
     x = rows.at(x, i_b, i_h)
     b_y = tl.full([C.BM, DP], 0.0, tl.float32)
-    seed = tl.load(dropout.seed) if DROPS else 0
-    start, _, stop = rows.key_span(i_m, n_queries, n_keys, masks, C)
+    seed = tl.load(dropout.seed) if dropout is not None else 0
+    start, stop = rows.key_span(i_m, key_spans, n_queries, n_keys, C)
     for i_n in range(start, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
-        b_w = load_weights(w, o_m, o_n, first, last, masks, n_queries, n_keys, C)  # [BM, BN]
-        if DROPS:
-            b_w = tl.where(rows.kept(seed, dropout, i_bh, i_m, i_n, C), b_w, 0.0)
+        b_w = load_weights(w, o_m, o_n, first, last, key_spans, n_queries, n_keys, C)  # [BM, BN]
+        if dropout is not None:
+            keep = rows.not_dropped(seed, dropout, i_bh, i_m, i_n, C)
+            b_w = tl.where(keep, b_w, 0.0)
         b_x = rows.load_rows(x, o_n, o_d, n_keys, D)  # [BN, DP]
         b_y = rows.add_product(b_w, b_x, b_y, C)
     rows.store_rows(rows.at(y, i_b, i_h), b_y * gain, o_m, o_d, last, D)
@@ -373,14 +347,12 @@ def product_over_queries_kernel(
     gain,
     D: tl.constexpr,
     DP: tl.constexpr,
-    DROPS: tl.constexpr,
     ADDS: tl.constexpr,
+    dropout,
     first,
     last,
-    by_key,
-    masks,
-    dropout,
-    scale,
+    key_spans,
+    query_spans,
     n_queries,
     n_keys,
     C: tl.constexpr,
@@ -389,19 +361,16 @@ def product_over_queries_kernel(
 
     With ADDS the result of the strips before is in y, and this one is added to it.
     """
-    n_tiles = (n_keys + C.BN - 1) // C.BN
-    i_n = tl.program_id(0) % n_tiles * C.BN
-    i_bh = tl.program_id(0) // n_tiles
-    i_b = (i_bh // C.H).to(tl.int64)
-    i_h = (i_bh % C.H).to(tl.int64)
+    _, i_t, i_bh, i_b, i_h = rows.split_program(1, rows.count_tiles(n_keys, C.BN), C.H)
+    i_n = i_t * C.BN
     o_n = i_n + tl.arange(0, C.BN)
     o_d = tl.arange(0, DP)
     w = rows.at(w, i_b, i_h)
     x = rows.at(x, i_b, i_h)
     y = rows.at(y, i_b, i_h)
     b_y = tl.full([C.BN, DP], 0.0, tl.float32)
-    seed = tl.load(dropout.seed) if DROPS else 0
-    start, _, stop = rows.query_span(i_n, n_queries, n_keys, by_key, C)
+    seed = tl.load(dropout.seed) if dropout is not None else 0
+    start, stop = rows.query_span(i_n, query_spans, n_queries, n_keys, C)
     # of the strip, whose tiles begin at `first`
     start = first + tl.maximum(start - first, 0) // C.BM * C.BM
     stop = tl.minimum(stop, last)
@@ -409,9 +378,10 @@ def product_over_queries_kernel(
         return
     for i_m in range(start, stop, C.BM):
         o_m = i_m + tl.arange(0, C.BM)
-        b_w = load_weights(w, o_m, o_n, first, last, masks, n_queries, n_keys, C)  # [BM, BN]
-        if DROPS:
-            b_w = tl.where(rows.kept(seed, dropout, i_bh, i_m, i_n, C), b_w, 0.0)
+        b_w = load_weights(w, o_m, o_n, first, last, key_spans, n_queries, n_keys, C)  # [BM, BN]
+        if dropout is not None:
+            keep = rows.not_dropped(seed, dropout, i_bh, i_m, i_n, C)
+            b_w = tl.where(keep, b_w, 0.0)
         b_x = rows.load_rows(x, o_m, o_d, last, D)  # [BM, DP]
         b_y = rows.add_product(tl.trans(b_w), b_x, b_y, C)
     b_y *= gain

@@ -1,7 +1,7 @@
-"""The operators `triton` and `triton_backward` of torch: the kernels' arguments in order."""
+"""The operators `triton` and `triton_backward` of torch: which kernels they launch, in order."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,10 +23,19 @@ from mixhead_plugin.ops.triton.records import Constants, Dropout, Masks, Strided
 from mixhead_plugin.ops.triton.rows import LOG2E, spans_kernel
 from mixhead_plugin.ops.triton.tuning import Tile, ceil_div, power_of_2
 
-# A strip has a multiple of STRIP_QUERIES, which the queries of every tile divide. The memory of its
-# keys is a multiple of STRIP_KEYS, so no tile reaches beyond a row.
-STRIP_QUERIES = 64
-STRIP_KEYS = 128
+Result = TypeVar("Result")
+STRIP_QUERIES = 64  # a strip has a multiple of them, so that its tiles are full
+
+
+class Grid(NamedTuple):
+    """What the programs of a kernel share; a tile of each is one program."""
+
+    heads: int  # B * H; B where a program has all heads
+    queries: int = 1  # 1: a program has all of them
+    keys: int = 1  # 1: a program has all of them
+
+    def programs(self, tile: Tile) -> int:
+        return self.heads * ceil_div(self.queries, tile.BM) * ceil_div(self.keys, tile.BN)
 
 
 class Strip(NamedTuple):
@@ -35,25 +44,35 @@ class Strip(NamedTuple):
     first: int
     last: int  # the one behind the last query
 
+    @property
+    def n_queries(self) -> int:
+        return self.last - self.first
+
 
 class Call:
-    """One call of the operator: the records that its kernels take, and the kernels in order.
+    """One call of the operator: what its kernels take, and their order.
 
     Args:
         inputs: of the call
-        candidate: for a trial, the place of the tile to take in the list of each kernel; None for
-            the fastest. In a trial the memory for results holds NaN, so that a number which no
-            kernel writes is noticed.
+        tile_index: for a trial, the place of the tile to take in the list of each kernel; None for
+            the fastest
+        poison: whether the memory for results holds NaN, so that a trial notices a number which no
+            kernel writes
         short_strips: whether the strips of heads that mix are as short as they may be, so that a
             trial has several
     """
 
     def __init__(
-        self, inputs: AttentionInputs, candidate: int | None = None, short_strips: bool = False
+        self,
+        inputs: AttentionInputs,
+        tile_index: int | None = None,
+        poison: bool = False,
+        short_strips: bool = False,
     ):
         query, key, value = inputs[:3]
         self.inputs = inputs
-        self.candidate = candidate
+        self.tile_index = tile_index
+        self.poison = poison
         self.short_strips = short_strips
         self.query = query
         self.mixing = inputs.mixing
@@ -63,11 +82,7 @@ class Call:
         sizes = (self.batch, self.heads, self.n_queries, self.n_keys, value_dim)
         self.empty = 0 in sizes
 
-        self.attn_mask = None
-        if inputs.attn_mask is not None:
-            self.attn_mask = readable_mask(inputs.attn_mask)  # [1 or B, 1 or H, 1 or Nq, 1 or Nk]
-        self.masks = self._masks()
-        self.dropout = self._dropout()
+        # What the kernels take, by the names of their arguments
         self.q = strided(query)
         self.k = strided(key)
         self.v = strided(value)
@@ -79,6 +94,18 @@ class Call:
         self.sink = None
         if inputs.sink is not None:
             self.sink = inputs.sink.float() * LOG2E.value  # [H]
+        self.attn_mask = None
+        if inputs.attn_mask is not None:
+            self.attn_mask = readable_mask(inputs.attn_mask)  # [1 or B, 1 or H, 1 or Nq, 1 or Nk]
+        self.masks = self._masks()
+        self.dropout = self._dropout()
+        # Both passes need the spans of keys; the backward pass needs those of queries, too.
+        self.mask_with_spans = None
+        self.key_spans = None  # [Nq, 4]
+        if self.attn_mask is not None and not self.empty and has_spans(self.attn_mask):
+            self.mask_with_spans = self.attn_mask
+            self.key_spans = spans_of(self.attn_mask)  # launches a kernel
+        self.lengths = {"n_queries": self.n_queries, "n_keys": self.n_keys}
 
         padded_dim, padded_value_dim = padded(head_dim, value_dim)
         tf32 = query.dtype == torch.float32 and allows_tf32()
@@ -92,7 +119,6 @@ class Call:
             CAUSAL=inputs.causal,
             PRECISION="tf32" if tf32 else "ieee",
             PER_QUERY=self.mixing is not None and self.mixing.dim() == 4,
-            MASK_HEADS=self.attn_mask is not None and self.attn_mask.shape[1] > 1,
             HP=max(16, power_of_2(self.heads)),
         )
         # For `tuning`: calls with equal keys use the same tiles.
@@ -102,6 +128,7 @@ class Call:
         self.key = (
             self.constants,
             *dtypes,
+            self.mask_with_spans is not None,  # it skips tiles
             inputs.key_padding_mask is not None,
             inputs.dropout_p > 0,
             power_of_2(max(self.n_queries, self.n_keys)),
@@ -113,14 +140,11 @@ class Call:
         if padding is not None:
             padding = padding.int().contiguous()  # not bytes: see `rows.load_wide`
         if self.attn_mask is None:
-            return Masks(None, None, None, None, None, padding=padding, spans=None)
+            return Masks(None, None, None, None, None, padding=padding)
 
         mask = self.attn_mask.expand(self.batch, self.heads, self.n_queries, self.n_keys)
         s_b, s_h, s_n, s_d = mask.stride()
-        spans = None
-        if not self.empty:
-            spans = spans_of(self.attn_mask)
-        return Masks(mask, s_b, s_h, s_n, s_d, padding=padding, spans=spans)
+        return Masks(mask, s_b, s_h, s_n, s_d, padding=padding)
 
     def _dropout(self) -> Dropout | None:
         p = self.inputs.dropout_p
@@ -133,64 +157,307 @@ class Call:
         return Dropout(self.inputs.seed, threshold, gain)
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Return O [B, H, Nq, Dv] and the peak and the factor of each row, [2, B, H, Nq]."""
+        """Return O [B, H, Nq, Dv] and the statistics of rows, [2, B, H, Nq]: peak and factor."""
         out = self._unwritten(empty_output(self.query, self.inputs.value))
-        rows = self._unwritten(self.query.new_empty(2, *self.query.shape[:3], dtype=torch.float32))
+        shape = (2, *self.query.shape[:3])
+        statistics = self._unwritten(self.query.new_empty(shape, dtype=torch.float32))
         if self.empty:
-            return out.zero_(), rows.zero_()
-        peak, factor = rows
+            return out.zero_(), statistics.zero_()
+        peak, factor = statistics
+        heads = self.batch * self.heads
         o = strided(out)
-        if self.mixing is None:
-            self._run(flash.flash_fwd_kernel, self.q, self.k, self.v, o, self.sink, peak, factor)
-            return out, rows
+        mixes = self.mixing is not None
 
-        # First the statistics of all rows, without values: a mixed head needs those of all heads.
-        self._run(flash.flash_fwd_kernel, self.q, self.k, None, None, self.sink, peak, factor)
+        # Of heads that mix first the statistics of all rows, without values: a mixed head needs
+        # those of all heads.
+        self.launch(
+            flash.flash_fwd_kernel,
+            Grid(heads, queries=self.n_queries),
+            q=self.q,
+            k=self.k,
+            v=None if mixes else self.v,
+            o=None if mixes else o,
+            sink=self.sink,
+            peak=peak,
+            factor=factor,
+            masks=self.masks,
+            key_spans=self.key_spans,
+            dropout=None if mixes else self.dropout,
+            scale=self.scale,
+            **self.lengths,
+        )
+        if not mixes:
+            return out, statistics
+
         strips, (weights,) = self._strips(count=1)
         for strip in strips:
-            self._run_strip(
-                mixed.mixed_weights_kernel, strip, self.q, self.k, weights, peak, factor
+            self._write_weights(strip, weights, peak, factor)  # P
+            self._mix(strip, weights)  # Pbar, in place of P
+            # O = (Z * Pbar) V / (1 - p)
+            self.launch(
+                mixed.product_over_keys_kernel,
+                Grid(heads, queries=strip.n_queries),
+                w=weights,
+                x=self.v,
+                y=o,
+                **self._of_values(),
+                **self._of(strip),
             )
-            self._run_strip(mixed.mix_kernel, strip, self.m, weights)
-            self._product_over_keys(strip, weights, self.v, o, is_value=True)
-        return out, rows
+        return out, statistics
 
-    def backward(self, d_out: Tensor, rows: Tensor, out: Tensor | None) -> list[Tensor]:
-        """Return the gradients of query, key and value, and of mixing and the sink, if any.
+    def backward(self, d_out: Tensor, statistics: Tensor, out: Tensor | None) -> dict[str, Tensor]:
+        """Return the gradients of query, key and value, and of mixing and sink if they are given.
 
         Args:
             d_out: the gradient of the output, [B, H, Nq, Dv]
-            rows: what `forward` has returned, [2, B, H, Nq]
+            statistics: what `forward` has returned, [2, B, H, Nq]
             out: what `forward` has returned, [B, H, Nq, Dv]; not read where heads mix
         """
-        grads = []
-        for tensor in self.inputs.given().values():
-            grads.append(self._unwritten(torch.empty_like(tensor)))
+        grads = {}
+        for name, tensor in self.inputs.given().items():
+            grads[name] = self._unwritten(torch.empty_like(tensor))
         if self.empty:
-            return [grad.zero_() for grad in grads]
-        d_q = strided(grads[0])
-        d_k = strided(grads[1])
-        d_v = strided(grads[2])
-        peak, factor = rows
+            return {name: grad.zero_() for name, grad in grads.items()}
 
+        peak, factor = statistics
         # The programs of dK and dV each have some keys, so they need the spans of queries.
-        spans = None
-        if self.attn_mask is not None:
-            spans = spans_of(self.attn_mask.transpose(2, 3))
-        by_key = self.masks._replace(spans=spans)
-        # delta = P . dP of each row, which dQ and dK need.
+        query_spans = None  # [Nk, 4]
+        if self.mask_with_spans is not None:
+            query_spans = spans_of(self.mask_with_spans.transpose(2, 3))
         if self.mixing is None:
             assert out is not None  # saved where heads are not mixed
-            given = (self.q, self.k, self.v, strided(d_out), peak, factor)
-            delta = self._delta(out, d_out)
-            scale = self.inputs.scale
-            self._run(flash.flash_bwd_dq_kernel, *given, delta, d_q, scale)
-            self._run(flash.flash_bwd_dkv_kernel, *given, delta, d_k, d_v, scale, masks=by_key)
+            delta = self._unmixed_grads(grads, d_out, peak, factor, out, query_spans)
         else:
-            delta = self._mixed_grads(grads, strided(d_out), peak, factor, by_key)
+            delta = self._mixed_grads(grads, d_out, peak, factor, query_spans)
         if self.sink is not None:
-            grads[-1].copy_(self._sink_grad(peak, factor, delta))
+            grads["sink"].copy_(self._sink_grad(peak, factor, delta))
         return grads
+
+    def _unmixed_grads(
+        self,
+        grads: dict[str, Tensor],
+        d_out: Tensor,
+        peak: Tensor,
+        factor: Tensor,
+        out: Tensor,
+        query_spans: Tensor | None,
+    ) -> Tensor:
+        """Write the gradients of query, key and value where heads do not mix.
+
+        Args:
+            grads: by name
+            d_out: the gradient of the output, [B, H, Nq, Dv]
+            peak: of each row, [B, H, Nq]
+            factor: of each row, [B, H, Nq]
+            out: the output, [B, H, Nq, Dv]
+            query_spans: which queries see each key, [Nk, 4], if the mask says it
+
+        Returns:
+            delta of each row, [B, H, Nq]
+        """
+        heads = self.batch * self.heads
+        d_o = strided(d_out)
+
+        # delta = P . dP = O . dO of each row, which dQ and dK need. One tile for all devices: this
+        # takes next to no time.
+        delta = self._unwritten(torch.empty_like(peak))
+        self._launch_with(
+            Tile(64, 16, 4, 1),
+            flash.flash_bwd_delta_kernel,
+            Grid(heads, queries=self.n_queries),
+            {"o": strided(out), "d_o": d_o, "delta": delta, "n_queries": self.n_queries},
+        )
+        given = {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "d_o": d_o,
+            "peak": peak,
+            "factor": factor,
+            "delta": delta,
+            "masks": self.masks,
+            "dropout": self.dropout,
+            "scale": self.scale,
+            "d_scale": self.inputs.scale,
+            **self.lengths,
+        }
+        self.launch(
+            flash.flash_bwd_dq_kernel,
+            Grid(heads, queries=self.n_queries),
+            d_q=strided(grads["query"]),
+            key_spans=self.key_spans,
+            **given,
+        )
+        self.launch(
+            flash.flash_bwd_dkv_kernel,
+            Grid(heads, keys=self.n_keys),
+            d_k=strided(grads["key"]),
+            d_v=strided(grads["value"]),
+            query_spans=query_spans,
+            **given,
+        )
+        return delta
+
+    def _mixed_grads(
+        self,
+        grads: dict[str, Tensor],
+        d_out: Tensor,
+        peak: Tensor,
+        factor: Tensor,
+        query_spans: Tensor | None,
+    ) -> Tensor:
+        """Write the gradients of query, key, value and mixing where heads mix.
+
+        Args:
+            grads: by name
+            d_out: the gradient of the output, [B, H, Nq, Dv]
+            peak: of each row, [B, H, Nq]
+            factor: of each row, [B, H, Nq]
+            query_spans: which queries see each key, [Nk, 4], if the mask says it
+
+        Returns:
+            delta of each row, [B, H, Nq]
+        """
+        heads = self.batch * self.heads
+        d_o = strided(d_out)
+        delta = self._unwritten(torch.empty_like(peak))
+        strips, (weights, d_weights) = self._strips(count=2)
+        # dK and dV are sums over the strips, in float32 where there are several.
+        sums = {name: grads[name] for name in ("key", "value")}
+        if len(strips) > 1:
+            for name, grad in sums.items():
+                sums[name] = self._unwritten(torch.empty_like(grad, dtype=torch.float32))
+        d_k = strided(sums["key"])
+        d_v = strided(sums["value"])
+        shared_grads = []  # dM of each strip, [H, H], where all queries share M
+
+        for strip in strips:
+            of_strip = self._of(strip)
+            self._write_weights(strip, weights, peak, factor)  # P
+            # dPbar = Z * (dO V^T) / (1 - p)
+            self.launch(
+                mixed.mixed_bwd_dw_kernel,
+                Grid(heads, queries=strip.n_queries, keys=self.n_keys),
+                v=self.v,
+                d_o=d_o,
+                d_w=d_weights,
+                dropout=self.dropout,
+                **of_strip,
+            )
+            # dM[j, i] = P_j . dPbar_i of each query, and delta_j = sum_i M[j, i] dM[j, i]
+            grid = Grid(self.batch, queries=strip.n_queries)
+            given = {"m": self.m, "w": weights, "d_w": d_weights, "delta": delta, **of_strip}
+            if self.constants.PER_QUERY:
+                d_m = strided_mixing(grads["mixing"])
+                self.launch(mixed.mixed_bwd_dm_kernel, grid, d_m=d_m, **given)
+            else:
+                shared_grads.append(self._shared_mixing_grad(grid, given))
+            # dP_j = sum_i M[j, i] dPbar_i, and dS from it, in place of dPbar
+            self.launch(
+                mixed.mixed_bwd_ds_kernel,
+                Grid(self.batch, queries=strip.n_queries, keys=self.n_keys),
+                m=self.m,
+                w=weights,
+                d_w=d_weights,
+                peak=peak,
+                factor=factor,
+                delta=delta,
+                **of_strip,
+            )
+            # dQ = scale dS K
+            self.launch(
+                mixed.product_over_keys_kernel,
+                Grid(heads, queries=strip.n_queries),
+                w=d_weights,
+                x=self.k,
+                y=strided(grads["query"]),
+                **self._of_keys(),
+                **of_strip,
+            )
+            # dK = scale dS^T Q, and dK of the strips before
+            adds = strip.first > 0
+            self.launch(
+                mixed.product_over_queries_kernel,
+                Grid(heads, keys=self.n_keys),
+                w=d_weights,
+                x=self.q,
+                y=d_k,
+                ADDS=adds,
+                query_spans=query_spans,
+                **self._of_keys(),
+                **of_strip,
+            )
+            self._mix(strip, weights)  # Pbar again, in place of P
+            # dV = (Z * Pbar)^T dO / (1 - p), and dV of the strips before
+            self.launch(
+                mixed.product_over_queries_kernel,
+                Grid(heads, keys=self.n_keys),
+                w=weights,
+                x=d_o,
+                y=d_v,
+                ADDS=adds,
+                query_spans=query_spans,
+                **self._of_values(),
+                **of_strip,
+            )
+
+        if len(strips) > 1:
+            for name, total in sums.items():
+                grads[name].copy_(total)
+        if shared_grads:
+            grads["mixing"].copy_(torch.stack(shared_grads).sum(0))
+        return delta
+
+    def _write_weights(self, strip: Strip, weights: Strided, peak: Tensor, factor: Tensor) -> None:
+        """Write P of a strip, the weights before mixing.
+
+        Args:
+            strip: its queries
+            weights: the memory of strips
+            peak: of each row, [B, H, Nq]
+            factor: of each row, [B, H, Nq]
+        """
+        self.launch(
+            mixed.mixed_weights_kernel,
+            Grid(self.batch * self.heads, queries=strip.n_queries, keys=self.n_keys),
+            q=self.q,
+            k=self.k,
+            w=weights,
+            peak=peak,
+            factor=factor,
+            masks=self.masks,
+            scale=self.scale,
+            **self._of(strip),
+        )
+
+    def _mix(self, strip: Strip, weights: Strided) -> None:
+        """Write Pbar_i = sum_j M[j, i] P_j of a strip, in place of P."""
+        self.launch(
+            mixed.mix_kernel,
+            Grid(self.batch, queries=strip.n_queries, keys=self.n_keys),
+            m=self.m,
+            w=weights,
+            **self._of(strip),
+        )
+
+    def _shared_mixing_grad(self, grid: Grid, given: dict[str, Any]) -> Tensor:
+        """Return dM of a strip, [H, H], where all queries share M.
+
+        Each tile of queries writes a sum of its own, so the memory of the sums depends on the tile.
+
+        Args:
+            grid: of mixed_bwd_dm_kernel
+            given: its arguments, but for d_m
+        """
+        kernel = mixed.mixed_bwd_dm_kernel
+
+        def launch(tile: Tile) -> Tensor:
+            shape = (self.batch, ceil_div(grid.queries, tile.BM), self.heads, self.heads)
+            sums = self._unwritten(self.query.new_empty(shape, dtype=torch.float32))
+            self._launch_with(tile, kernel, grid, {**given, "d_m": strided_mixing(sums)})
+            return sums
+
+        return self._with_best_tile(kernel, launch).sum((0, 1))
 
     def _sink_grad(self, peak: Tensor, factor: Tensor, delta: Tensor) -> Tensor:
         """Return dS of triton.md for the sink, whose dP is 0, summed to [H].
@@ -220,24 +487,13 @@ class Call:
             slope = weights * weights
         return -(slope * delta).sum((0, 2))
 
-    def _delta(self, out: Tensor, d_out: Tensor) -> Tensor:
-        """Return delta = O . dO [B, H, Nq] of heads that do not mix."""
-        delta = self.query.new_empty(self.query.shape[:3], dtype=torch.float32)
-        delta = self._unwritten(delta)
-        tile = Tile(64, 16, 4, 1)
-        constants = self.constants._replace(BM=tile.BM, BN=tile.BN)
-        arguments = (strided(out), strided(d_out), delta, self.n_queries, constants)
-        programs = self.batch * self.heads * ceil_div(self.n_queries, tile.BM)
-        start(flash.flash_bwd_delta_kernel, programs, arguments, tile)
-        return delta
-
     def _strips(self, count: int) -> tuple[list[Strip], list[Strided]]:
         """Return the queries of each strip, and the memory that holds one strip after the other.
 
         Args:
             count: how many memories are needed at once
         """
-        width = ceil_div(self.n_keys, STRIP_KEYS) * STRIP_KEYS
+        width = ceil_div(self.n_keys, mixed.STRIP_KEYS.value) * mixed.STRIP_KEYS.value
         bytes_of_query = self.batch * self.heads * width * self.query.element_size()
         at_once = tuning.strip_bytes() // count // bytes_of_query
         at_once = max(1, at_once // STRIP_QUERIES) * STRIP_QUERIES
@@ -253,204 +509,59 @@ class Call:
             memories.append(strided(self._unwritten(self.query.new_empty(shape))))
         return strips, memories
 
-    def _product_over_keys(
-        self, strip: Strip, weights: Strided, x: Strided, y: Strided, is_value: bool
-    ) -> None:
-        """Write y = weights x of a strip: O from values, or else dQ from keys."""
-        constants = self._constants_of_product(is_value)
-        self._run_strip(mixed.product_over_keys_kernel, strip, weights, x, y, *constants)
+    def _of(self, strip: Strip) -> dict[str, Any]:
+        """Return what each kernel of a strip takes."""
+        return {
+            "first": strip.first,
+            "last": strip.last,
+            "key_spans": self.key_spans,
+            **self.lengths,
+        }
 
-    def _product_over_queries(
-        self,
-        strip: Strip,
-        weights: Strided,
-        x: Strided,
-        y: Strided,
-        is_value: bool,
-        by_key: Masks,
-    ) -> None:
-        """Write y = weights^T x of a strip: dV from dO, or else dK from queries.
-
-        It is added to that of the strips before.
-        """
-        adds = strip.first > 0
-        arguments = (weights, x, y, *self._constants_of_product(is_value), adds)
-        self._run_strip(mixed.product_over_queries_kernel, strip, *arguments, by_key=by_key)
-
-    def _constants_of_product(self, is_value: bool) -> tuple[float, int, int, bool]:
-        """Return what a product is multiplied by, its size and padded size, and if dropout acts."""
-        constants = self.constants
-        if not is_value:
-            return self.inputs.scale, constants.D, constants.DP, False
+    def _of_values(self) -> dict[str, Any]:
+        """Return what the products O and dV take: the sizes of values, and dropout."""
         gain = 1.0 if self.dropout is None else self.dropout.gain
-        return gain, constants.DV, constants.DVP, self.dropout is not None
+        sizes = {"D": self.constants.DV, "DP": self.constants.DVP}
+        return {**sizes, "gain": gain, "dropout": self.dropout}
 
-    def _mixed_grads(
-        self, grads: list[Tensor], d_o: Strided, peak: Tensor, factor: Tensor, by_key: Masks
-    ) -> Tensor:
-        """Write the gradients of query, key, value and mixing where heads mix.
-
-        Args:
-            grads: of query, key, value and mixing
-            d_o: the gradient of the output
-            peak: of each row, [B, H, Nq]
-            factor: of each row, [B, H, Nq]
-            by_key: the masks, with the spans of the queries that see a key
-
-        Returns:
-            delta of each row, [B, H, Nq]
-        """
-        delta = self._unwritten(torch.empty_like(peak))
-        strips, (weights, d_weights) = self._strips(count=2)
-        # dK and dV are sums over the strips, in float32 where there are several.
-        sums = grads[1:3]
-        if len(strips) > 1:
-            sums = [self._unwritten(torch.empty_like(grad, dtype=torch.float32)) for grad in sums]
-        d_q = strided(grads[0])
-        d_k, d_v = map(strided, sums)
-        parts_of_d_m = []
-        for strip in strips:
-            self._run_strip(
-                mixed.mixed_weights_kernel, strip, self.q, self.k, weights, peak, factor
-            )
-            self._run_strip(mixed.mixed_bwd_dw_kernel, strip, self.v, d_o, d_weights)
-            parts_of_d_m.append(self._mixing_grad(strip, weights, d_weights, delta, grads[3]))
-            given = (self.m, weights, d_weights, peak, factor, delta)
-            self._run_strip(mixed.mixed_bwd_ds_kernel, strip, *given)
-            self._product_over_keys(strip, d_weights, self.k, d_q, False)
-            self._product_over_queries(strip, d_weights, self.q, d_k, False, by_key)
-            self._run_strip(mixed.mix_kernel, strip, self.m, weights)
-            self._product_over_queries(strip, weights, d_o, d_v, True, by_key)
-        if len(strips) > 1:
-            grads[1].copy_(sums[0])
-            grads[2].copy_(sums[1])
-        if grads[3].dim() == 2:
-            grads[3].copy_(torch.stack([part.sum((0, 1)) for part in parts_of_d_m]).sum(0))
-        return delta
-
-    def _mixing_grad(
-        self, strip: Strip, weights: Strided, d_weights: Strided, delta: Tensor, d_mixing: Tensor
-    ) -> Tensor:
-        """Write delta and dM of a strip.
-
-        Args:
-            strip: its queries
-            weights: before mixing
-            d_weights: the gradients of the mixed weights
-            delta: of each row, [B, H, Nq]
-            d_mixing: [H, H] or [B, Nq, H, H]
-
-        Returns:
-            `d_mixing`; where it is [H, H], parts of it in its place, [B, tiles, H, H]
-        """
-
-        def outputs(tile: Tile) -> tuple[Strided]:
-            if d_mixing.dim() == 4:
-                return (strided_mixing(d_mixing),)
-            # a sum for each tile of queries
-            tiles = ceil_div(strip.last - strip.first, tile.BM)
-            shape = (self.batch, tiles, self.heads, self.heads)
-            sums = self._unwritten(self.query.new_empty(shape, dtype=torch.float32))
-            return (strided_mixing(sums),)
-
-        given = (self.m, weights, d_weights, delta)
-        kernel = mixed.mixed_bwd_dm_kernel
-        (d_m,) = self._run_strip(kernel, strip, *given, outputs=outputs)
-        return d_m.p
+    def _of_keys(self) -> dict[str, Any]:
+        """Return what the products dQ and dK take: the sizes of keys, and the scale."""
+        sizes = {"D": self.constants.D, "DP": self.constants.DP}
+        return {**sizes, "gain": self.inputs.scale, "dropout": None}
 
     def _unwritten(self, memory: Tensor) -> Tensor:
         """Return memory for a result; in a trial it holds NaN."""
-        if self.candidate is None:
-            return memory
-        return memory.fill_(torch.nan)
+        return memory.fill_(torch.nan) if self.poison else memory
 
-    def _run_strip(
-        self,
-        kernel: Any,
-        strip: Strip,
-        *arguments: Any,
-        outputs: Callable[[Tile], tuple[Any, ...]] = lambda tile: (),
-        by_key: Masks | None = None,
-    ) -> tuple[Any, ...]:
-        """Launch a kernel for the queries of a strip; see `_run`.
-
-        Args:
-            kernel: the kernel
-            strip: its queries
-            arguments: the first ones of the kernel
-            outputs: returns the next ones
-            by_key: the one after the strip, where a kernel takes it
-        """
-        last_ones: tuple[Any, ...] = (strip.first, strip.last)
-        if by_key is not None:
-            last_ones = (*last_ones, by_key)
-        n_queries = strip.last - strip.first
-        return self._run(
-            kernel, *arguments, outputs=outputs, last_ones=last_ones, n_queries=n_queries
-        )
-
-    def _run(
-        self,
-        kernel: Any,
-        *arguments: Any,
-        outputs: Callable[[Tile], tuple[Any, ...]] = lambda tile: (),
-        last_ones: tuple[Any, ...] = (),
-        masks: Masks | None = None,
-        n_queries: int | None = None,
-    ) -> tuple[Any, ...]:
+    def launch(self, kernel: Any, grid: Grid, **arguments: Any) -> None:
         """Launch a kernel with the tile that suits it.
 
         Args:
             kernel: the kernel
-            arguments: its first ones
-            outputs: returns the next ones, which depend on the tile
-            last_ones: the ones after them, before those of every kernel
-            masks: in place of the call's own
-            n_queries: of a strip; all if None
-
-        Returns:
-            what `outputs` has returned
+            grid: its programs
+            arguments: all that it reads and writes, by name, but for the constants C
         """
+        self._with_best_tile(kernel, lambda tile: self._launch_with(tile, kernel, grid, arguments))
+
+    def _with_best_tile(self, kernel: Any, launch: Callable[[Tile], Result]) -> Result:
+        """Return what `launch` returns for the tile that suits a kernel, or for that of a trial."""
         name = kernel.fn.__name__
-        of_all = (masks or self.masks, self.dropout, self.scale, self.n_queries, self.n_keys)
-        if n_queries is None:
-            n_queries = self.n_queries
-
-        def launch(tile: Tile) -> tuple[Any, ...]:
-            constants = self.constants._replace(BM=tile.BM, BN=tile.BN)
-            more = outputs(tile)
-            programs = self.batch * _programs(name, constants, n_queries, self.n_keys)
-            start(kernel, programs, (*arguments, *more, *last_ones, *of_all, constants), tile)
-            return more
-
-        head_dim = max(self.constants.DP, self.constants.DVP)
+        head_dim = max(self.constants.D, self.constants.DV)
         tiles = tuning.tiles_for(name, self.heads, head_dim, self.query.element_size())
-        if self.candidate is not None:
+        if self.tile_index is not None:
             # A kernel with fewer candidates than others takes its last one.
-            left = tiles[self.candidate :] or tiles[-1:]
+            left = tiles[self.tile_index :] or tiles[-1:]
             return tuning.first_fitting(left, launch)[1]
         return tuning.run((name, self.key), tiles, launch, self.query.device)
 
-
-# The programs of a kernel have a tile of queries and keys, or a tile of keys and all queries, or
-# else a tile of queries and all keys. They have one head, or all heads.
-_BY_TILE = ("mixed_weights_kernel", "mixed_bwd_dw_kernel", "mixed_bwd_ds_kernel", "mix_kernel")
-_BY_KEYS = ("flash_bwd_dkv_kernel", "product_over_queries_kernel")
+    def _launch_with(self, tile: Tile, kernel: Any, grid: Grid, arguments: dict[str, Any]) -> None:
+        constants = self.constants._replace(BM=tile.BM, BN=tile.BN)
+        start(kernel, grid.programs(tile), {**arguments, "C": constants}, tile)
 
 
-def _programs(name: str, constants: Constants, n_queries: int, n_keys: int) -> int:
-    """Return how many programs a kernel needs for one sentence."""
-    tiles = ceil_div(n_queries, constants.BM)
-    if name in _BY_TILE:
-        tiles *= ceil_div(n_keys, constants.BN)
-    if name in _BY_KEYS:
-        tiles = ceil_div(n_keys, constants.BN)
-    return tiles if name in tuning.BY_HEADS else tiles * constants.H
-
-
-def start(kernel: Any, programs: int, arguments: tuple[Any, ...], tile: Tile) -> Any:
+def start(kernel: Any, programs: int, arguments: dict[str, Any], tile: Tile) -> Any:
     """Launch a kernel and return what triton compiled, if it did; all launches pass here."""
-    return kernel[(programs,)](*arguments, num_warps=tile.warps, num_stages=tile.stages)
+    return kernel[(programs,)](**arguments, num_warps=tile.warps, num_stages=tile.stages)
 
 
 def padded(head_dim: int, value_dim: int) -> tuple[int, int]:
@@ -487,26 +598,32 @@ def readable_mask(attn_mask: Tensor) -> Tensor:
     return attn_mask
 
 
-def spans_of(mask: Tensor | None) -> Tensor | None:
+def has_spans(mask: Tensor) -> bool:
+    """Return whether to search a mask [1 or B, 1 or H, 1 or Nq, 1 or Nk] for spans.
+
+    Not one that is broadcast over queries or keys, and not one that differs by sentence or head:
+    there the search could cost more than it saves.
+    """
+    return mask.shape[:2] == (1, 1) and 1 not in mask.shape[2:]
+
+
+def spans_of(mask: Tensor) -> Tensor:
     """Return start and stop of the keys that a mask leaves visible, and of those it changes.
 
     With them a causal mask of floats, as fairseq passes it, skips the tiles that `causal` skips.
 
     Args:
-        mask: [1 or B, 1 or H, 1 or Nq, 1 or Nk], or transposed for the spans of queries
+        mask: [1, 1, Nq, Nk], or transposed for the spans of queries
 
     Returns:
-        int32 [Nq, 4], or [Nk, 4] of a transposed mask; None for masks that are broadcast over
-            queries or keys, and for masks that differ by sentence or head: there the search could
-            cost more than it saves
+        int32 [Nq, 4], or [Nk, 4] of a transposed mask
     """
-    if mask is None or mask.shape[:2] != (1, 1) or 1 in mask.shape[2:]:
-        return None
-    rows, n = mask.shape[2:]
-    spans = torch.empty(rows, 4, dtype=torch.int32, device=mask.device)
+    n_rows, n = mask.shape[2:]
+    spans = torch.empty(n_rows, 4, dtype=torch.int32, device=mask.device)
     tile = Tile(16, 256, 4, 1)
-    arguments = (strided(mask), spans, rows, n, tile.BM, tile.BN)
-    start(spans_kernel, ceil_div(rows, tile.BM), arguments, tile)
+    arguments = {"mask": strided(mask), "spans": spans, "n_rows": n_rows, "n": n}
+    sizes = {"BM": tile.BM, "BN": tile.BN}
+    start(spans_kernel, ceil_div(n_rows, tile.BM), {**arguments, **sizes}, tile)
     return spans
 
 
@@ -521,16 +638,16 @@ def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tupl
 
 
 def _backward(
-    d_output: Tensor, rows: Tensor, output: Tensor | None, *fields: Any
+    d_output: Tensor, statistics: Tensor, output: Tensor | None, *fields: Any
 ) -> tuple[Tensor, ...]:
     inputs = AttentionInputs(*fields)
     with torch.cuda.device_of(d_output):
-        grads = Call(inputs).backward(d_output, rows, output)
-    return all_gradients(dict(zip(inputs.given(), grads)), d_output)
+        grads = Call(inputs).backward(d_output, statistics, output)
+    return all_gradients(grads, d_output)
 
 
 def _backward_fake(
-    d_output: Tensor, rows: Tensor, output: Tensor | None, *fields: Any
+    d_output: Tensor, statistics: Tensor, output: Tensor | None, *fields: Any
 ) -> tuple[Tensor, ...]:
     given = AttentionInputs(*fields).given()
     grads = {name: torch.empty_like(tensor) for name, tensor in given.items()}
@@ -538,25 +655,25 @@ def _backward_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    out, rows = output
+    out, statistics = output
     # Where heads mix, delta comes from dM and not from the output.
     mixes = AttentionInputs(*inputs).mixing is not None
-    save_inputs(ctx, inputs, rows, None if mixes else out)
-    ctx.mark_non_differentiable(rows)
-    ctx.set_materialize_grads(False)  # the gradient of `rows` is not made
+    save_inputs(ctx, inputs, statistics, None if mixes else out)
+    ctx.mark_non_differentiable(statistics)
+    ctx.set_materialize_grads(False)  # the gradient of `statistics` is not made
 
 
 def _differentiate(
-    ctx: Any, d_output: Tensor | None, d_rows: Tensor | None
+    ctx: Any, d_output: Tensor | None, d_statistics: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     if d_output is None:
         return (None,) * len(AttentionInputs._fields)
-    inputs, rows, output = saved_inputs(ctx)
-    grads = torch.ops.mixhead_plugin.triton_backward(d_output, rows, output, *inputs)
+    inputs, statistics, output = saved_inputs(ctx)
+    grads = torch.ops.mixhead_plugin.triton_backward(d_output, statistics, output, *inputs)
     return by_field(grads, inputs.given())
 
 
-_RESULTS = "Tensor d_output, Tensor rows, Tensor? output"
+_RESULTS = "Tensor d_output, Tensor statistics, Tensor? output"
 register("triton", f"({SCHEMA}) -> (Tensor, Tensor)", _forward, _forward_fake)
 register("triton_backward", f"({_RESULTS}, {SCHEMA}) -> {GRADIENTS}", _backward, _backward_fake)
 register_backward("triton", _save, _differentiate)

@@ -26,7 +26,6 @@ class Masks(NamedTuple):
     s_n: Any
     s_d: Any
     padding: Any  # pointer to int32, contiguous [B, Nk]
-    spans: Any  # pointer, [Nq, 4] or, of the transposed mask, [Nk, 4]: see `rows.spans_kernel`
 
 
 class Dropout(NamedTuple):
@@ -53,7 +52,6 @@ class Constants(NamedTuple):
     CAUSAL: bool
     PRECISION: str  # of products in float32
     PER_QUERY: bool  # every query has its own mixing matrix
-    MASK_HEADS: bool  # the mask differs by head
     HP: int  # heads that mix, padded for tensor cores
     BM: int = 0  # queries of a tile
     BN: int = 0  # keys of a tile

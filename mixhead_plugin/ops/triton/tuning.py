@@ -34,8 +34,10 @@ class Tile(NamedTuple):
     stages: int
 
 
-# (BM, BN, warps, stages) by the bytes of a number and the largest padded head size: first fit.
-_TILES = {
+# (BM, BN, warps, stages) by the bytes of a number and the larger head size: first fit. Only the
+# first three kernels have several candidates: some of those that mix write over what they read, so
+# they cannot be launched again to be timed.
+_BY_HEAD_DIM = {
     "flash_fwd_kernel": {
         2: {
             64: [(128, 64, 4, 3), (128, 128, 8, 3)],
@@ -60,8 +62,6 @@ _TILES = {
         },
         4: {64: [(16, 32, 8, 1)], 128: [(16, 32, 8, 1)], 256: [(16, 16, 8, 1)]},
     },
-    # Kernels that mix have one candidate each: some write over what they read, so they cannot be
-    # launched again to be timed.
     "mixed_weights_kernel": {
         2: {128: [(64, 128, 4, 1)], 256: [(64, 64, 8, 1)]},
         4: {256: [(32, 32, 8, 1)]},
@@ -78,7 +78,9 @@ _TILES = {
         2: {128: [(64, 64, 4, 3)], 256: [(64, 64, 4, 3)]},
         4: {256: [(32, 32, 8, 2)]},
     },
-    # by the number of heads, and not by the head size
+}
+# The same by the number of heads, of kernels whose programs have all of them
+_BY_HEADS = {
     "mix_kernel": {
         2: {64: [(16, 128, 4, 4)]},
         4: {16: [(16, 128, 4, 2)], 64: [(16, 64, 4, 2)]},
@@ -92,7 +94,7 @@ _TILES = {
         4: {16: [(4, 128, 4, 2)], 64: [(4, 64, 4, 2)]},
     },
 }
-BY_HEADS = ("mix_kernel", "mixed_bwd_ds_kernel", "mixed_bwd_dm_kernel")
+_TILES = {**_BY_HEAD_DIM, **_BY_HEADS}
 
 
 def strip_bytes() -> int:
@@ -106,10 +108,10 @@ def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Til
     Args:
         kernel: its name
         heads: H
-        head_dim: the larger one of the padded head sizes
+        head_dim: the larger one of both head sizes
         itemsize: bytes of a number
     """
-    size = heads if kernel in BY_HEADS else head_dim
+    size = heads if kernel in _BY_HEADS else head_dim
     by_size = _TILES[kernel][itemsize]
     smallest = min(most for most in by_size if most >= size)
     return [Tile(*sizes) for sizes in by_size[smallest]]
@@ -117,6 +119,8 @@ def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Til
 
 _chosen: dict[Hashable, Tile] = {}
 _QUEUEING = 5_000_000  # clocks of the device, some 3 ms; the host launches a kernel in much less
+_REPEATS = 3  # of a measurement
+_LAUNCHES = 5  # that are timed together
 
 
 def run(
@@ -155,10 +159,9 @@ def run(
 def most_candidates(heads: int, head_dim: int, itemsize: int) -> int:
     """Return the length of the longest list that `tiles_for` returns for such heads.
 
-    Only kernels for heads that do not mix have several candidates.
+    Kernels that have all heads have one candidate each.
     """
-    kernels = [kernel for kernel in _TILES if kernel.startswith("flash")]
-    return max(len(tiles_for(kernel, heads, head_dim, itemsize)) for kernel in kernels)
+    return max(len(tiles_for(kernel, heads, head_dim, itemsize)) for kernel in _BY_HEAD_DIM)
 
 
 def first_fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> tuple[Tile, Any]:
@@ -208,20 +211,20 @@ def _halved(size: int) -> int:
     return size // 2 if size > 16 else size
 
 
-def _milliseconds(function: Callable[[], Any], repeats: int = 3, launches: int = 5) -> float:
+def _milliseconds(function: Callable[[], Any]) -> float:
     """Return the median time of one launch on the device.
 
     The launches wait in its queue while the host makes them.
     """
     found = []
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         begin = torch.cuda.Event(enable_timing=True)
         end = torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(_QUEUEING)
         begin.record()
-        for _ in range(launches):
+        for _ in range(_LAUNCHES):
             function()
         end.record()
         end.synchronize()
-        found.append(begin.elapsed_time(end) / launches)
+        found.append(begin.elapsed_time(end) / _LAUNCHES)
     return statistics.median(found)

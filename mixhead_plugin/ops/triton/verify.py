@@ -56,8 +56,11 @@ def fault(inputs: AttentionInputs) -> str:
 def _fault_of(*fields: Any) -> str:
     kind = CallKind(*fields)
     kind = kind._replace(tf32=kind.dtype == torch.float32 and allows_tf32())
+    # Without the lock, which the trial of another kind holds for a minute or more.
+    if kind in _faults:
+        return _faults[kind]
     with _lock:
-        if kind in _faults:
+        if kind in _faults:  # another thread tried it in the meantime
             return _faults[kind]
         if kind.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             found = CAPTURED
@@ -89,8 +92,9 @@ def _try(kind: CallKind) -> str:
     with torch.cuda.device(kind.device if on_gpu else -1):
         try:
             most = tuning.most_candidates(kind.heads, head_dim, kind.dtype.itemsize)
-            for place, sizes in itertools.product(range(most), SIZES if on_gpu else INTERPRETED):
-                found = _fault_with(kind, sizes, place)
+            problems = SIZES if on_gpu else INTERPRETED
+            for tile_index, sizes in itertools.product(range(most), problems):
+                found = _fault_with(kind, sizes, tile_index)
                 if found:
                     return found
         except torch.OutOfMemoryError:
@@ -101,18 +105,18 @@ def _try(kind: CallKind) -> str:
     return ""
 
 
-def _fault_with(kind: CallKind, sizes: Sequence[Any], candidate: int) -> str:
+def _fault_with(kind: CallKind, sizes: Sequence[Any], tile_index: int) -> str:
     """Return what one candidate of each kernel does wrong; empty if nothing.
 
     Args:
         kind: of the calls
         sizes: of the problems, as further arguments of `sample_call`
-        candidate: the place of the tile in the list of each kernel
+        tile_index: the place of the tile in the list of each kernel
     """
     kept = torch.ones(1, device=kind.device)
     inputs, _ = sample_call(kind, *sizes)
     if inputs.dropout_p > 0:  # all draws drop the same
-        kept = _kept(inputs, candidate)
+        kept = _not_dropped(inputs, tile_index)
         share = float(kept.mean())
         if not abs(share - (1 - inputs.dropout_p)) < 0.05:  # which is true of NaN
             return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
@@ -121,11 +125,10 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], candidate: int) -> str:
     def draw(nth: int) -> Draw:
         inputs, d_out = sample_call(kind, *sizes, nth=nth)  # type: ignore[misc]
         # Every other draw has several strips, which take other ways through the kernels that mix.
-        call = Call(inputs, candidate, short_strips=nth % 2 == 1)
-        out, rows = call.forward()
-        grads = call.backward(d_out, rows, out)
-        found = {"output": out, **dict(zip(inputs.given(), grads))}
-        return compare(inputs, d_out, kept, found)
+        call = Call(inputs, tile_index, poison=True, short_strips=nth % 2 == 1)
+        out, statistics = call.forward()
+        grads = call.backward(d_out, statistics, out)
+        return compare(inputs, d_out, kept, {"output": out, **grads})
 
     draws = 1
     if kind.device.type == "cuda":
@@ -133,17 +136,18 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], candidate: int) -> str:
     return fault_in(finite_draws(draw, draws))
 
 
-def _kept(inputs: AttentionInputs, candidate: int) -> Tensor:
-    """Return 1 for each weight that dropout keeps, else 0: [B, H, Nq, Nk].
+def _not_dropped(inputs: AttentionInputs, tile_index: int) -> Tensor:
+    """Return 1 for each weight that dropout leaves, else 0: [B, H, Nq, Nk].
 
     The draw depends on the seed and the place alone. So a call with equal weights, and columns of
-    the identity as values, returns which of these keys are kept.
+    the identity as values, returns which of these keys are left.
 
     Args:
         inputs: of the call
-        candidate: as in `Call`
+        tile_index: as in `Call`
     """
-    n_keys, width = inputs.value.shape[2:]
+    n_keys, value_dim = inputs.value.shape[2:]
+    width = max(value_dim, 1)  # of values without numbers no output could say it
     # width further columns of zeros, for the last values
     identity = torch.eye(
         n_keys, n_keys + width, dtype=inputs.value.dtype, device=inputs.value.device
@@ -160,6 +164,6 @@ def _kept(inputs: AttentionInputs, candidate: int) -> Tensor:
     for first in range(0, n_keys, width):
         columns = identity[:, first : first + width]
         value = columns.expand(*inputs.value.shape[:2], -1, -1).contiguous()
-        out, _ = Call(equal._replace(value=value), candidate).forward()
+        out, _ = Call(equal._replace(value=value), tile_index, poison=True).forward()
         parts.append(out != 0)
     return torch.cat(parts, 3)[..., :n_keys].float()
