@@ -181,7 +181,8 @@ def sample_call(
         n_keys: Nk
         p: probability of dropping a weight, if calls of the kind drop any
         batch: number of sentences
-        nth: which draw; each has its own numbers, always the same
+        nth: which draw; each has its own numbers, always the same. A mask of every third one is
+            causal, from nth = 2 on
     """
     generator = torch.Generator("cpu").manual_seed(1 + nth)
     heads = kind.heads

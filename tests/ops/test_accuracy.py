@@ -118,6 +118,15 @@ def test_right_implementations_pass(among):
     assert alarms(8, among)[0] == []
 
 
+def test_some_draws_have_a_causal_mask_and_the_others_a_random_one():
+    """Only a mask of -inf and 0 has tiles that the kernels skip, and others that need no mask."""
+    kind = CallKind("softmax", 2, 4, 4, torch.float32, torch.device("cpu"), mask=torch.float32)
+    causal = torch.full((5, 7), -torch.inf).triu(3)
+    found = [sample_call(kind, 5, 7, nth=nth)[0].attn_mask[0, 0] for nth in range(accuracy.DRAWS)]
+    assert [torch.equal(mask, causal) for mask in found] == [False, False, True] * 3
+    assert all(bool((mask[:, 4] != 0).any()) for mask in found[:2])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("among", [KERNELS, SMALL], ids=["kernels", "small"])
 def test_there_is_no_false_alarm(among):

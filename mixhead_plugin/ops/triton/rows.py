@@ -76,12 +76,14 @@ def store_rows(x, b_x, o_n, o_d, n, D):
 @triton.jit
 def load_statistic(x, i_bh, o_m, n_queries, other: tl.constexpr):
     """Load x [B, H, Nq] of some queries of one head, [BM]; `other` beyond the last one."""
-    return tl.load(x + i_bh.to(tl.int64) * n_queries + o_m, mask=o_m < n_queries, other=other)
+    o_x = i_bh.to(tl.int64) * n_queries + o_m  # [BM]
+    return tl.load(x + o_x, mask=o_m < n_queries, other=other)
 
 
 @triton.jit
 def store_statistic(x, b_x, i_bh, o_m, n_queries):
-    tl.store(x + i_bh.to(tl.int64) * n_queries + o_m, b_x, mask=o_m < n_queries)
+    o_x = i_bh.to(tl.int64) * n_queries + o_m  # [BM]
+    tl.store(x + o_x, b_x, mask=o_m < n_queries)
 
 
 @triton.jit
