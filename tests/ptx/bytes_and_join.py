@@ -34,7 +34,8 @@ if __name__ == "__main__":
             y = torch.randn(16, 16).half()
             z = torch.full((64, 16), torch.nan)
             hidden = (torch.rand(64) < 0.3).to(dtype)
-            made, _ = launch(kernel, 1, (x, hidden, y, z, 64, heads), 4, 1)
+            given = {"x": x, "hidden": hidden, "y": y, "z": z, "M": 64, "H": heads}
+            made, _ = launch(kernel, 1, given, 4, 1)
             width = int(re.search(r"opIdx = 0.*?kWidth = (\d+)", made["ttgir"])[1])
             right = (x * (hidden[:, None] == 0)).double() @ y[:: 16 // heads].double()
             error = float((z - right).abs().max())
