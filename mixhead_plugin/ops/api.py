@@ -1,6 +1,6 @@
 """The public function `attention`: check the arguments, choose an implementation, call it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -115,11 +115,20 @@ def attention(
 
     Raises:
         ValueError: an unknown name, or tensors whose shapes do not fit together
-        TypeError: a mask of the wrong dtype, dtypes that differ, other floats such as float8,
-            nested and sparse tensors
+        TypeError: what is no tensor, a mask of the wrong dtype, dtypes that differ, other floats
+            such as float8, nested and sparse tensors
         RuntimeError: `impl` cannot run here, with the reason
         NotImplementedError: `impl` lacks a derivative that is asked for
     """
+    _check_are_tensors({"query": query, "key": key, "value": value})
+    options = {
+        "attn_mask": attn_mask,
+        "key_padding_mask": key_padding_mask,
+        "gain": gain,
+        "sink": sink,
+        "score_mixing": score_mixing,
+    }
+    _check_are_tensors({name: option for name, option in options.items() if option is not None})
     # These two are taken apart into several fields, so they are checked before there is a record.
     _check_relative(relative)
     _check_mixing(mixing)
@@ -145,6 +154,12 @@ def attention(
     return out, weights
 
 
+def _check_are_tensors(arguments: Mapping[str, object]) -> None:
+    for name, argument in arguments.items():
+        if not isinstance(argument, Tensor):
+            raise TypeError(f"{name} is {type(argument).__name__}: must be a tensor")
+
+
 def _check_relative(relative: object) -> None:
     """Refuse what is no pair of tensors that gives relative scores."""
     if relative is None:
@@ -153,7 +168,8 @@ def _check_relative(relative: object) -> None:
         raise TypeError(
             f"relative is {type(relative).__name__}: must be ops.RelativeScores(query, key)"
         )
-    _check_fields("relative", relative)
+    # Without one of them the other would be left out in silence.
+    _check_are_tensors({"relative.query": relative.query, "relative.key": relative.key})
 
 
 def _check_mixing(mixing: object) -> None:
@@ -165,14 +181,7 @@ def _check_mixing(mixing: object) -> None:
             f"mixing is {type(mixing).__name__}: must be a tensor or ops.LowRank(left, right, "
             "diagonal)"
         )
-    _check_fields("mixing", mixing)
-
-
-def _check_fields(argument: str, record: RelativeScores | LowRank) -> None:
-    """Refuse a field that is no tensor: without it the others would be left out in silence."""
-    for name, tensor in record._asdict().items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{argument}.{name} is {type(tensor).__name__}: must be a tensor")
+    _check_are_tensors({f"mixing.{name}": each for name, each in mixing._asdict().items()})
 
 
 def _usual_scale(query: Tensor) -> float:

@@ -483,6 +483,16 @@ WRONG = {
         ValueError,
         "query [2, 3]: must be [batch, heads, positions, head size]",
     ),
+    "query that is no tensor": (
+        dict(query=[[1.0]]),
+        TypeError,
+        "query is list: must be a tensor",
+    ),
+    "score_mixing of factors": (
+        dict(score_mixing=LowRank(torch.eye(H), torch.eye(H), torch.ones(H))),
+        TypeError,
+        "score_mixing is LowRank: must be a tensor",
+    ),
     "query of integers": (
         dict(query=torch.zeros(B, H, NQ, D, dtype=torch.long)),
         TypeError,
