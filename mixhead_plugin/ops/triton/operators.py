@@ -28,13 +28,14 @@ STRIP_QUERIES = 64  # a strip has a multiple of them, so that its tiles are full
 
 
 class Grid(NamedTuple):
-    """What the programs of a kernel share; a tile of each is one program."""
+    """What is split among the programs of a kernel, as `rows.split_program` reads it."""
 
-    heads: int  # B * H; B where a program has all heads
-    queries: int = 1  # 1: a program has all of them
-    keys: int = 1  # 1: a program has all of them
+    heads: int  # B * H: a program has one head of one sentence; B: it has all heads
+    queries: int = 1  # a program has a tile of them; 1: it has all
+    keys: int = 1  # as queries
 
     def programs(self, tile: Tile) -> int:
+        """Return how many programs there are."""
         return self.heads * ceil_div(self.queries, tile.BM) * ceil_div(self.keys, tile.BN)
 
 
