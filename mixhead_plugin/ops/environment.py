@@ -18,9 +18,9 @@ def bytes_from(variable: str, default_mib: int) -> int:
     """
     given = os.environ.get(variable) or str(default_mib)
     try:
-        mib = float(given)
+        n_bytes = float(given) * 2**20
     except ValueError:
-        mib = math.nan
-    if not 0 <= mib < math.inf:  # NaN fails every comparison
+        n_bytes = math.nan
+    if not 0 <= n_bytes < math.inf:  # NaN fails every comparison
         raise ValueError(f"{variable}={given}: must be a number of MiB, at least 0")
-    return int(mib * 2**20)
+    return int(n_bytes)

@@ -207,7 +207,7 @@ def test_the_budget_is_a_number_of_mib(given, expected, monkeypatch):
     assert kept.budget() == expected
 
 
-@pytest.mark.parametrize("value", ["much", "-1", "nan", "inf"])
+@pytest.mark.parametrize("value", ["much", "-1", "nan", "inf", "1e305"])
 def test_another_budget_ends_the_call_in_one_line(value, monkeypatch):
     monkeypatch.setenv("MIXHEAD_KEPT_MIB", value)
     with pytest.raises(ValueError) as error:

@@ -20,7 +20,7 @@ MATRICES = {
     "output": ("H'", "Nq"),
 }
 # Columns of a matrix. With fewer, MKL's products take up to four times as long, and torch's softmax
-# six times. So `forward.product` turns products round, and spans of keys are not shorter.
+# six times. So `products.product` turns products round, and spans of keys are not shorter.
 NARROW = 16
 
 
