@@ -314,7 +314,9 @@ def with_whole_seeds(study: Study) -> Study:
 def left_out(study: Study) -> str:
     """Return which seeds are left out, and which rows lack them; empty text without any."""
     lines = []
-    for seed in sorted({run["seed"] for run in study.runs} - study.whole_seeds):
+    seeds = {run["seed"] for run in study.runs}
+    partial = seeds - study.whole_seeds
+    for seed in sorted(partial):
         lacking = [row for row in study.rows if seed not in study.values(row, study.metric)]
         rows = "; ".join(" / ".join(row) for row in lacking)
         lines.append(f"Seed {seed} is left out of all rows, because these lack it: {rows}.")

@@ -94,7 +94,7 @@ class ByHead(Layout):
 class ByQuery(Layout):
     """For an M [b, n, H, H'] with a matrix for each query, or its factors: [b * n, h, k].
 
-    Of one sentence this is a view of the weights, with other strides. Several need a copy.
+    If the block has one sentence, this is a view of its weights. With several it is a copy.
     """
 
     def arrange(self, weights: Tensor, heads: int, name: str) -> Tensor:

@@ -28,7 +28,7 @@ STRIP_QUERIES = 64  # a strip has a multiple of them, so that its tiles are full
 
 
 class Grid(NamedTuple):
-    """What is split among the programs of a kernel, as `rows.split_program` reads it."""
+    """How the work of a kernel is split among its programs; `rows.split_program` reads it."""
 
     heads: int  # B * H: a program has one head of one sentence; B: it has all heads
     queries: int = 1  # a program has a tile of them; 1: it has all
