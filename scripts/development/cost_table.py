@@ -29,9 +29,11 @@ def costs() -> str:
         "module: batch 40, heads 32, length 64, head size 8, dropout 0.1, padded",
         "by softmax",
     )
-    nanogpt = "nanogpt: GPT-2: 12 layers, d 768, 12 heads, 1 x 1024 tokens"
-    step = printed("nanogpt.txt", nanogpt, "by upstream")
-    memory = printed("nanogpt.txt", nanogpt, "peak mib")
+    large = "nanogpt: GPT-2: 12 layers, d 768, 12 heads, 1 x 1024 tokens"
+    small = "nanogpt: letters: 6 layers, d 384, 6 heads, 8 x 256 tokens"
+    large_step = printed("nanogpt.txt", large, "by upstream")
+    small_step = printed("nanogpt.txt", small, "by upstream")
+    memory = printed("nanogpt.txt", large, "peak mib")
     plain_memory = memory["torch's attention, not mixed"]
 
     query = step_on_a_gpu("attention of one query")
@@ -54,7 +56,7 @@ def costs() -> str:
             *both_passes_on_a_gpu("16 heads of 64"),
         ],
         [
-            f"GPU: attention of one step of decoding ({query[PLAIN]} without mixing)",
+            f"GPU: attention of one step of decoding; the plugin without mixing: {query[PLAIN]}",
             "torch's attention",
             *(query[name] for name in MIXHEADS),
         ],
@@ -74,9 +76,14 @@ def costs() -> str:
             *ratios(small_heads[name] for name in MIXHEADS),
         ],
         [
-            "CPU: training step of nanoGPT, 12 layers with 12 heads of 64",
+            "CPU: training step of nanoGPT, 6 layers with 6 heads of 64",
             "torch's softmax",
-            *ratios(step[name] for name in MIXHEADS),
+            *ratios(small_step[name] for name in MIXHEADS),
+        ],
+        [
+            "CPU: the same, 12 layers with 12 heads of 64",
+            "torch's softmax",
+            *ratios(large_step[name] for name in MIXHEADS),
         ],
         [
             "CPU: memory of this step, beyond the model's own",
