@@ -58,15 +58,19 @@ def draw_along(folder: Path) -> Any:
 
 # ---- the gain by head size -----------------------------------------------------------------------
 
-MARKERS = "osD^vP"
+MARKERS = "osD^vPX*"
 
 
 def series_of(effect: Effect) -> str:
-    """Return the words of the legend: text by task and updates, the other tasks by name."""
+    """Return the words of the legend: the other tasks by name, text by task, sites and updates.
+
+    Words of several lengths and rates look alike.
+    """
     if not effect.of.corpus:
         return effect.of.task
-    task = effect.of.task.partition(",")[0]
-    return f"{task}, {effect.of.updates:,} updates"
+    task, *rest = effect.of.task.split(", ")
+    sites = [each.removesuffix(" mixed") for each in rest if each.endswith(" mixed")]
+    return ", ".join([task, *sites, f"{effect.of.updates:,} updates"])
 
 
 def places(drawn: Sequence[Effect]) -> list[float]:
@@ -92,6 +96,7 @@ def draw_series(panel: Any, drawn: Sequence[Effect]) -> None:
         at.setdefault(entry, []).append(place)
         percents.setdefault(entry, []).append(effect.percent)
 
+    assert len(at) <= len(MARKERS)
     for (entry, colour), marker in zip(figures.colours(at).items(), MARKERS):
         means = [each.mean for each in percents[entry]]
         look = {"color": colour, "marker": marker, "ls": "", **BARS}
