@@ -16,7 +16,7 @@ from transformers.utils import is_peft_available
 
 from mixhead_plugin.hf.layouts import MIXHEAD
 from mixhead_plugin.hf.mixed import mixed_heads_of
-from mixhead_plugin.parts import PARTS, Variant, record
+from mixhead_plugin.parts import PARTS, Variant, part_of, record
 
 
 def watch_adapters() -> None:
@@ -148,9 +148,7 @@ def _refuse_unmixed(
 
 def _refuse_tensors(model: Any, state: dict[str, Any]) -> None:
     """Raise ValueError if an adapter has tensors of a mixing that its base lacks."""
-    given = set()
-    for name in state:
-        given.update(PARTS.keys() & set(name.split(".")))
+    given = {part_of(name) for name in state} - {""}
     lost = sorted(given - {option for option, _ in _parts(model)})
     if lost:
         raise ValueError(

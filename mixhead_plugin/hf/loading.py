@@ -30,7 +30,7 @@ from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD
 from mixhead_plugin.hf.mixing import attach, is_mixed, sites_of_classes
 from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.hf.saving import LOADER, file_of
-from mixhead_plugin.parts import PARTS, Variant
+from mixhead_plugin.parts import Variant, is_of_a_part
 
 
 def load(
@@ -120,7 +120,7 @@ def _class_of(folder: Any, saved: dict[str, Any], cls: Any) -> Any:
 
 
 def _of_parts(names: Iterable[str]) -> list[str]:
-    return [name for name in names if not PARTS.keys().isdisjoint(name.split("."))]
+    return [name for name in names if is_of_a_part(name)]
 
 
 def _advice(folder: str | PathLike[str], settings: dict[str, Any]) -> str:

@@ -11,10 +11,13 @@ from mixhead_plugin.parts.hosted import HostedAttention, place_parts, remove_par
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartError, PartKind
 from mixhead_plugin.parts.parameters import (
     MIXINGS,
+    PART_NAMES,
     PARTS,
     cut,
     effective,
+    is_of_a_part,
     mixing_parameters,
     parameter_groups,
+    part_of,
 )
 from mixhead_plugin.parts.variant import OPTIONS, Option, Variant, check_any_given

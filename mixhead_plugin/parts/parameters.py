@@ -26,8 +26,29 @@ PARTS = {
     "relative_position": RELATIVE_POSITIONS,
 }
 
+# The names of the modules that parts are: no other tensor has one of them in its name.
+# The gain has no table, because it is a number that is asked for (`relative_gain`), not a kind.
+PART_NAMES = (*PARTS, "relative_gain")
+
 # The options whose parameters mix heads; --mixing-lr-scale acts on them.
 MIXINGS = ("head_mixing", "score_mixing", "feature_mixing")
+
+
+def part_of(tensor_name: str) -> str:
+    """Return the name in PART_NAMES of the part that a tensor belongs to; empty for none.
+
+    Args:
+        tensor_name: as in a state dict, "decoder.layers.0.self_attn.head_mixing.weight"
+    """
+    for module in tensor_name.split("."):
+        if module in PART_NAMES:
+            return module
+    return ""
+
+
+def is_of_a_part(tensor_name: str) -> bool:
+    """Return whether a tensor belongs to a part; the name is as in `part_of`."""
+    return part_of(tensor_name) != ""
 
 
 def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -38,12 +59,7 @@ def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     Args:
         model: any module with attentions of this package inside
     """
-    parts = {*PARTS, "relative_gain"}
-    of_parts = {}
-    for name, parameter in model.named_parameters():
-        if parts.intersection(name.split(".")):
-            of_parts[name] = parameter
-    return of_parts
+    return {name: p for name, p in model.named_parameters() if is_of_a_part(name)}
 
 
 def parameter_groups(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from mixhead_plugin.parts.parameters import PARTS
+from mixhead_plugin.parts.parameters import PART_NAMES
 from mixhead_plugin.parts.variant import OPTIONS, Variant
 
 METADATA_KEY = "mixhead"  # of the entry in the metadata of a module
@@ -68,7 +68,7 @@ def read(
         errors.append(f"{prefix[:-1] or type(module).__name__} {problem}.")
     if not is_whole:
         return
-    for name in (*PARTS, "relative_gain"):
+    for name in PART_NAMES:
         upgrade = getattr(getattr(module, name, None), "upgrade_state_dict_named", None)
         if upgrade is not None:
             upgrade(state_dict, f"{prefix}{name}")
