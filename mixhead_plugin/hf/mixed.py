@@ -21,8 +21,6 @@ from mixhead_plugin.hf.layouts import MIXHEAD, Site
 from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.parts import HostedAttention, Variant, record, remove_parts
 
-# What the metadata of a state dict say of its attentions; modules of the door of torch say "sdpa".
-CALLS = "transformers"
 # the matrix of a FeatureMixing for each projection
 FEATURES = {"queries": "query", "keys": "key", "values": "value"}
 
@@ -136,7 +134,7 @@ class MixedHeads(HostedAttention):
 
     def entry(self) -> dict[str, Any]:
         """Return what the metadata of a state dict tell of the attention."""
-        return record.describe(self.variant, calls=CALLS)
+        return record.describe(self.variant, calls=record.CALLS_INTERFACE)
 
     def _tell(
         self, module: nn.Module, state_dict: Any, prefix: str, local_metadata: dict[str, Any]
@@ -155,8 +153,7 @@ class MixedHeads(HostedAttention):
         errors: list[str],
     ) -> None:
         """Refuse the state dict of another variant."""
-        entry = self.entry()
-        record.read(module, entry, state_dict, prefix, local_metadata, False, errors)
+        record.compare(module, self.entry(), prefix, local_metadata, errors)
 
     def removed(self) -> list[int]:
         """Return the mixed heads that were cut off, as numbered at first."""

@@ -200,7 +200,7 @@ def _refuse_to_resume(trainer: Any, resume_from_checkpoint: Any, *args: Any, **k
     if saved is None:
         return  # of a plain model, which a mixed one can go on from
     own = getattr(getattr(trainer.model, "config", None), MIXHEAD, {})
-    problem = record.difference(_entry(saved), _entry(own)).replace("module", "model")
+    problem = record.difference(_entry(saved), _entry(own), what="model")
     if problem:
         raise ValueError(
             f"{resume_from_checkpoint}: {problem}; the model must be mixed in the same way"

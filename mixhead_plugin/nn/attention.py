@@ -161,7 +161,9 @@ class MixedAttention(Assembly):
         is_whole = all(
             f"{prefix}{name}_proj.weight" in state_dict for name in ("q", "k", "v", "out")
         )
-        record.read(self, self.entry(), state_dict, prefix, local_metadata, is_whole, settings[-1])
+        record.compare(self, self.entry(), prefix, local_metadata, errors=settings[-1])
+        if is_whole:
+            record.add_missing_parts(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *settings)
 
     def forward(

@@ -516,11 +516,11 @@ def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: s
         variant = dict(entry["variant"])
         numbers = {field: entry[field] for field in entry if field != "variant"}
         calls = numbers.pop("calls", None)
-        if calls == "transformers":
+        if calls == record.CALLS_INTERFACE:
             raise ValueError(
                 f"{name}: is of a model of transformers, must be loaded by mixhead_plugin.hf.load"
             )
-        if calls == "sdpa":
+        if calls == record.CALLS_SDPA:
             fields = Variant.of({**variant, "impl": impl})
             mixed[module] = sdpa.MixedSdpa(name or type(model).__name__, fields, Sizes(**numbers))
         elif type(module) is nn.MultiheadAttention and module is not model:

@@ -56,7 +56,7 @@ class MixedSdpa(HostedAttention):
 
     def entry(self) -> dict[str, Any]:
         """Return what the metadata of a state dict tell of the module."""
-        return record.describe(self.variant, calls="sdpa", **self.seen._asdict())
+        return record.describe(self.variant, calls=record.CALLS_SDPA, **self.seen._asdict())
 
 
 def reads_input(variant: Variant) -> str:
@@ -282,7 +282,9 @@ class CallsSdpa(nn.Module):
                 # No tensor tells that the module was saved, but torch gives each one an entry.
                 is_whole = "version" in local_metadata
             entry = self.__dict__[ATTRIBUTE].entry()
-            record.read(self, entry, state_dict, prefix, local_metadata, is_whole, settings[-1])
+            record.compare(self, entry, prefix, local_metadata, errors=settings[-1])
+            if is_whole:
+                record.add_missing_parts(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *settings)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What a state dict tells of a mixed module beside its tensors, in the metadata that torch keeps.
+"""Save how a module was mixed in the metadata of its state dict, and compare it on loading.
 
-Tensors do not show which normalizer they were trained with, or how a mixing has to be built.
+Two variants may have the same tensors, so tensors alone cannot tell them apart.
 """
 
 import dataclasses
@@ -13,6 +13,11 @@ from mixhead_plugin.parts.parameters import PART_NAMES
 from mixhead_plugin.parts.variant import OPTIONS, Variant
 
 METADATA_KEY = "mixhead"  # of the entry in the metadata of a module
+
+# The field `calls` of an entry: how a module that is not ours calls its attention. The entry of a
+# `MixedAttention` has no such field.
+CALLS_SDPA = "sdpa"  # by F.scaled_dot_product_attention: `nn.load` mixes it again
+CALLS_INTERFACE = "transformers"  # by the AttentionInterface: `hf.load` mixes it again
 
 # What may differ between the module that was saved and the one that loads: which code computes the
 # attention, and what an M started as that is loaded now.
@@ -42,32 +47,36 @@ def write(destination: Any, prefix: str, entry: dict[str, Any]) -> None:
         metadata[prefix[:-1]][METADATA_KEY] = entry
 
 
-def read(
+def compare(
     module: nn.Module,
     entry: dict[str, Any],
-    state_dict: dict[str, Any],
     prefix: str,
     local_metadata: Mapping[str, Any],
-    is_whole: bool,
     errors: list[str],
 ) -> None:
-    """Compare the entry of a state dict that torch is loading, and complete its parts.
+    """Refuse a state dict that torch is loading if its module was mixed in another way.
 
     Args:
         module: what is loaded
         entry: that of the module
-        state_dict: a part that it lacks wholly is added to it, with its start
         prefix: what the names of the module's tensors begin with
-        local_metadata: those of the module in the state dict
-        is_whole: whether the state dict has the module; otherwise parts stay as they are
+        local_metadata: those of the module in the state dict; they may have no entry
         errors: torch raises them; the difference of the entries becomes one
     """
     saved = local_metadata.get(METADATA_KEY)
     problem = difference(saved, entry) if saved else ""
     if problem:
         errors.append(f"{prefix[:-1] or type(module).__name__} {problem}.")
-    if not is_whole:
-        return
+
+
+def add_missing_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+    """Add each part that a state dict lacks wholly, with its start, so that a plain one loads.
+
+    Args:
+        module: what is loaded
+        state_dict: that which torch is loading, changed in place
+        prefix: what the names of the module's tensors begin with
+    """
     for name in PART_NAMES:
         upgrade = getattr(getattr(module, name, None), "upgrade_state_dict_named", None)
         if upgrade is not None:
@@ -80,17 +89,25 @@ def entries(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: entry[METADATA_KEY] for name, entry in metadata.items() if METADATA_KEY in entry}
 
 
-def difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """Return what a saved module had that this one has not, in a few words; empty if nothing."""
-    flat = [_flat(saved), _flat(own)]
+def difference(saved: Mapping[str, Any], own: Mapping[str, Any], what: str = "module") -> str:
+    """Return what a saved module had that this one has not, in a few words; empty if nothing.
+
+    Args:
+        saved: its entry
+        own: the entry of this one
+        what: the word for this one
+    """
+    before = _flat(saved)
+    now = _flat(own)
     ignored = {"variant"}
-    if own.get("calls") == "sdpa":
+    if own.get("calls") == CALLS_SDPA:
         # Known from some examples alone. Tensors of a part that reads the input tell it, too.
         ignored.add("embed_dim")
-    for name in sorted({*flat[0], *flat[1]} - ignored):
-        values = [entry.get(name, "unknown") for entry in flat]
-        if values[0] != values[1]:
-            return f"was saved with {name} {values[0]}, this module has {values[1]}"
+    for name in sorted({*before, *now} - ignored):
+        value_before = before.get(name, "unknown")
+        value_now = now.get(name, "unknown")
+        if value_before != value_now:
+            return f"was saved with {name} {value_before}, this {what} has {value_now}"
     return ""
 
 
