@@ -3,11 +3,13 @@
 import csv
 import functools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from studies.faults import fail
+from studies.inference import Pair, shared
 from studies.provenance import ROOT
 from studies.study import Row, Study, from_results
 
@@ -39,20 +41,34 @@ class Comparison:
 
 
 COLUMNS = "task corpus updates heads study mixed softmax best heads-of-best loss scale".split()
+SCALES = ("difference", "ratio")
 
 
 def read_comparisons(path: Path) -> list[Comparison]:
+    comparisons = []
     with path.open(encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file)
         if lines.fieldnames != COLUMNS:
             fail(f"{path}: its first line must be {','.join(COLUMNS)}")
-        try:
-            return [comparison(line) for line in lines]
-        except (AttributeError, ValueError) as error:  # too few columns; a number that is none
-            fail(f"{path}, line {lines.line_num}: {error}")
+        for line in lines:
+            try:
+                comparisons.append(comparison_of(line))
+            except ValueError as error:
+                fail(f"{path}, line {lines.line_num}: {error}")
+    return comparisons
 
 
-def comparison(line: Mapping[str, str]) -> Comparison:
+def comparison_of(line: Mapping[str, str]) -> Comparison:
+    """Return the comparison of a line of DictReader. Raises ValueError for a wrong one."""
+    # DictReader gives None to columns that a line lacks, and collects below None what is too many
+    if None in line or None in line.values():
+        raise ValueError(f"must have {len(COLUMNS)} columns")
+    if not line["updates"].isdecimal():
+        raise ValueError(f"updates: must be a number, not {line['updates']!r}")
+    if not re.fullmatch(r"\d+ of \d+", line["heads"]):
+        raise ValueError(f"heads: must be like '4 of 32', not {line['heads']!r}")
+    if line["scale"] not in SCALES:
+        raise ValueError(f"scale: must be {' or '.join(SCALES)}, not {line['scale']!r}")
     return Comparison(
         task=line["task"],
         corpus=line["corpus"],
@@ -74,6 +90,8 @@ def comparison(line: Mapping[str, str]) -> Comparison:
 def losses(study: Study, row: Row, metric: str) -> dict[int, float]:
     """Return the loss by seed: nats a token, a byte or an answer, or the mean squared error."""
     values = study.values(row, metric)
+    if not values:
+        return {}
     measure = study.measure(metric)
     if measure == "perplexity":
         return {seed: math.log(value) for seed, value in values.items()}
@@ -82,19 +100,19 @@ def losses(study: Study, row: Row, metric: str) -> dict[int, float]:
     return values
 
 
-def paired_losses(study: Study, row: Row, base: Row, metric: str) -> list[tuple[float, float]]:
+def loss_pairs(study: Study, row: Row, base: Row, metric: str) -> dict[int, Pair]:
     """Return the loss of the row and that of the base, for each seed that both have."""
-    ours = losses(study, row, metric)
-    theirs = losses(study, base, metric)
-    return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    return shared(losses(study, row, metric), losses(study, base, metric))
 
 
-def gains(study: Study, row: Row, base: Row, metric: str, is_ratio: bool = False) -> list[float]:
+def gains(
+    study: Study, row: Row, base: Row, metric: str, is_ratio: bool = False
+) -> dict[int, float]:
     """Return how much lower the loss of the row is by seed, or the logarithm of the ratio."""
-    pairs = paired_losses(study, row, base, metric)
+    pairs = loss_pairs(study, row, base, metric)
     if is_ratio:
-        return [math.log(theirs / ours) for ours, theirs in pairs]
-    return [theirs - ours for ours, theirs in pairs]
+        return {seed: math.log(theirs / ours) for seed, (ours, theirs) in pairs.items()}
+    return {seed: theirs - ours for seed, (ours, theirs) in pairs.items()}
 
 
 @functools.cache

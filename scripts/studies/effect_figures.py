@@ -6,9 +6,9 @@ from typing import Any
 
 from mixhead_plugin.heads import figures
 from studies.comparisons import study_of
-from studies.effect_tables import ALONG
 from studies.effects import Effect, along, effects
 from studies.inference import Estimate, paired
+from studies.translation_tables import ALONG
 
 ZERO = figures.VARIANTS["softmax"]  # the line of softmax with the same heads
 BARS = {"ms": 4, "capsize": 2, "elinewidth": 0.8}
@@ -16,8 +16,8 @@ BARS = {"ms": 4, "capsize": 2, "elinewidth": 0.8}
 
 def bars_of(estimates: Sequence[Estimate]) -> list[list[float]]:
     """Return the lengths of the intervals below and above the means, as matplotlib takes them."""
-    below = [each.mean - each.low for each in estimates]
-    above = [each.high - each.mean for each in estimates]
+    below = [estimate.mean - estimate.low for estimate in estimates]
+    above = [estimate.high - estimate.mean for estimate in estimates]
     return [below, above]
 
 
@@ -40,10 +40,10 @@ def draw_along(folder: Path) -> Any:
 
     for number, (name, (label, colour, line, marker)) in enumerate(CURVES.items()):
         by_update = along(study, ALONG[name])
-        estimates = [paired(list(gains.values())) for gains in by_update.values()]
+        estimates = [paired(gains) for gains in by_update.values()]
         # The bars of one update stand beside each other.
         at = [update + 12 * (number - 1.5) for update in by_update]
-        means = [each.mean for each in estimates]
+        means = [estimate.mean for estimate in estimates]
         look = {"color": colour, "ls": line, "marker": marker, **BARS}
         panel.errorbar(at, means, bars_of(estimates), label=label, **look)
 
@@ -78,7 +78,7 @@ def places(drawn: Sequence[Effect]) -> list[float]:
 
     Those of one head size stand side by side around it.
     """
-    sizes = [each.of.head_size for each in drawn]
+    sizes = [effect.of.head_size for effect in drawn]
     at = []
     for number, size in enumerate(sizes):
         before = sizes[:number].count(size)
@@ -98,7 +98,7 @@ def draw_series(panel: Any, drawn: Sequence[Effect]) -> None:
 
     assert len(at) <= len(MARKERS)
     for (entry, colour), marker in zip(figures.colours(at).items(), MARKERS):
-        means = [each.mean for each in percents[entry]]
+        means = [percent.mean for percent in percents[entry]]
         look = {"color": colour, "marker": marker, "ls": "", **BARS}
         panel.errorbar(at[entry], means, bars_of(percents[entry]), label=entry, **look)
 
@@ -109,11 +109,11 @@ def draw_by_head_size(folder: Path) -> Any:
     Text is on the left, the synthetic tasks are on the right.
     """
     drawn = effects(folder)
-    sizes = sorted({each.of.head_size for each in drawn})
+    sizes = sorted({effect.of.head_size for effect in drawn})
     figure, axes = figures.subplots(1, 2, (4.6, 4.2))
     text, synthetic = axes[0]
-    draw_series(text, [each for each in drawn if each.of.corpus])
-    draw_series(synthetic, [each for each in drawn if not each.of.corpus])
+    draw_series(text, [effect for effect in drawn if effect.of.corpus])
+    draw_series(synthetic, [effect for effect in drawn if not effect.of.corpus])
 
     for panel in (text, synthetic):
         panel.axhline(0, color=ZERO, lw=1)

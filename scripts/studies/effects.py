@@ -13,12 +13,12 @@ from studies.comparisons import (
     RESULTS,
     Comparison,
     gains,
-    paired_losses,
+    loss_pairs,
     read_comparisons,
     study_of,
 )
 from studies.faults import fail
-from studies.inference import Estimate, Summary, paired, random_effects, ratio
+from studies.inference import Estimate, Summary, paired, random_effects, ratio, shared
 from studies.study import Row, Study
 
 
@@ -34,40 +34,52 @@ class Effect:
     over_best: Estimate | None
 
 
-def effect(study: Study, of: Comparison) -> Effect:
-    by_seed = gains(study, of.mixed, of.softmax, of.loss, of.is_ratio)
+def effect_of(study: Study, comparison: Comparison) -> Effect:
+    mixed, metric, is_ratio = comparison.mixed, comparison.loss, comparison.is_ratio
+    by_seed = gains(study, mixed, comparison.softmax, metric, is_ratio)
+    if len(by_seed) < 2:  # no spread, so no standard error
+        fail(
+            f"comparisons.csv: {comparison.study}.json: {'/'.join(mixed)} and "
+            f"{'/'.join(comparison.softmax)} must have two seeds with {metric!r} in common, have "
+            f"{len(by_seed)}"
+        )
+
     gain = paired(by_seed)
     error = math.nan
-    if of.is_ratio:
+    if is_ratio:
         percent = lower_by(gain)
     else:
-        pairs = paired_losses(study, of.mixed, of.softmax, of.loss)
-        factor = 100 / statistics.fmean(theirs for _, theirs in pairs)
+        factor = 100 / mean_loss_of_base(study, mixed, comparison.softmax, metric)
         percent = gain.scaled(factor)
-        error = factor * statistics.stdev(by_seed) / math.sqrt(len(by_seed))
+        error = factor * statistics.stdev(by_seed.values()) / math.sqrt(len(by_seed))
     over_best = None
-    if of.best != of.softmax:
-        over_best = paired(gains(study, of.mixed, of.best, of.loss, of.is_ratio))
-    return Effect(of, gain, percent, error, over_best)
+    if comparison.best != comparison.softmax:
+        over_best = paired(gains(study, mixed, comparison.best, metric, is_ratio))
+    return Effect(comparison, gain, percent, error, over_best)
 
 
 def effects(folder: Path = RESULTS) -> list[Effect]:
     """Return the effects of all comparisons whose experiment has ended."""
-    found = []
-    for of in read_comparisons(folder / "comparisons.csv"):
-        study = study_of(of.study, folder)
-        for row in (of.mixed, of.softmax, of.best):
+    ended = []
+    for comparison in read_comparisons(folder / "comparisons.csv"):
+        study = study_of(comparison.study, folder)
+        for row in (comparison.mixed, comparison.softmax, comparison.best):
             if row not in study.rows:
-                fail(f"comparisons.csv: {of.study}.json has no run of {'/'.join(row)}")
+                fail(f"comparisons.csv: {comparison.study}.json has no run of {'/'.join(row)}")
         if not study.waits:
-            found.append(effect(study, of))
-    return found
+            ended.append(effect_of(study, comparison))
+    return ended
 
 
 def percent(study: Study, row: Row, base: Row, metric: str) -> Estimate:
     """Return by how many percent of the base's loss the loss of the row is lower."""
-    mean = statistics.fmean(theirs for _, theirs in paired_losses(study, row, base, metric))
-    return paired(gains(study, row, base, metric)).scaled(100 / mean)
+    factor = 100 / mean_loss_of_base(study, row, base, metric)
+    return paired(gains(study, row, base, metric)).scaled(factor)
+
+
+def mean_loss_of_base(study: Study, row: Row, base: Row, metric: str) -> float:
+    """Return the mean loss of the base over the seeds that both rows have."""
+    return statistics.fmean(theirs for _, theirs in loss_pairs(study, row, base, metric).values())
 
 
 def lower_by(log_ratio: Estimate) -> Estimate:
@@ -82,18 +94,18 @@ def lower_by(log_ratio: Estimate) -> Estimate:
 # ---- over the rows of text -----------------------------------------------------------------------
 
 
-def of_text(found: Sequence[Effect]) -> dict[str, list[Effect]]:
+def of_text(all_effects: Sequence[Effect]) -> dict[str, list[Effect]]:
     """Return the effects on text by corpus."""
     by_corpus: dict[str, list[Effect]] = {}
-    for each in found:
-        if each.of.corpus:
-            by_corpus.setdefault(each.of.corpus, []).append(each)
+    for effect in all_effects:
+        if effect.of.corpus:
+            by_corpus.setdefault(effect.of.corpus, []).append(effect)
     return by_corpus
 
 
-def summarised(found: Sequence[Effect], method: str = "iterated") -> Summary:
-    means = [each.percent.mean for each in found]
-    errors = [each.error for each in found]
+def summarised(all_effects: Sequence[Effect], method: str = "iterated") -> Summary:
+    means = [effect.percent.mean for effect in all_effects]
+    errors = [effect.error for effect in all_effects]
     return random_effects(means, errors, method)
 
 
@@ -102,22 +114,21 @@ def summarised(found: Sequence[Effect], method: str = "iterated") -> Summary:
 
 def along(study: Study, row: Row) -> dict[int, dict[int, float]]:
     """Return the gain in validation loss over softmax with the same heads, by update and seed."""
-    ours = validations(study, row)
-    theirs = validations(study, (row[0], "softmax", row[2]))
-    found: dict[int, dict[int, float]] = {}
-    for (update, seed), loss in sorted(ours.items()):
-        found.setdefault(update, {})[seed] = theirs[update, seed] - loss
-    return found
+    pairs = shared(validations(study, row), validations(study, (row[0], "softmax", row[2])))
+    by_update: dict[int, dict[int, float]] = {}
+    for (update, seed), (ours, theirs) in pairs.items():
+        by_update.setdefault(update, {})[seed] = theirs - ours
+    return by_update
 
 
 def validations(study: Study, row: Row) -> dict[tuple[int, int], float]:
     """Return the validation loss in nats by update and seed. fairseq logs bits."""
-    found = {}
+    losses = {}
     for run in study.of(row):
         for point in run["points"]:
             if "valid_loss" in point:
-                found[int(point["update"]), run["seed"]] = point["valid_loss"] * math.log(2)
-    return found
+                losses[int(point["update"]), run["seed"]] = point["valid_loss"] * math.log(2)
+    return losses
 
 
 def first_validation(study: Study, row: Row) -> int:
@@ -146,9 +157,7 @@ def bleu_metric(study: Study) -> str | None:
 
 
 def bleu_gain(study: Study, row: Row, base: Row, metric: str) -> Estimate:
-    ours = study.values(row, metric)
-    theirs = study.values(base, metric)
-    return paired([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+    return paired(study.differences(row, base, metric))
 
 
 def worth_in_updates(folder: Path = RESULTS) -> Estimate:

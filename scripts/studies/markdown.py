@@ -20,12 +20,17 @@ def escaped(text: str) -> str:
     return re.sub(r"([\[\]|`\\])", r"\\\1", plain)
 
 
-def shown(found: Estimate, decimals: int) -> str:
-    """Return '0.0284 (0.0182 to 0.0385)'."""
-    mean = signed(found.mean, decimals)
-    if math.isnan(found.low):
+NO_PAIR = "no seed in common"  # what stands for a gain where no seed has both rows
+
+
+def shown(estimate: Estimate, decimals: int) -> str:
+    """Return '0.0284 (0.0182 to 0.0385)', without an interval if it has none."""
+    if estimate.count == 0:
+        return NO_PAIR
+    mean = signed(estimate.mean, decimals)
+    if math.isnan(estimate.low):
         return mean
-    return f"{mean} ({signed(found.low, decimals)} to {signed(found.high, decimals)})"
+    return f"{mean} ({signed(estimate.low, decimals)} to {signed(estimate.high, decimals)})"
 
 
 def signed(value: float, decimals: int) -> str:
@@ -35,9 +40,16 @@ def signed(value: float, decimals: int) -> str:
     return zero if text == f"-{zero}" else text
 
 
-def fold(found: Estimate) -> str:
-    """Return how many times smaller a loss is, from a log ratio: '277 times (233 to 330)'."""
-    mean = math.exp(found.mean)
-    low = math.exp(found.low)
-    high = math.exp(found.high)
-    return f"{mean:.3g} times ({low:.3g} to {high:.3g})"
+def fold(log_ratio: Estimate) -> str:
+    """Return how many times smaller a loss is: '277 times (233 to 330)'; as `shown`."""
+    if log_ratio.count == 0:
+        return NO_PAIR
+    mean = f"{math.exp(log_ratio.mean):.3g} times"
+    if math.isnan(log_ratio.low):
+        return mean
+    return f"{mean} ({math.exp(log_ratio.low):.3g} to {math.exp(log_ratio.high):.3g})"
+
+
+def shown_p(p: float) -> str:
+    """Return '0.0063'; nothing where there is no p."""
+    return "" if math.isnan(p) else f"{p:.2g}"

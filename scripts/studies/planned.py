@@ -17,8 +17,8 @@ from scipy import stats
 
 from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.figures import colours
-from studies.inference import Estimate, holm, paired
-from studies.markdown import fold, shown, table
+from studies.inference import Estimate, growth, holm, paired, shared
+from studies.markdown import fold, shown, shown_p, table
 from studies.study import Row, Study
 
 NEVER = math.inf  # the steps of a training that has not learned
@@ -61,13 +61,13 @@ def sign_test(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Sign:
     A seed that learned is faster than one that never did. Two that never did are a tie, and ties
     say nothing about which is faster, so the test leaves them out.
     """
-    seeds = ours.keys() & theirs.keys()
-    faster = sum(ours[seed] < theirs[seed] for seed in seeds)
-    slower = sum(ours[seed] > theirs[seed] for seed in seeds)
+    pairs = shared(ours, theirs).values()
+    faster = sum(one < other for one, other in pairs)
+    slower = sum(one > other for one, other in pairs)
     if faster + slower == 0:
-        return Sign(0, 0, len(seeds), 1.0)
+        return Sign(0, 0, len(pairs), 1.0)
     p = stats.binomtest(faster, faster + slower).pvalue
-    return Sign(faster, slower, len(seeds) - faster - slower, float(p))
+    return Sign(faster, slower, len(pairs) - faster - slower, float(p))
 
 
 def share(learned: int, count: int) -> str:
@@ -86,9 +86,9 @@ def steps_table(study: Study) -> str:
     adjusted = dict(zip(tests, holm([test.p for test in tests.values()]) if tests else []))
     lines = []
     for row in study.rows:
-        took = list(steps(study, row).values())
-        learned = [each for each in took if each != NEVER]
-        line = [*row, share(len(learned), len(took)), median_of(took)]
+        taken = list(steps(study, row).values())
+        learned = sum(step != NEVER for step in taken)
+        line = [*row, share(learned, len(taken)), median_of(taken, last_step(study))]
         if row in tests:
             test = tests[row]
             line.append(f"{test.faster}, {test.slower}, {test.ties}")
@@ -103,24 +103,36 @@ def steps_table(study: Study) -> str:
 
 def sign_tests(study: Study) -> dict[Row, Sign]:
     """Return the comparison of each row with its baseline, if it has one."""
-    found = {}
+    tests = {}
     for row in study.rows:
         base = study.baseline(row)
         if base is not None and base != row:
-            found[row] = sign_test(steps(study, row), steps(study, base))
-    return found
+            tests[row] = sign_test(steps(study, row), steps(study, base))
+    return tests
 
 
-def median_of(took: Sequence[float]) -> str:
-    median = statistics.median(took)
-    return "never" if median == NEVER else f"{median:g}"
+def last_step(study: Study) -> int:
+    """Return the step at which a training ends that has not learned."""
+    return max(int(point["update"]) for run in study.runs for point in run["points"])
+
+
+def median_of(taken: Sequence[float], last: int) -> str:
+    """Return the median of the steps; all that is known of NEVER is that it is above the last one.
+
+    With fewer than half learned, the median is above the last step. With exactly half, it is
+    between the slowest that learned and one that did not, so it is above the mean of the former
+    and the last step.
+    """
+    median = statistics.median(min(step, last) for step in taken)
+    is_bound = statistics.median(taken) == NEVER
+    return f"above {median:,g}" if is_bound else f"{median:,g}"
 
 
 def draw_steps(study: Study, path: Path) -> None:
     """Draw the share of seeds that have learned against the steps, a panel for each head size."""
     groups = list(dict.fromkeys(row[:-1] for row in study.rows))
-    of = colours([row[-1] for row in study.rows])
-    last = max(int(point["update"]) for run in study.runs for point in run["points"])
+    colour_of = colours([row[-1] for row in study.rows])
+    last = last_step(study)
     size = (4 * len(groups), 3.4)
     figure, axes = plt.subplots(
         1, len(groups), figsize=size, layout="constrained", sharey=True, squeeze=False
@@ -129,7 +141,7 @@ def draw_steps(study: Study, path: Path) -> None:
         for row in study.rows:
             if row[:-1] == group:
                 at, shares = share_curve(list(steps(study, row).values()), last)
-                panel.step(at, shares, where="post", color=of[row[-1]], label=row[-1])
+                panel.step(at, shares, where="post", color=colour_of[row[-1]], label=row[-1])
         named = ", ".join(f"{axis} {label}" for axis, label in zip(study.grid.axes, group))
         panel.set(title=named, xlabel="steps", xlim=(0, last), ylim=(0, 1.03))
     axes[0][0].set_ylabel("share of the seeds that have learned")
@@ -139,10 +151,10 @@ def draw_steps(study: Study, path: Path) -> None:
     plt.close(figure)
 
 
-def share_curve(took: Sequence[float], last: int) -> tuple[list[float], list[float]]:
+def share_curve(taken: Sequence[float], last: int) -> tuple[list[float], list[float]]:
     """Return steps and the share that has learned by then, from step 0 to the last one."""
-    learned = sorted(each for each in took if each != NEVER)
-    shares = [(number + 1) / len(took) for number in range(len(learned))]
+    learned = sorted(step for step in taken if step != NEVER)
+    shares = [(number + 1) / len(taken) for number in range(len(learned))]
     end = shares[-1] if shares else 0.0
     return [0.0, *learned, last], [0.0, *shares, end]
 
@@ -152,10 +164,8 @@ def share_curve(took: Sequence[float], last: int) -> tuple[list[float], list[flo
 
 def log_ratios(study: Study, row: Row, base: Row) -> dict[int, float]:
     """Return log(error of the base / error of the row), for each seed that both have."""
-    ours = study.values(row, study.metric)
-    theirs = study.values(base, study.metric)
-    both = sorted(ours.keys() & theirs.keys())
-    return {seed: math.log(theirs[seed] / ours[seed]) for seed in both}
+    pairs = shared(study.values(row, study.metric), study.values(base, study.metric))
+    return {seed: math.log(theirs / ours) for seed, (ours, theirs) in pairs.items()}
 
 
 def errors_table(study: Study) -> str:
@@ -164,23 +174,21 @@ def errors_table(study: Study) -> str:
     The last column is the ratio after the most steps divided by that after the fewest: above 1 the
     gain has grown. Holm's family is all ratios of the table but those of the last column.
     """
-    found = {}
+    ratios = {}
     for row in study.rows:
         base = study.baseline(row)
         if base is not None and base != row:
-            found[row] = log_ratios(study, row, base)
-    estimates = {row: paired(list(ratios.values())) for row, ratios in found.items()}
-    adjusted = dict(zip(estimates, holm([each.p for each in estimates.values()])))
+            ratios[row] = log_ratios(study, row, base)
+    estimates = {row: paired(by_seed) for row, by_seed in ratios.items()}
+    adjusted = dict(zip(estimates, holm([ratio.p for ratio in estimates.values()])))
 
     fewest, *_, most = study.grid.axes["steps"]
     lines = []
-    for row, each in estimates.items():
+    for row, ratio in estimates.items():
         change = ""
         if row[0] == most:
-            early = found[(fewest, *row[1:])]
-            grown = [late - early[seed] for seed, late in found[row].items() if seed in early]
-            change = fold(paired(grown))
-        lines.append([*row, fold(each), f"{each.p:.2g}", f"{adjusted[row]:.2g}", change])
+            change = fold(growth(ratios[(fewest, *row[1:])], ratios[row]))
+        lines.append([*row, fold(ratio), shown_p(ratio.p), shown_p(adjusted[row]), change])
     head = [
         *study.grid.axes,
         f"error of {study.grid.baseline}, divided by this one's",
@@ -196,10 +204,7 @@ def errors_table(study: Study) -> str:
 def gains_by_seed(study: Study, row: Row, metric: str) -> dict[int, float]:
     """Return the gain over softmax with the same heads and updates; above 0 the row is better."""
     base = study.baseline(row)
-    ours = study.values(row, metric)
-    theirs = study.values(base, metric) if base else {}
-    both = sorted(ours.keys() & theirs.keys())
-    return {seed: study.difference(ours[seed], theirs[seed], metric) for seed in both}
+    return study.differences(row, base, metric) if base else {}
 
 
 def lasting_table(study: Study) -> str:
@@ -211,17 +216,17 @@ def lasting_table(study: Study) -> str:
     early, late = "1600", "6400"
     heads = list(study.grid.axes["heads"])
     changes = {number: change_of(study, number, early, late) for number in heads}
-    adjusted = dict(zip(heads, holm([each.p for each in changes.values()])))
+    adjusted = dict(zip(heads, holm([change.p for change in changes.values()])))
 
     def gain_cells(number: str, metric: str, decimals: int) -> list[str]:
         """Return the gain of B after fewer updates, and after more."""
-        found = [gains_by_seed(study, (number, "B", length), metric) for length in (early, late)]
-        return [shown(paired(list(gains.values())), decimals) for gains in found]
+        rows = [(number, "B", length) for length in (early, late)]
+        return [shown(paired(gains_by_seed(study, row, metric)), decimals) for row in rows]
 
     lines = []
     for number, change in changes.items():
         line = [number, str(change.count), *gain_cells(number, "test", 4)]
-        line += [shown(change, 4), f"{change.p:.2g}", f"{adjusted[number]:.2g}"]
+        line += [shown(change, 4), shown_p(change.p), shown_p(adjusted[number])]
         line += gain_cells(number, "BLEU", 2)
         lines.append(line)
     head = ["heads", "seeds", "gain of B at 1,600, nats", "at 6,400", "change", "p", "p, Holm"]
@@ -232,7 +237,7 @@ def change_of(study: Study, heads: str, early: str, late: str) -> Estimate:
     """Return by how much the gain of B in test loss grows, over the seeds that have both."""
     before = gains_by_seed(study, (heads, "B", early), "test")
     after = gains_by_seed(study, (heads, "B", late), "test")
-    return paired([after[seed] - before[seed] for seed in after if seed in before])
+    return growth(before, after)
 
 
 # ---- gated attention units: l2 against softmax -------------------------------------------------
@@ -249,23 +254,21 @@ EARLY_UPDATE = 400  # where 'learns faster' is read
 
 def early_losses(study: Study, row: Row) -> dict[int, float]:
     """Return the validation loss after EARLY_UPDATE by seed, in bits."""
-    found = {}
+    losses = {}
     for run in study.of(row):
         for point in run["points"]:
             if point["update"] == EARLY_UPDATE and "valid_loss" in point:
-                found[run["seed"]] = point["valid_loss"]
-    return found
+                losses[run["seed"]] = point["valid_loss"]
+    return losses
 
 
-def early_gains(study: Study, row: Row) -> list[float]:
-    """Return the gain over softmax in the same model after EARLY_UPDATE, for each seed.
+def early_gains(study: Study, row: Row) -> dict[int, float]:
+    """Return the gain over softmax in the same model after EARLY_UPDATE, by seed.
 
     It is that of the validation set, in percent of perplexity.
     """
-    ours = early_losses(study, row)
-    theirs = early_losses(study, study.baseline(row))
-    both = sorted(ours.keys() & theirs.keys())
-    return [100 * math.log(2) * (theirs[seed] - ours[seed]) for seed in both]
+    pairs = shared(early_losses(study, row), early_losses(study, study.baseline(row)))
+    return {seed: 100 * math.log(2) * (theirs - ours) for seed, (ours, theirs) in pairs.items()}
 
 
 def units_table(study: Study) -> str:
@@ -276,15 +279,15 @@ def units_table(study: Study) -> str:
     gains = {}
     for row in study.rows:
         if study.baseline(row) != row:
-            gains[row] = paired(list(gains_by_seed(study, row, "test").values()))
+            gains[row] = paired(gains_by_seed(study, row, "test"))
     tests = [gains[row].p for row in PRIMARY_UNITS]
     adjusted = dict(zip(PRIMARY_UNITS, holm(tests)))
 
     lines = []
     for row, gain in gains.items():
-        holms = f"{adjusted[row]:.2g}" if row in adjusted else ""
+        holms = shown_p(adjusted[row]) if row in adjusted else ""
         early = paired(early_gains(study, row))
-        cells = [*row, str(gain.count), shown(gain, 2), f"{gain.p:.2g}", holms, shown(early, 2)]
+        cells = [*row, str(gain.count), shown(gain, 2), shown_p(gain.p), holms, shown(early, 2)]
         lines.append(cells)
     head = [*study.grid.axes, "seeds", f"gain over {study.grid.baseline}, % of test perplexity"]
     return table([*head, "p", "p, Holm", f"gain after {EARLY_UPDATE} updates, validation"], lines)

@@ -11,7 +11,7 @@ from studies import records
 from studies.commands import grid_of
 from studies.faults import fail
 from studies.grids import Grid, read_grid
-from studies.inference import Estimate, paired
+from studies.inference import Estimate, paired, shared
 from studies.provenance import ROOT
 from studies.runs import runs
 
@@ -134,31 +134,38 @@ class Study:
 
     def values(self, row: Row, metric: str) -> dict[int, float]:
         """Return a metric by seed."""
-        found = {}
+        values = {}
         for run in self.of(row):
             value = validation_loss(run) if metric == LOSS else run["metrics"].get(metric)
             if value is not None:
-                found[run["seed"]] = value
-        return found
+                values[run["seed"]] = value
+        return values
+
+    def differences(self, row: Row, base: Row, metric: str) -> dict[int, float]:
+        """Return how much better a row is than another, by each seed that both have."""
+        pairs = shared(self.values(row, metric), self.values(base, metric))
+        differences = {}
+        for seed, (ours, theirs) in pairs.items():
+            differences[seed] = self.difference(ours, theirs, metric)
+        return differences
 
     def time_ratios(self, row: Row, base: Row) -> list[float]:
         """Return the CPU time of the updates of a row divided by that of another.
 
         There is one ratio for each seed that both have from the same kind of machine.
         """
-        ours = self._times(row)
-        theirs = self._times(base)
-        return [ours[seed] / theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+        pairs = shared(self._times(row), self._times(base))
+        return [ours / theirs for ours, theirs in pairs.values()]
 
     def _times(self, row: Row) -> dict[tuple[int, str], float]:
         """Return the CPU seconds of the updates by seed and machine."""
-        found = {}
+        times = {}
         for run in self.of(row):
             points = run.get("points") or [{}]
             seconds = points[-1].get("cpu_seconds")
             if seconds:
-                found[run["seed"], run.get("device", "")] = seconds
-        return found
+                times[run["seed"], run.get("device", "")] = seconds
+        return times
 
     # ---- planned seeds
 
@@ -202,7 +209,8 @@ class Study:
         metrics = [name for name in self.grid.published_metrics if self.grid.measures(row, name)]
         if len(numbers) != len(metrics) or "" in numbers or self.metric not in metrics:
             return None
-        return float(numbers[metrics.index(self.metric)])
+        # '85±0.1' is a mean with its spread
+        return float(numbers[metrics.index(self.metric)].partition("±")[0])
 
 
 def row_of(record: Mapping[str, Any]) -> Row:
@@ -232,13 +240,8 @@ def gain(study: Study, row: Row, base: Row | None = None, metric: str = "") -> E
     metric = metric or study.metric
     if base is None or base == row:
         return None
-    ours = study.values(row, metric)
-    theirs = study.values(base, metric)
-    values = [
-        study.difference(ours[seed], theirs[seed], metric)
-        for seed in sorted(ours.keys() & theirs.keys())
-    ]
-    return paired(values) if values else None
+    differences = study.differences(row, base, metric)
+    return paired(differences) if differences else None
 
 
 # ---- reading and writing -----------------------------------------------------------------------

@@ -10,7 +10,16 @@ import statistics
 import pytest
 from recipes import ROOT
 from scipy import stats
-from studies import comparisons, effect_figures, effect_tables, effects, markdown
+from studies import (
+    comparison_tables,
+    comparisons,
+    effect_figures,
+    effect_tables,
+    effects,
+    markdown,
+    translation_tables,
+    words_tables,
+)
 
 COMPARISONS = comparisons.read_comparisons(comparisons.RESULTS / "comparisons.csv")
 
@@ -126,10 +135,21 @@ def test_no_comparison_stands_twice():
     "text, said",
     [
         (LIST.replace("corpus", "text", 1), "its first line must be task,corpus,updates,heads,"),
-        (LIST.replace("1600", "many", 1), "line 2: invalid literal for int() with base 10: 'many'"),
+        (LIST.replace("1600", "many", 1), "line 2: updates: must be a number, not 'many'"),
+        (LIST.replace("4 of 32", "4x32", 1), "line 2: heads: must be like '4 of 32', not '4x32'"),
+        (
+            LIST.replace(",difference", ",ratios", 1),
+            "line 2: scale: must be difference or ratio, not 'ratios'",
+        ),
+        (LIST.replace(",test,difference", "", 1), "line 2: must have 11 columns"),
+        (LIST.replace("difference\n", "difference,x\n", 1), "line 2: must have 11 columns"),
+        (
+            LIST.replace("test", "loss", 1),
+            "4/B/1600 and 4/softmax/1600 must have two seeds with 'loss' in common, have 0",
+        ),
         (LIST.replace("4/B/1600", "4/C/1600"), "translation.json has no run of 4/C/1600"),
     ],
-    ids=["columns", "updates", "row"],
+    ids=["titles", "updates", "heads", "scale", "too few columns", "too many", "metric", "row"],
 )
 def test_a_wrong_list_is_refused_in_one_line(text, said, tmp_path, capsys):
     (tmp_path / "comparisons.csv").write_text(text)
@@ -159,7 +179,7 @@ def test_an_experiment_that_has_not_ended_is_left_out(monkeypatch):
 
 
 def test_holms_p_is_over_all_lines():
-    lines = effect_tables.effects_table().splitlines()[2:]
+    lines = comparison_tables.effects_table().splitlines()[2:]
     assert len(lines) == len(all_effects())
     smallest = min(each.gain.p for each in all_effects())
     (line,) = [line for line in lines if "| 4 of 16 |" in line]
@@ -176,7 +196,9 @@ def test_the_share_of_recall_that_was_learned():
     learned = sum(loss < 0.1 for loss in losses)
     nearly = sum(loss < 0.5 for loss in losses)
     assert 0 < learned < 6
-    assert f"| 128 tokens | 8 of 8 | {learned} and {nearly} of 6; " in effect_tables.recall_table()
+    assert (
+        f"| 128 tokens | 8 of 8 | {learned} and {nearly} of 6; " in comparison_tables.recall_table()
+    )
 
 
 def test_times_of_different_machines_are_not_compared():
@@ -195,11 +217,11 @@ def test_decoding_without_the_mixing_loses_bleu():
     for run in runs_of("table4", "32", "B"):
         lost.append(run["metrics"]["test"] - run["metrics"]["test unmixed"])
     cells = f"| 32 of 4 | {len(lost)} | {statistics.fmean(lost):.1f} ("
-    assert cells in effect_tables.unmixed_table()
+    assert cells in comparison_tables.unmixed_table()
 
 
 def test_a_rate_that_a_pilot_did_not_try_is_an_empty_cell():
-    lines = effect_tables.pilots_table().splitlines()
+    lines = words_tables.pilots_table().splitlines()
     (line,) = [line for line in lines if line.startswith("| B, 16 heads of 8")]
     cells = [cell.strip() for cell in line.split("|")]
     assert cells[3:5] == ["", "249.3, 249.6"]
@@ -212,7 +234,7 @@ def test_the_summary_is_over_all_rows_of_text():
         "WikiText-2 as bytes",
     }
     count = sum(bool(each.corpus) for each in COMPARISONS)
-    assert effect_tables.summary_table().count(f"| {count} rows of text, ") == 2
+    assert comparison_tables.summary_table().count(f"| {count} rows of text, ") == 2
 
 
 def test_the_gain_along_the_training_is_against_softmax_with_the_same_heads():
@@ -231,7 +253,7 @@ def test_the_bleu_is_that_of_the_test_set():
     ours = statistics.fmean(by_seed("table4", "32", "B").values())
     theirs = statistics.fmean(by_seed("table4", "32", "softmax").values())
     cells = f"| 32 of 4 | 3 | {theirs:.2f} | {ours:.2f} | {ours - theirs:.2f} ("
-    assert cells in effect_tables.bleu_table()
+    assert cells in comparison_tables.bleu_table()
 
 
 def test_the_worth_in_updates_is_a_straight_line():
@@ -270,7 +292,7 @@ def test_every_comparison_is_drawn_once_beside_its_head_size():
 
 
 def test_the_curves_end_at_the_numbers_of_the_table():
-    lines = effect_tables.along_table().splitlines()
+    lines = translation_tables.along_table().splitlines()
     (axes,) = effect_figures.draw_along(comparisons.RESULTS).axes
     assert len(axes.containers) == len(effect_figures.CURVES)
     for name, bars in zip(effect_figures.CURVES, axes.containers):

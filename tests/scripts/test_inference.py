@@ -39,6 +39,12 @@ def test_without_a_spread_there_is_no_interval(gains):
     assert math.isnan(found.low) and math.isnan(found.high) and math.isnan(found.p)
 
 
+def test_without_a_seed_there_is_no_gain():
+    found = inference.paired({})
+    assert found.count == 0
+    assert math.isnan(found.mean)
+
+
 def test_an_estimate_in_another_unit_keeps_its_p():
     found = inference.paired(GAINS).scaled(100)
     assert found.mean == pytest.approx(100 * statistics.fmean(GAINS))
@@ -66,6 +72,12 @@ def test_holm_rejects_as_the_stepwise_procedure_does():
     adjusted = inference.holm(p_values)
     held = [p for p, holm in zip(p_values, adjusted) if holm <= 0.05]
     assert held == rejected == [0.001, 0.012, 0.013]
+
+
+def test_a_test_without_a_p_counts_in_holms_family_and_changes_no_other():
+    *others, without = inference.holm([0.01, 0.04, 0.03, math.nan])
+    assert others == pytest.approx(inference.holm([0.01, 0.04, 0.03, 1.0])[:3])
+    assert math.isnan(without)
 
 
 # ---- random effects ------------------------------------------------------------------------------
@@ -106,22 +118,47 @@ def test_paule_and_mandels_tau_makes_the_residuals_as_large_as_their_degrees_of_
 
 
 @pytest.mark.parametrize("method", ["iterated", "chi2"])
-def test_settings_that_agree_have_no_spread_of_their_own(method):
-    assert inference.random_effects([1.0, 1.1, 0.9], [0.5, 0.5, 0.5], method).tau == 0
+def test_settings_that_agree_have_no_spread_and_the_weights_of_their_errors_alone(method):
+    """DerSimonian and Laird's tau^2 would be below 0 here, and some of its weights, too."""
+    gains = [1.0, 1.05, 0.95, 1.02]
+    errors = [0.5, 0.9, 0.52, 1.5]
+    weights = [1 / error**2 for error in errors]
+    mean = statistics.fmean(gains, weights)
+    variance = statistics.fmean([(gain - mean) ** 2 for gain in gains], weights) / 3
+    half = stats.t.ppf(0.975, 3) * math.sqrt(variance)  # Hartung and Knapp
+    half_of_new = stats.t.ppf(0.975, 2) * math.sqrt(variance)
+
+    found = inference.random_effects(gains, errors, method)
+    assert found.tau == 0
+    assert mean == pytest.approx(0.988, abs=5e-4)
+    assert found.mean == pytest.approx(mean)
+    assert (found.low, found.high) == pytest.approx((mean - half, mean + half))
+    ends_of_new = (found.new_low, found.new_high)
+    assert ends_of_new == pytest.approx((mean - half_of_new, mean + half_of_new))
 
 
 # ---- ratios --------------------------------------------------------------------------------------
 
+OTHERS = dict(enumerate([0.012, 0.016, 0.008, 0.013, 0.011, 0.014]))  # by seed
+
 
 def test_fiellers_interval_ends_where_the_paired_test_has_5_percent():
-    others = [0.012, 0.016, 0.008, 0.013, 0.011, 0.014]
-    found = inference.ratio(GAINS, others)
-    assert found.mean == pytest.approx(statistics.fmean(GAINS) / statistics.fmean(others))
+    found = inference.ratio(dict(enumerate(GAINS)), OTHERS)
+    assert found.mean == pytest.approx(statistics.fmean(GAINS) / statistics.fmean(OTHERS.values()))
     for end in (found.low, found.high):
-        test = stats.ttest_rel(GAINS, [end * other for other in others])
+        test = stats.ttest_rel(GAINS, [end * other for other in OTHERS.values()])
         assert test.pvalue == pytest.approx(0.05)
 
 
+def test_a_ratio_is_of_the_seeds_that_both_have():
+    gains = dict(enumerate(GAINS))
+    lacking = {seed: gain for seed, gain in reversed(gains.items()) if seed != 2}
+    without = {seed: other for seed, other in OTHERS.items() if seed != 2}
+    assert inference.ratio(lacking, OTHERS) == inference.ratio(lacking, without)
+    assert inference.ratio(gains, without) == inference.ratio(lacking, without)
+
+
 def test_a_ratio_to_what_may_be_0_is_refused():
+    others = dict(enumerate([0.1, -0.1, 0.2, -0.2, 0.1, -0.05]))
     with pytest.raises(ValueError, match="the divisor is not distinguished from 0"):
-        inference.ratio(GAINS, [0.1, -0.1, 0.2, -0.2, 0.1, -0.05])
+        inference.ratio(dict(enumerate(GAINS)), others)

@@ -103,6 +103,23 @@ def test_a_recipe_without_fairseq_has_validation_losses_in_the_unit_of_its_endpo
     assert dataclasses.replace(study, runs=of_fairseq).loss_unit == "bits"
 
 
+@pytest.mark.parametrize(
+    "taken, median",
+    [
+        ((50, 75, 100, 25), "62.5"),
+        ((50, 75, 100, None), "87.5"),
+        ((50, 75, None, None), "above 637.5"),
+        ((50, None, None, None), "above 1,200"),
+        ((50, None, None), "above 1,200"),
+    ],
+    ids=["all learned", "three of four", "half", "one of four", "one of three"],
+)
+def test_a_median_that_is_not_known_has_a_bound(taken, median):
+    """A seed that never learned needs more than the 1,200 steps that it had."""
+    steps = [planned.NEVER if step is None else step for step in taken]
+    assert planned.median_of(steps, 1200) == median
+
+
 def exact_p(faster, slower):
     """Return the two-sided sign test from its definition.
 
@@ -141,7 +158,8 @@ def test_the_table_has_shares_medians_and_the_comparison_with_softmax_of_the_sam
     # Clopper and Pearson, 1 of 4
     low = stats.beta.ppf(0.025, 1, 4)
     high = stats.beta.ppf(0.975, 2, 3)
-    assert cells["4", "softmax"][:2] == [f"1 of 4 ({100 * low:.0f} to {100 * high:.0f} %)", "never"]
+    share = f"1 of 4 ({100 * low:.0f} to {100 * high:.0f} %)"
+    assert cells["4", "softmax"][:2] == [share, "above 100"]
     assert cells["4", "A"][0].startswith("3 of 4") and cells["4", "A"][1:3] == ["87.5", "2, 0, 2"]
     assert cells["4", "B"][0].startswith("4 of 4") and cells["4", "B"][1:4] == [
         "25",
@@ -215,6 +233,21 @@ def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
     test = stats.ttest_1samp([math.log(ratio) for ratio in late], 0)
     assert f" {test.pvalue:.2g} | " in long
     assert planned.errors_table(study) in tables.markdown(study)
+
+
+def test_rows_without_a_seed_in_common_have_no_ratio(tmp_path):
+    found = [run_of(("2000", "2", "softmax"), 1), run_of(("2000", "2", "B"), 2)]
+    found += [run_of(("500", "2", "softmax"), 1), run_of(("500", "2", "B"), 1, value=0.5)]
+    axes = {
+        "steps": {"500": "--steps 500", "2000": "--steps 2000"},
+        "head-size": {"2": "--head-size 2"},
+        "attention": {"softmax": "--arm softmax", "B": "--arm B"},
+    }
+    content = GRID | {"axes": axes, "example": "nearest_neighbour", "seeds": 0}
+    study = study_of("nearest_neighbour_steps", content, found, tmp_path)
+    *_, short, long = planned.errors_table(study).splitlines()
+    assert short == "| 500 | 2 | B | 2 times |  |  |  |"  # one seed has no interval
+    assert long == "| 2000 | 2 | B | no seed in common |  |  | no seed in common |"
 
 
 def test_a_change_of_a_gain_is_paired_by_seed_and_holms_family_is_the_numbers_of_heads(tmp_path):

@@ -108,6 +108,10 @@ def test_the_papers_gain_is_of_the_same_metric(study):
     grid = study.grid.model_copy(update={"published": own, "metrics": metrics})
     gain = dataclasses.replace(study, grid=grid).published_gain(("2", "A"))
     assert gain == pytest.approx(100 * math.log(10 / 9))
+    with_spread = {"2/softmax": "20/10±0.3", "2/A": "19/9±0.2"}
+    grid = study.grid.model_copy(update={"published": with_spread})
+    gain = dataclasses.replace(study, grid=grid).published_gain(("2", "A"))
+    assert gain == pytest.approx(100 * math.log(10 / 9))
     grid = study.grid.model_copy(update={"published": {}})
     assert dataclasses.replace(study, grid=grid).published_gain(("2", "A")) is None
 
