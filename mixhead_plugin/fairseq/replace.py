@@ -48,9 +48,17 @@ def install(function: Callable) -> None:
 
 def install_all(module: ModuleType) -> None:
     """Install every function of a module that `replaces` marks."""
-    for value in list(vars(module).values()):
-        if hasattr(value, _MARK):
-            install(value)
+    for function in replacements(module):
+        install(function)
+
+
+def replacements(module: ModuleType) -> list[Callable]:
+    """Return the functions of a module that `replaces` marks."""
+    found: list[Callable] = []
+    for value in vars(module).values():
+        if inspect.isfunction(value) and hasattr(value, _MARK):
+            found.append(value)
+    return found
 
 
 def is_command() -> bool:

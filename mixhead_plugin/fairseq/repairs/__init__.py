@@ -1,6 +1,8 @@
-"""Repair faults of fairseq, one in each file.
+"""Repair what fairseq does wrong.
 
-The environment variable MIXHEAD_REPAIRS chooses among them, by the names of the files.
+A repair is a file, or a folder of files, and has its name; the environment variable MIXHEAD_REPAIRS
+chooses among them. Most mend one fault. Some mend several faults of one thing, such as the end of
+an epoch or the lines of a dictionary: nobody would want one of these without the others.
 """
 
 import os
@@ -18,7 +20,8 @@ GROUPS = {
     "data": "fairseq loses or corrupts work, or runs the code of a hostile file",
     "trap": "fairseq reports success without doing what was asked, or hides what is wrong",
 }
-# The files of each group. If two replace the same function, the later one in this list runs first.
+# The repairs of each group. If two replace the same function, the later one of this list runs
+# first.
 _NAMES = {
     "required": "safe_globals numpy_long numpy_float truncated_bptt hydra_help batch_buckets",
     "data": """
@@ -31,7 +34,7 @@ _NAMES = {
         torchrun_workers longer_inputs
     """,
 }
-# A file may define other VERSIONS.
+# A repair may define other VERSIONS.
 VERSIONS = "fairseq 0.12.2 and its main branch (fairseq-fixed 0.12.3.1, ve-fairseq 0.12.3)"
 
 # What stands in `fairseq/hooks.py` now was in the group `required`. A script may still choose it:
@@ -50,7 +53,7 @@ class Repair(NamedTuple):
     issue: str  # in fairseq's repository, or ""
 
     def apply(self) -> None:
-        """Install the functions that the file marks by `replaces`; call its `apply` if it has one.
+        """Install the functions that are marked by `replaces`; call its `apply` if it has one.
 
         A repair has an `apply` if it replaces no function of fairseq.
         """
@@ -60,7 +63,7 @@ class Repair(NamedTuple):
 
 
 def _repair(group: str, name: str) -> Repair:
-    """Return the repair in a file; its docstring has two paragraphs, the remedy and the fault."""
+    """Return a repair; the docstring of its file has two paragraphs, the remedy and the fault."""
     module = import_module(f"{__name__}.{name}")
     assert module.__doc__ is not None
     remedy, fault = module.__doc__.strip().split("\n\n")
@@ -120,9 +123,10 @@ def chosen(words: str = "") -> list[str]:
 
     chosen_names = []
     for name, repair in REPAIRS.items():
-        covering = {"all", repair.group, name}  # the words that choose it or leave it out
-        is_chosen = wanted & covering and not left_out & covering
-        if is_chosen or repair.group == "required":
+        words_for_it = {"all", repair.group, name}
+        is_wanted = not wanted.isdisjoint(words_for_it)
+        is_left_out = not left_out.isdisjoint(words_for_it)
+        if repair.group == "required" or (is_wanted and not is_left_out):
             chosen_names.append(name)
     return chosen_names
 

@@ -30,41 +30,60 @@ ATTEMPTS = 3
 PAUSE = 2.5
 
 
+class NotCopied(OptionError):
+    """A checkpoint was written, but its copy could not be."""
+
+    def __init__(self, message: str, whole: str):
+        super().__init__(message)
+        self.whole = whole  # the path of the checkpoint
+
+
 @replaces(checkpoint_utils, "torch_persistent_save")
-def _save(original, state: Any, filename: str, async_write: bool = False) -> None:
+def _save(original, obj: Any, filename: str, async_write: bool = False) -> None:
     if async_write or not PathManager.supports_rename(filename):
-        original(state, filename, async_write=async_write)
+        original(obj, filename, async_write=async_write)
     else:
-        write_whole(filename, lambda file: torch.save(state, file))
+        write_whole(filename, lambda file: torch.save(obj, file))
 
 
 @replaces(PathManager, "copy")
-def _copy(original, source: str, target: str, overwrite: bool = False) -> Any:
-    for path in (source, target):
+def _copy(original, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+    for path in (src_path, dst_path):
         if PathManager.path_requires_pathmanager(path):  # not a file of this machine
-            return original(source, target, overwrite)
+            return original(src_path, dst_path, overwrite)
 
     def copy(file: IO[bytes]) -> None:
-        with open(source, "rb") as whole:
+        with open(src_path, "rb") as whole:
             shutil.copyfileobj(whole, file, 1 << 20)
 
     try:
-        write_whole(target, copy)
-    except OptionError:
-        # The disk is full after `source` was written: keep it under the name that the next
-        # training looks for. A link needs no room, and never replaces a file.
-        last = os.path.join(os.path.dirname(target), "checkpoint_last.pt")
+        write_whole(dst_path, copy)
+    except OptionError as error:
+        raise NotCopied(str(error), src_path) from error
+    return dst_path
+
+
+@replaces(checkpoint_utils, "save_checkpoint")
+def _save_under_all_names(
+    original, cfg: Any, trainer: Any, epoch_itr: Any, val_loss: float | None
+) -> Any:
+    try:
+        return original(cfg, trainer, epoch_itr, val_loss)
+    except NotCopied as error:
+        # fairseq writes a file once, and copies it to the other names, such as that of the last
+        # checkpoint. The disk is full after the first one was written: keep it under the name that
+        # the next training looks for. A link needs no room, and never replaces a file.
+        last = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
         with suppress(OSError):
-            os.link(source, last)
-        raise
-    return target
+            os.link(error.whole, last)
+        raise OptionError(str(error)) from error
 
 
 def write_whole(path: str, write: Callable[[IO[bytes]], None]) -> None:
     """Write a file under a temporary name, and rename it when it is on the disk.
 
     Args:
-        path: of the file; a link is followed, and the file behind it is replaced
+        path: the path of the file; a link is followed, and the file behind it is replaced
         write: writes the content; it is called again if an error may have passed
 
     Raises:
@@ -100,8 +119,10 @@ def _write_and_rename(part: str, path: str, write: Callable[[IO[bytes]], None]) 
     # The folder holds the new name; some file systems cannot sync folders.
     with suppress(OSError):
         folder = os.open(os.path.dirname(path), os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _system_error(error: BaseException | None) -> OSError | None:

@@ -37,8 +37,8 @@ def check(path: str, symbols: int | None = None) -> None:
     """Refuse data that are damaged, or have tokens that the dictionary lacks.
 
     Args:
-        path: of the data, without .idx and .bin
-        symbols: how many the dictionary has; None to leave the tokens unread
+        path: the path of the data, without .idx and .bin
+        symbols: how many symbols the dictionary has; None to leave the tokens unread
 
     Raises:
         OptionError: with the file and what is wrong with it
@@ -92,8 +92,8 @@ def _size_of_data(index: str, sentences: int, width: int) -> int:
 
     Args:
         index: the file, whose head has been read
-        sentences: how many, by its head
-        width: bytes of a token
+        sentences: how many sentences the index has, by its head
+        width: the bytes of a token
     """
     if sentences == 0:
         raise OptionError(f"{index}: has no sentences; a set must have at least one")

@@ -15,19 +15,19 @@ from mixhead_plugin.fairseq.replace import replaces
 
 
 @replaces(Dictionary, "add_from_file")
-def _add_from_file(original, dictionary: Dictionary, file: Any) -> None:
+def _add_from_file(original, dictionary: Dictionary, f: Any) -> None:
     # fairseq calls this with a path, and for that again with the open file
-    if not isinstance(file, str) or not os.path.isfile(file):
-        original(dictionary, file)
+    if not isinstance(f, str) or not os.path.isfile(f):
+        original(dictionary, f)
         return
     before = len(dictionary)
     try:
-        original(dictionary, file)
+        original(dictionary, f)
     except Exception as error:
         number = len(dictionary) - before + 1  # each line before has added one symbol
-        raise OptionError(f"{file}: {_problem(error, number)}") from error
+        raise OptionError(f"{f}: {_problem(error, number)}") from error
     if len(dictionary) == before:
-        raise OptionError(f"{file}: has no symbols; must have a line '<symbol> <count>' for each")
+        raise OptionError(f"{f}: has no symbols; must have a line '<symbol> <count>' for each")
 
 
 def _problem(error: Exception, number: int) -> str:

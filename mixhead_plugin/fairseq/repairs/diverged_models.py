@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 @replaces(checkpoint_utils, "save_checkpoint")
-def _save(original, cfg, trainer, epochs, loss: float | None):
+def _save(original, cfg, trainer, epoch_itr, val_loss: float | None):
     # A worker sees only its part of a sharded model. If one worker stopped here, the others would
     # wait for ever.
     if cfg.no_save or trainer.is_fsdp:
-        return original(cfg, trainer, epochs, loss)
+        return original(cfg, trainer, epoch_itr, val_loss)
     for name, value in trainer.model.state_dict().items():
         if is_bad(name, value):
             updates = trainer.get_num_updates()
@@ -29,10 +29,10 @@ def _save(original, cfg, trainer, epochs, loss: float | None):
                 f"the model has NaN or infinite parameters after update {updates}, the first is "
                 f"{name}, and is not saved; a smaller --lr or --clip-norm may help"
             )
-    if loss is not None and math.isnan(loss):
+    if val_loss is not None and math.isnan(val_loss):
         logger.warning(
             f"--best-checkpoint-metric {cfg.best_checkpoint_metric}: is NaN, not counted as the "
             "best"
         )
-        loss = None
-    return original(cfg, trainer, epochs, loss)
+        val_loss = None
+    return original(cfg, trainer, epoch_itr, val_loss)

@@ -60,8 +60,8 @@ def _end_epoch(cfg, trainer: Trainer, state: dict) -> None:
 
     Args:
         cfg: the flags for checkpoints
-        trainer: has loaded the checkpoint
-        state: of the checkpoint, its `extra_state`
+        trainer: the trainer, which has loaded the checkpoint
+        state: the `extra_state` of the checkpoint
     """
     if state["train_iterator"]["iterations_in_epoch"] != 0:  # saved within an epoch
         return
@@ -105,7 +105,7 @@ def _plateau_state(original, schedule) -> dict:
 
 
 @replaces(ReduceLROnPlateauLRSchedule, "load_state_dict")
-def _load_plateau_state(original, schedule, state: dict) -> None:
-    original(schedule, state)
-    schedule.lr_scheduler.num_bad_epochs = state.get("bad", 0)
-    schedule.lr_scheduler.cooldown_counter = state.get("cooldown", 0)
+def _load_plateau_state(original, schedule, state_dict: dict) -> None:
+    original(schedule, state_dict)
+    schedule.lr_scheduler.num_bad_epochs = state_dict.get("bad", 0)
+    schedule.lr_scheduler.cooldown_counter = state_dict.get("cooldown", 0)

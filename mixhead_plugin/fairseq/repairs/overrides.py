@@ -90,12 +90,12 @@ def _overwrite(original, cfg: DictConfig, overrides: dict[str, Any]) -> None:
     for name, value in overrides.items():
         reason = why_unread(content, name, value)
         if reason:
-            logger.warning(f"{_flag(name)} changes nothing, because {reason}")
+            logger.warning(f"{_override_as_written(name)} changes nothing, because {reason}")
 
 
 @replaces(FairseqOptimizer, "load_state_dict")
 def _load_optimizer(
-    original, optimizer: FairseqOptimizer, state: dict, optimizer_overrides: dict | None = None
+    original, optimizer: FairseqOptimizer, state_dict: dict, optimizer_overrides: dict | None = None
 ):
     known: set[str] = set()
     for group in optimizer.param_groups:
@@ -104,7 +104,7 @@ def _load_optimizer(
         if name not in known:
             remedy = _remedy(name, known, otherwise=f"must be one of {', '.join(sorted(known))}")
             raise OptionError(f"--optimizer-overrides {name!r}: unknown; {remedy}")
-    return original(optimizer, state, optimizer_overrides)
+    return original(optimizer, state_dict, optimizer_overrides)
 
 
 # For --eval-bleu-args, and for the keywords of the hub's `translate`.
@@ -113,8 +113,7 @@ def _build_generator(
     original, task: FairseqTask, models: Any, args: Any, *others: Any, **kwargs: Any
 ) -> Any:
     known = {field.name for field in fields(GenerationConfig)}
-    names = vars(args) if isinstance(args, Namespace) else args
-    for name in names:
+    for name in _names_in(args):
         # A program may hand over all flags of a command.
         if name not in known and name not in known_names():
             written = getattr(getattr(task, "cfg", None), "eval_bleu_args", None) or ""
@@ -122,6 +121,13 @@ def _build_generator(
             remedy = _remedy(name, known, otherwise=f"must be one of {', '.join(sorted(known))}")
             raise OptionError(f"{flag} {name!r}: unknown; {remedy}")
     return original(task, models, args, *others, **kwargs)
+
+
+def _names_in(args: Any) -> list[str]:
+    """Return the names of the values in a dict, a config, flags or a dataclass."""
+    if isinstance(args, (dict, DictConfig)):
+        return list(map(str, args))
+    return list(vars(args))
 
 
 def _remedy(name: Any, known: Collection[str], otherwise: str) -> str:
@@ -134,8 +140,9 @@ def refuse_unknown(overrides: dict[str, Any], part: str = "") -> None:
     """Refuse an override that no part of fairseq, and nothing of a --user-dir, reads.
 
     Args:
-        overrides: values by name; those of one part may be a dict, as in {'task': {'data': 'x'}}
-        part: where they stand, such as "task.", for the message
+        overrides: the values by name; the values of one part may be a dict, as in
+            {'task': {'data': 'x'}}
+        part: the part of the config where they stand, such as "task.", for the message
     """
     if not overrides:
         return
@@ -143,7 +150,7 @@ def refuse_unknown(overrides: dict[str, Any], part: str = "") -> None:
     for name, value in overrides.items():
         if name not in known:
             remedy = _remedy(name, known, otherwise="must be a flag of the model or the task")
-            raise OptionError(f"{_flag(part + str(name))} unknown; {remedy}")
+            raise OptionError(f"{_override_as_written(part + str(name))} unknown; {remedy}")
         if name in CONFIG_PARTS and isinstance(value, dict):
             refuse_unknown(value, f"{name}.")
 
@@ -179,7 +186,7 @@ def why_unread(cfg: dict[str, Any], name: str, value: Any) -> str:
 
     Args:
         cfg: the config of a checkpoint, after fairseq has applied the override
-        name: of a field, or of a part of the config
+        name: the name of a field, or of a part of the config
         value: what the user wants
     """
     part = "model" if name == "arch" else name
@@ -218,7 +225,7 @@ def _is_flags(part: Any) -> bool:
     return isinstance(part, Namespace)
 
 
-def _flag(name: str) -> str:
+def _override_as_written(name: str) -> str:
     """Return an override as the user has written it."""
     flags = {word.partition("=")[0] for word in sys.argv}
     if option_name(name) in flags:  # fairseq-validate takes all its flags for overrides

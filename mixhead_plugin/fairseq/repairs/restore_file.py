@@ -5,6 +5,7 @@ or if --finetune-from-model is a folder.
 """
 
 import os
+from typing import Any
 
 from fairseq import checkpoint_utils
 
@@ -14,7 +15,20 @@ from mixhead_plugin.fairseq.replace import is_command, replaces
 
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
-    suffix = getattr(trainer, "checkpoint_suffix", None) or ""
+    # Another program may name files that it does not have, and begin anew.
+    if is_command():
+        suffix = getattr(trainer, "checkpoint_suffix", None) or ""
+        _refuse_missing_files(cfg, suffix)
+    return original(cfg, trainer, **kwargs)
+
+
+def _refuse_missing_files(cfg: Any, suffix: str) -> None:
+    """Refuse to begin from random weights where a flag names a checkpoint.
+
+    Args:
+        cfg: the flags for checkpoints
+        suffix: the suffix of the checkpoints of one shard, or ""
+    """
     last = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
     _refuse_if_missing("restore_file", cfg.restore_file, last, suffix)
     # fairseq ignores the other flags where it can continue from this file
@@ -25,7 +39,6 @@ def _load(original, cfg, trainer, **kwargs):
             raise OptionError(
                 f"{last}: is a folder or a link to nothing; must be a checkpoint, or must not exist"
             )
-    return original(cfg, trainer, **kwargs)
 
 
 def _refuse_if_missing(option: str, path: str | None, last: str, suffix: str) -> None:
@@ -33,11 +46,17 @@ def _refuse_if_missing(option: str, path: str | None, last: str, suffix: str) ->
 
     Args:
         option: the flag, with underscores
-        path: its value; None, the default and addresses are not checked
+        path: the value of the flag; None if it was not given
         last: the path of this training's own checkpoint_last.pt
-        suffix: of the checkpoints of one shard, or ""
+        suffix: the suffix of the checkpoints of one shard, or ""
     """
-    if path is None or path == "checkpoint_last.pt" or "://" in path or not is_command():
+    if path is None:
+        return
+    # The default of --restore-file: the last checkpoint in --save-dir, if there is one.
+    if path == "checkpoint_last.pt":
+        return
+    # An address, which fairseq opens by iopath.
+    if "://" in path:
         return
     # A job that restarts itself names the last checkpoint, which its first start does not have.
     if os.path.abspath(path) == os.path.abspath(last):

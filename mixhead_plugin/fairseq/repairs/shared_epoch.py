@@ -8,6 +8,7 @@ the epoch.
 import logging
 import math
 import zlib
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fairseq.data.iterators import EpochBatchIterator
@@ -24,8 +25,8 @@ logger = logging.getLogger(__name__)
 #     worker of 2  0  1  0  1 | stop                   seen = 4
 #     worker of 3              0  1  2  0  1  2        the others, in turn again
 #
-# fairseq skips as many batches of each worker as it has counted. So each of the three gets `begin`
-# empty batches in front, which fairseq skips and counts.
+# fairseq skips as many batches of each worker as it has counted. So each of the three gets
+# `first_number` empty batches in front, which fairseq skips and counts.
 
 # Our entry in an iterator's state: the batches that all `workers` have `seen` together, and in
 # which `order`.
@@ -36,43 +37,74 @@ class Resumed(NamedTuple):
     """Where an epoch goes on that other workers had begun."""
 
     seen: int = 0  # batches, by all workers
-    begin: int = 0  # the number at which each worker begins to count
+    first_number: int = 0  # the number at which each worker begins to count
+
+
+@dataclass
+class _Memory:
+    """What this file remembers beside an iterator of fairseq."""
+
+    # How many workers train, also where the task gives each of them data of its own.
+    # `_get_train_iterator` sets it; None, without a trainer, is one for each shard.
+    workers: int | None = None
+    # How many batches of a worker make one update in this epoch. `_get_train_iterator` sets it.
+    update_freq: int = 1
+    # By epoch, where it goes on. `_load_state_dict` empties it, and `_position` adds the epoch of
+    # the checkpoint if other workers had begun it.
+    resumed: dict[int, Resumed] = field(default_factory=dict)
+
+
+def _memory_of(epochs: EpochBatchIterator) -> _Memory:
+    return vars(epochs).setdefault("_mixhead_shared_epoch", _Memory())
 
 
 def _resumed(epochs: EpochBatchIterator, epoch: int) -> Resumed:
     """Return where an epoch was resumed; zeros if these workers have begun it."""
-    return getattr(epochs, "_shared", {}).get(epoch, Resumed())
+    return _memory_of(epochs).resumed.get(epoch, Resumed())
+
+
+def _workers(epochs: EpochBatchIterator) -> int:
+    """Return how many workers train, also where the task gives each of them data of its own."""
+    workers = _memory_of(epochs).workers
+    return epochs.num_shards if workers is None else workers
 
 
 @replaces(EpochBatchIterator, "ordered_batches")
-def _ordered_batches(original, epochs: EpochBatchIterator, epoch: int, *args) -> list[list[int]]:
-    seen, begin = _resumed(epochs, epoch)
-    if seen == 0:
-        return original(epochs, epoch, *args)
+def _ordered_batches(
+    original,
+    epochs: EpochBatchIterator,
+    epoch: int,
+    fix_batches_to_gpus: bool,
+    shuffle: bool,
+) -> list[list[int]]:
+    resumed = _resumed(epochs, epoch)
+    if resumed.seen == 0:
+        return original(epochs, epoch, fix_batches_to_gpus, shuffle)
 
     # Ask fairseq for the batches of all workers, as if there were one.
-    number = epochs.num_shards
+    workers = epochs.num_shards
     rank = epochs.shard_id
     epochs.num_shards = 1
     epochs.shard_id = 0
     try:
-        left = original(epochs, epoch, *args)[seen:]
+        batches = original(epochs, epoch, fix_batches_to_gpus, shuffle)
     finally:
-        epochs.num_shards = number
+        epochs.num_shards = workers
         epochs.shard_id = rank
 
+    unseen_batches = batches[resumed.seen :]
     # As fairseq does: all workers need the same number of batches.
-    left += [[]] * (-len(left) % number)
-    return [[]] * begin + left[rank::number]
+    unseen_batches += [[]] * (-len(unseen_batches) % workers)
+    return [[]] * resumed.first_number + unseen_batches[rank::workers]
 
 
 @replaces(EpochBatchIterator, "state_dict")
 def _state_dict(original, epochs: EpochBatchIterator) -> dict[str, Any]:
     state = original(epochs)
-    counted = state["iterations_in_epoch"]
-    if counted > 0:
-        seen, begin = _resumed(epochs, state["epoch"])
-        seen += (counted - begin) * epochs.num_shards
+    batches_done = state["iterations_in_epoch"]
+    if batches_done > 0:
+        resumed = _resumed(epochs, state["epoch"])
+        seen = resumed.seen + (batches_done - resumed.first_number) * epochs.num_shards
         state[SHARDS] = {"seen": seen, "workers": _workers(epochs), "order": _order(epochs)}
     return state
 
@@ -90,11 +122,11 @@ def _order(epochs: EpochBatchIterator) -> int:
 
 
 @replaces(EpochBatchIterator, "load_state_dict")
-def _load_state_dict(original, epochs: EpochBatchIterator, state: dict[str, Any]) -> None:
-    epochs._shared = {}
-    if state.get("iterations_in_epoch", 0) > 0:
-        state = {**state, "iterations_in_epoch": _position(epochs, state)}
-    original(epochs, state)
+def _load_state_dict(original, epochs: EpochBatchIterator, state_dict: dict[str, Any]) -> None:
+    _memory_of(epochs).resumed = {}
+    if state_dict.get("iterations_in_epoch", 0) > 0:
+        state_dict = {**state_dict, "iterations_in_epoch": _position(epochs, state_dict)}
+    original(epochs, state_dict)
 
 
 def _position(epochs: EpochBatchIterator, state: dict[str, Any]) -> int:
@@ -103,17 +135,17 @@ def _position(epochs: EpochBatchIterator, state: dict[str, Any]) -> int:
     Where other workers have begun the epoch, note what they have seen.
     """
     epoch = state["epoch"]
-    number = state["iterations_in_epoch"]
+    batches_done = state["iterations_in_epoch"]
     saved = state.get(SHARDS)
-    if saved is None and (number < len(epochs) or "version" not in state):
+    if saved is None and (batches_done < len(epochs) or "version" not in state):
         # Of fairseq without the plugin; in a state without a version, the epoch has ended.
         logger.info(
-            f"epoch {epoch} goes on after {number:,} batches of each worker, if there were as many "
-            "workers"
+            f"epoch {epoch} goes on after {batches_done:,} batches of each worker, if there were "
+            "as many workers"
         )
-        return number
-    if saved is not None and _is_unchanged(epochs, saved, number):
-        return number
+        return batches_done
+    if saved is not None and _is_unchanged(epochs, saved, batches_done):
+        return batches_done
 
     reason = _reason_to_begin_anew(epochs, saved)
     if reason:
@@ -122,25 +154,21 @@ def _position(epochs: EpochBatchIterator, state: dict[str, Any]) -> int:
     assert saved is not None
     seen = saved["seen"]
     logger.info(f"epoch {epoch}: workers have seen {seen:,} batches, the others are shared anew")
+    memory = _memory_of(epochs)
     # A multiple of --update-freq, or fairseq would count the updates that are left wrongly.
-    group = getattr(epochs, "_update_freq", 1)
-    begin = group * math.ceil(seen / (epochs.num_shards * group))
-    epochs._shared[epoch] = Resumed(seen, begin)
-    return begin
+    updates_done = math.ceil(seen / (epochs.num_shards * memory.update_freq))
+    first_number = memory.update_freq * updates_done
+    memory.resumed[epoch] = Resumed(seen, first_number)
+    return first_number
 
 
-def _workers(epochs: EpochBatchIterator) -> int:
-    """Return how many workers train, also where the task gives each of them data of its own."""
-    return getattr(epochs, "_workers", epochs.num_shards)
-
-
-def _is_unchanged(epochs: EpochBatchIterator, saved: dict[str, Any], number: int) -> bool:
+def _is_unchanged(epochs: EpochBatchIterator, saved: dict[str, Any], batches_done: int) -> bool:
     """Return True if as many workers go on with the same batches, in whole updates."""
     return (
         saved["order"] == _order(epochs)
         and saved["workers"] == _workers(epochs)
-        and saved["seen"] == number * epochs.num_shards
-        and number % getattr(epochs, "_update_freq", 1) == 0
+        and saved["seen"] == batches_done * epochs.num_shards
+        and batches_done % _memory_of(epochs).update_freq == 0
     )
 
 
@@ -168,6 +196,7 @@ def _reason_to_begin_anew(epochs: EpochBatchIterator, saved: dict[str, Any] | No
 def _get_train_iterator(original, trainer: Trainer, epoch: int, *args, **kwargs):
     epochs = original(trainer, epoch, *args, **kwargs)
     by_epoch = trainer.cfg.optimization.update_freq  # the last one counts for all later epochs
-    epochs._update_freq = by_epoch[min(epoch, len(by_epoch)) - 1]
-    epochs._workers = trainer.data_parallel_world_size
+    memory = _memory_of(epochs)
+    memory.update_freq = by_epoch[min(epoch, len(by_epoch)) - 1]
+    memory.workers = trainer.data_parallel_world_size
     return epochs

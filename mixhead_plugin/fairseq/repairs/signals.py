@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -104,27 +105,44 @@ def _load(original, cfg, trainer, **kwargs):
 
 
 @replaces(Trainer, "_aggregate_logging_outputs")
-def _aggregate(original, trainer, outputs, *stats, **kwargs):
+def _aggregate(original, trainer, logging_outputs, *extra_stats_to_sum, ignore=False):
     """Tell the other workers of a signal by the numbers that fairseq sums after each update."""
-    outputs, sums = original(trainer, outputs, *stats, len(_got), **kwargs)
-    *sums, trainer._signals = sums
-    return outputs, sums
+    stats = (*extra_stats_to_sum, len(_got))
+    outputs_of_all, sums = original(trainer, logging_outputs, *stats, ignore=ignore)
+    # fairseq sums each number over the workers: a signal to one of them reaches all.
+    *sums_of_fairseq, signals_of_all = sums
+    _memory_of(trainer).signals = signals_of_all
+    return outputs_of_all, sums_of_fairseq
 
 
 @replaces(checkpoint_utils, "save_checkpoint")
-def _save(original, cfg, trainer, *args):
-    trainer._saved_at = trainer.get_num_updates()
-    return original(cfg, trainer, *args)
+def _save(original, cfg, trainer, epoch_itr, val_loss):
+    _memory_of(trainer).saved_at = trainer.get_num_updates()
+    return original(cfg, trainer, epoch_itr, val_loss)
 
 
-def _validate_and_save(original, cfg, trainer, task, epochs, subsets, end_of_epoch):
+@dataclass
+class _Memory:
+    """What this file remembers beside a trainer."""
+
+    # How many signals all workers together had got at the latest update. `_aggregate` sets it.
+    signals: int = 0
+    # The number of updates at the latest checkpoint, or None. `_save` sets it.
+    saved_at: int | None = None
+
+
+def _memory_of(trainer: Any) -> _Memory:
+    return vars(trainer).setdefault("_mixhead_signals", _Memory())
+
+
+def _validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
     """Do what fairseq does after an update; after a signal, save and end this process."""
     updates = trainer.get_num_updates()
     alone = trainer.data_parallel_world_size == 1
     # Several workers stop after the update whose sums told all of them.
-    stops = len(_got) if alone else getattr(trainer, "_signals", 0)
-    if not stops:
-        return original(cfg, trainer, task, epochs, subsets, end_of_epoch)
+    signals = len(_got) if alone else _memory_of(trainer).signals
+    if signals == 0:
+        return original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
 
     # Where fairseq would validate or save now anyway, it still does.
     regular = end_of_epoch or reason_to_end(cfg.checkpoint, trainer) is not None
@@ -133,9 +151,9 @@ def _validate_and_save(original, cfg, trainer, task, epochs, subsets, end_of_epo
             regular = True
     losses = [None]
     if regular:
-        losses, _ = original(cfg, trainer, task, epochs, subsets, end_of_epoch)
-    if getattr(trainer, "_saved_at", None) != updates:  # it may only have validated
-        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, losses[0])
+        losses, _ = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+    if _memory_of(trainer).saved_at != updates:  # it may only have validated
+        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, losses[0])
     logger.info(
         f"ended by a signal after update {updates}, with a checkpoint: the same command goes on"
     )

@@ -54,8 +54,8 @@ def known_fields(model_class: Any, name: str) -> set[str]:
     They are its flags, what it presets, and the fields of the config that it is built by.
 
     Args:
-        model_class: that of the architecture
-        name: of the architecture
+        model_class: the class of the model that the architecture builds
+        name: the name of the architecture
     """
     known = set(BESIDE_FLAGS)
     known |= {each.name for each in fields(TransformerConfig)}

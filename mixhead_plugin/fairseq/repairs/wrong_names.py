@@ -112,20 +112,20 @@ def _build_lr_scheduler(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
 
 # For checkpoints that have flags instead of a config.
 @replaces(checkpoint_utils, "convert_namespace_to_omegaconf")
-def _convert(original, flags: Any) -> Any:
+def _convert(original, args: Any) -> Any:
     for option in REGISTERED:
-        _refuse_unknown(option, getattr(flags, option, None))
-    return original(flags)
+        _refuse_unknown(option, getattr(args, option, None))
+    return original(args)
 
 
 # A training calls it for each part of its config.
 @replaces(dataclass_utils, "merge_with_parent")
-def _merge(original, known: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+def _merge(original, dc: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
     try:
-        return original(known, cfg, *args, **kwargs)
+        return original(dc, cfg, *args, **kwargs)
     except (ConfigKeyError, ConfigAttributeError) as error:
         part = cfg._key() or ""
-        names = OmegaConf.structured(known).keys()
+        names = OmegaConf.structured(dc).keys()
         raise OptionError(unknown_field(part, error.full_key or str(error.key), names)) from error
     except OmegaConfBaseException as error:
         part = cfg._key() or ""

@@ -17,13 +17,9 @@ from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.repairs.checkpoint_files import (
-    EVALUATED,
-    check_finite,
-    check_state,
-    is_arithmetic,
-    mismatch,
-)
+from mixhead_plugin.fairseq.repairs.checkpoint_files import check_finite, check_state
+from mixhead_plugin.fairseq.repairs.checkpoint_files.code_in_config import EVALUATED, is_arithmetic
+from mixhead_plugin.fairseq.repairs.checkpoint_files.other_model import mismatch
 from mixhead_plugin.fairseq.repairs.checksums import check_records
 from mixhead_plugin.fairseq.repairs.one_training import LOCK_FILE
 from tests.commands import PLUGIN, SIZES, TRAINING, refusal

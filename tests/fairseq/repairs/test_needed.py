@@ -4,11 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from mixhead_plugin.fairseq import hooks
 from mixhead_plugin.fairseq.repairs import REPAIRS
+from mixhead_plugin.fairseq.replace import replacements
 from tests.commands import ROOT
 
 CHECKPOINTS = "tests/fairseq/repairs/test_checkpoint_files.py"
@@ -89,7 +91,7 @@ HOOKS = {
 NOTHING = """
 
 for _value in list(globals().values()):
-    if hasattr(_value, "replaces"):
+    if callable(_value) and hasattr(_value, "replaces"):
         del _value.replaces
 
 
@@ -104,20 +106,19 @@ def test_every_repair_has_a_test_that_needs_it():
 
 @pytest.mark.parametrize("name", REPAIRS)
 def test_a_repair_is_not_empty(name):
-    found = vars(REPAIRS[name].module)
-    assert "apply" in found or any(hasattr(value, "replaces") for value in found.values())
+    module = REPAIRS[name].module
+    assert hasattr(module, "apply") or replacements(module)
 
 
 def test_every_hook_has_a_test_that_needs_it():
-    assert list(HOOKS) == [
-        name for name, value in vars(hooks).items() if hasattr(value, "replaces")
-    ]
+    assert list(HOOKS) == [function.__name__ for function in replacements(hooks)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPAIRS)
 def test_the_test_of_a_repair_fails_without_it(name, tmp_path):
-    fails_with(f"repairs/{name}.py", NOTHING, "::".join(PROOFS[name]), tmp_path / "checkout")
+    file = Path(REPAIRS[name].module.__file__).relative_to(ROOT / "mixhead_plugin" / "fairseq")
+    fails_with(file, NOTHING, "::".join(PROOFS[name]), tmp_path / "checkout")
 
 
 @pytest.mark.slow

@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import checkpoint_utils, options
+from fairseq.data import Dictionary
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.models.transformer import TransformerModel
 from fairseq.optim.sgd import SGD
+from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask
+from omegaconf import OmegaConf
 
 import mixhead_plugin
 from mixhead_plugin.errors import OptionError
@@ -175,3 +178,10 @@ def test_an_unknown_name_for_a_generation_is_refused():
         FairseqTask.build_generator(task, [], Namespace(beem=5))
     with pytest.raises(OptionError, match=r"^generation: 'lenpn': unknown; did you mean lenpen"):
         FairseqTask.build_generator(task, [], {**vars(GenerationConfig()), "lenpn": 1})
+
+
+def test_a_program_may_ask_for_a_generation_by_a_dataclass_or_a_config():
+    task = SimpleNamespace(target_dictionary=Dictionary())
+    wanted = GenerationConfig(score_reference=True)
+    for args in (wanted, OmegaConf.structured(wanted)):
+        assert isinstance(FairseqTask.build_generator(task, [], args), SequenceScorer)

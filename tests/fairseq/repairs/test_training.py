@@ -3,7 +3,9 @@
 import functools
 import logging
 import multiprocessing
+import os
 import signal
+import stat
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,32 +106,23 @@ def test_a_copy_is_whole_before_it_has_its_name(tmp_path, monkeypatch):
     )
 
 
+def test_a_folder_that_cannot_be_synced_is_closed(tmp_path, monkeypatch):
+    def sync(number):
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr("os.fsync", sync)
+    before = os.listdir("/proc/self/fd")
+    atomic_checkpoints.write_whole(str(tmp_path / "a.pt"), lambda file: None)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_copy_into_a_folder_that_is_gone_is_one_line(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"new")
     with pytest.raises(
         OptionError, match=r"checkpoint \S+/gone/b.pt: cannot be written: No such file or directory"
     ):
         PathManager.copy(str(tmp_path / "a.pt"), str(tmp_path / "gone" / "b.pt"))
-
-
-@pytest.mark.parametrize("last", [b"", b"an earlier one"])
-def test_a_full_disk_at_the_first_save_leaves_a_last_checkpoint(last, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "checkpoint_1_3.pt").write_bytes(b"new")
-    if last:
-        (tmp_path / "checkpoint_last.pt").write_bytes(last)
-    monkeypatch.setattr("shutil.copyfileobj", full)
-    with pytest.raises(
-        OptionError, match=r"checkpoint \S+/checkpoint_best.pt: cannot be written: No space left"
-    ):
-        PathManager.copy(
-            str(tmp_path / "checkpoint_1_3.pt"),
-            str(tmp_path / "checkpoint_best.pt"),
-            overwrite=True,
-        )
-    assert (tmp_path / "checkpoint_last.pt").read_bytes() == (last or b"new")
 
 
 def test_a_checkpoint_has_the_counts_of_patience(tmp_path, monkeypatch):
@@ -172,24 +165,66 @@ def trainer_that_saves(saved):
     return trainer
 
 
+# What fairseq reads when it saves: here checkpoint_best.pt, and its copy checkpoint_last.pt.
+SAVES_EACH_EPOCH = {
+    "best_checkpoint_metric": "loss",
+    "maximize_best_checkpoint_metric": False,
+    "no_save": False,
+    "no_epoch_checkpoints": True,
+    "no_last_checkpoints": False,
+    "write_checkpoints_asynchronously": False,
+    "save_interval_updates": 0,
+    "keep_best_checkpoints": 0,
+    "keep_interval_updates": -1,
+    "keep_last_epochs": -1,
+}
+
+
+@pytest.mark.parametrize("suffix", ["", "-shard1"])
+@pytest.mark.parametrize("last", [b"", b"an earlier one"], ids=["none", "earlier"])
+def test_a_full_disk_at_the_first_save_leaves_a_last_checkpoint(
+    last, suffix, tmp_path, monkeypatch
+):
+    """checkpoint_best.pt is written, and its copy checkpoint_last.pt finds the disk full."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    def write(path, _):
+        Path(path).write_bytes(b"new")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
+    if last:
+        (tmp_path / f"checkpoint_last{suffix}.pt").write_bytes(last)
+    trainer = trainer_that_saves([])
+    trainer.checkpoint_suffix = suffix
+    trainer.save_checkpoint.side_effect = write
+    with pytest.raises(
+        OptionError,
+        match=rf"checkpoint \S+/checkpoint_last{suffix}.pt: cannot be written: No space",
+    ) as refused:
+        checkpoint_utils.save_checkpoint(
+            config(tmp_path, **SAVES_EACH_EPOCH), trainer, MagicMock(epoch=1), val_loss=1.0
+        )
+    assert type(refused.value) is OptionError  # which ends a worker, too, with its line alone
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert files == {
+        f"checkpoint_best{suffix}.pt": b"new",
+        f"checkpoint_last{suffix}.pt": last or b"new",
+    }
+
+
 def test_a_worse_training_in_the_same_process_has_its_own_best_checkpoint(tmp_path, monkeypatch):
     """Hydra's multirun trains one job after the other; each loads its checkpoint first."""
     monkeypatch.setattr(PathManager, "copy", lambda *_, **__: True)
     train.should_stop_early.num_runs = 3
-    flags = {
-        "write_checkpoints_asynchronously": False,
-        "maximize_best_checkpoint_metric": False,
-        "no_save": False,
-        "best_checkpoint_metric": "loss",
-    }
-    flags |= {"no_epoch_checkpoints": True, "save_interval_updates": 0, "keep_best_checkpoints": 0}
-    flags |= {"no_last_checkpoints": False, "keep_interval_updates": -1, "keep_last_epochs": -1}
     for job, loss in (("first", 1.0), ("second", 2.0)):
         saved = []
         trainer = trainer_that_saves(saved)
         epochs = MagicMock(epoch=1)
         epochs.end_of_epoch.return_value = True
-        cfg = config(tmp_path / job, **flags)
+        cfg = config(tmp_path / job, **SAVES_EACH_EPOCH)
         checkpoint_utils.load_checkpoint(cfg, trainer)
         assert not hasattr(train.should_stop_early, "num_runs")
         checkpoint_utils.save_checkpoint(cfg, trainer, epochs, loss)
@@ -370,10 +405,14 @@ def test_a_checkpoint_that_is_not_there_is_not_forgotten(flag, path, tmp_path, m
     assert not trainer.load_checkpoint.called
 
 
-def test_a_link_to_nothing_is_not_a_new_start(tmp_path):
+def test_a_link_to_nothing_is_not_a_new_start(tmp_path, monkeypatch):
     (tmp_path / "checkpoint_last.pt").symlink_to("nowhere.pt")
+    trainer = MagicMock(checkpoint_suffix="")
+    trainer.load_checkpoint.return_value = None
+    checkpoint_utils.load_checkpoint(config(tmp_path), trainer)  # of another program
+    monkeypatch.setattr("__main__.cli_main", None, raising=False)
     with pytest.raises(OptionError, match=r"checkpoint_last.pt: is a folder or a link to nothing"):
-        checkpoint_utils.load_checkpoint(config(tmp_path), MagicMock(checkpoint_suffix=""))
+        checkpoint_utils.load_checkpoint(config(tmp_path), trainer)
 
 
 @pytest.mark.parametrize(
