@@ -108,11 +108,11 @@ def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, 
         flags: of the model, those of the plugin included
         state: the tensors of the model, which are changed
     """
-    unseen = ["attention_normalizer", "relative_gain", "heads_per_layer"]
+    without_tensors = ["attention_normalizer", "relative_gain", "heads_per_layer"]
     for option, table in PARTS.items():
         if table[getattr(flags, option)].leaves_no_trace:  # nothing in `state` would show it
-            unseen.append(option)
-    for option in unseen:
+            without_tensors.append(option)
+    for option in without_tensors:
         if getattr(flags, option) != getattr(AttentionOptions, option):
             _refuse(file, flags, option)
 
@@ -126,23 +126,23 @@ def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, 
         if len(output) != output.size(1):
             _refuse(file, flags, "value_head_dim")
 
-    for name, options in _options_in(state).items():
+    for name, options in _parts_by_attention(state).items():
         _fold_attention(file, flags, state, name, options)
     return state
 
 
-def _options_in(state: dict[str, Tensor]) -> dict[str, list[str]]:
-    """Return for each attention that has parts in `state` their options."""
-    options: dict[str, list[str]] = {}
+def _parts_by_attention(state: dict[str, Tensor]) -> dict[str, list[str]]:
+    """Return the options of the parts that have tensors in `state`, by the attention's name."""
+    parts: dict[str, list[str]] = {}
     for option in PARTS:
         for key in state:
             name, dot, _ = key.partition(f".{option}.")
             if not dot:
                 continue
-            of_attention = options.setdefault(name, [])
-            if option not in of_attention:  # a part may have several tensors
-                of_attention.append(option)
-    return options
+            options = parts.setdefault(name, [])
+            if option not in options:  # a part may have several tensors
+                options.append(option)
+    return parts
 
 
 def _fold_attention(
@@ -180,10 +180,10 @@ def _fold_attention(
                 tensors[features].append(state[f"{name}.{projection}.bias"])
         assembly.feature_mixing.fold(tensors)
 
-    # What is left has to be without effect.
-    option = effective({option: getattr(assembly, option) for option in PARTS})
-    if option:
-        _refuse(file, flags, option, f" of {name}")
+    # What feature mixing did is now in the projections. Any other part must do nothing.
+    left_over = effective({option: getattr(assembly, option) for option in PARTS})
+    if left_over:
+        _refuse(file, flags, left_over, f" of {name}")
 
 
 def _refuse(file: str, flags: Namespace, option: str, of_attention: str = "") -> NoReturn:
