@@ -26,6 +26,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+
+from common.seeds import HELP, seeds
 from studies.commands import dry_run, grid_of
 from studies.faults import fail
 from studies.grids import Grid
@@ -38,27 +41,19 @@ from tqdm import tqdm
 # ---- the flags ---------------------------------------------------------------------------------
 
 
-def seeds(words: str) -> range:
-    """Return 1 to 8 for '8', and 3 to 8 for '3-8'."""
-    first, dash, last = words.partition("-")
-    if dash:
-        return range(int(first), int(last) + 1)
-    return range(1, int(first) + 1)
-
-
 def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     """Return the command's own arguments, and after '--' the flags of every train.sh."""
-    own = words[: words.index("--")] if "--" in words else words
-    of_train = words[len(own) + 1 :]
+    # argparse itself would take what follows '--' for a second grid
+    of_sweep = words[: words.index("--")] if "--" in words else words
+    of_train = words[len(of_sweep) + 1 :]
     parser = argparse.ArgumentParser(
         prog="sweep.py",
         description=__doc__,
+        epilog="Flags after '--' go to every train.sh: sweep.py GRID.toml -- --max-update 9000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("grid", type=Path, help="a TOML file, such as those in examples/grids")
-    parser.add_argument(
-        "--seeds", type=seeds, default=[1], metavar="N", help="1 to N, or FIRST-LAST (default: 1)"
-    )
+    parser.add_argument("--seeds", type=seeds, default=range(1, 2), metavar="N", help=HELP)
     parser.add_argument(
         "--only",
         action="append",
@@ -96,9 +91,7 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     parser.add_argument(
         "--dry-run", action="store_true", help="print fairseq's commands and run nothing"
     )
-    usage = parser.format_usage().removeprefix("usage: ").strip()
-    parser.usage = f"{usage} [-- FLAGS OF EVERY train.sh]"
-    return parser.parse_args(own), of_train
+    return parser.parse_args(of_sweep), of_train
 
 
 # ---- what is to do -----------------------------------------------------------------------------
@@ -192,7 +185,7 @@ def in_turn(
 ) -> Iterator[tuple[Future[str], Run]]:
     """Yield the runs as they end; those of one depth begin when those before them have ended."""
     for depth in sorted({len(run.starts) for run in todo}):
-        futures = {pool.submit(runner, run): run for run in todo if len(run.starts) == depth}
+        futures = {pool.submit(runner.do, run): run for run in todo if len(run.starts) == depth}
         for future in as_completed(futures):
             yield future, futures[future]
 
@@ -204,8 +197,6 @@ def main(words: Sequence[str] | None = None) -> int:
         fail(f"--jobs {args.jobs}: must be at least 1")
     grid = with_metrics(grid_of(args.grid, of_train), args.metric)
     todo = runs(grid, args.seeds, args.only)
-    if not todo:
-        fail("--only, --seeds: choose no run of the grid")
 
     # drawn before any run is left out, so that the order stays the same when a sweep goes on
     blocks = drawn_blocks(todo) if args.drawn_order else [todo]

@@ -10,13 +10,14 @@ import platform
 import statistics
 import tempfile
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from common.seeds import HELP, seeds
 from torch import Tensor
 
 from mixhead_plugin.parts import PartError, Variant
@@ -24,21 +25,6 @@ from mixhead_plugin.parts import PartError, Variant
 Fail = Callable[[str], NoReturn]  # of `common.errors.failing`
 
 MIXINGS = ("position-wise", "position-independent", "low-rank", "differential")
-
-
-def seeds(words: str) -> range:
-    """Return the seeds of `5` or `1-8`."""
-    first, dash, last = words.partition("-")
-    if not dash:
-        last = first
-    if not first.isdecimal() or not last.isdecimal():
-        raise ArgumentTypeError(f"{words}: must be a number or a range, such as 1-8")
-    if int(last) >= 2**32:
-        raise ArgumentTypeError(f"{words}: must be less than {2**32}")
-    found = range(int(first), int(last) + 1)
-    if not found:
-        raise ArgumentTypeError(f"{words}: must be a range that begins with its smaller number")
-    return found
 
 
 def parser(description: str, steps: int, rate: float) -> ArgumentParser:
@@ -53,9 +39,7 @@ def parser(description: str, steps: int, rate: float) -> ArgumentParser:
     found.add_argument(
         "--mixing", choices=MIXINGS, default=MIXINGS[0], help="(default: %(default)s)"
     )
-    found.add_argument(
-        "--seeds", type=seeds, default=range(1, 2), metavar="N", help="N or FIRST-LAST (default: 1)"
-    )
+    found.add_argument("--seeds", type=seeds, default=range(1, 2), metavar="N", help=HELP)
     found.add_argument("--save", type=Path, metavar="FILE", help="write the numbers as JSON")
     found.add_argument("--steps", type=int, default=steps, help="(default: %(default)s)")
     found.add_argument("--lr", type=float, default=rate, help="(default: %(default)s)")

@@ -69,7 +69,7 @@ def series_of(effect: Effect) -> str:
     if not effect.of.corpus:
         return effect.of.task
     task, *rest = effect.of.task.split(", ")
-    sites = [each.removesuffix(" mixed") for each in rest if each.endswith(" mixed")]
+    sites = [word.removesuffix(" mixed") for word in rest if word.endswith(" mixed")]
     return ", ".join([task, *sites, f"{effect.of.updates:,} updates"])
 
 

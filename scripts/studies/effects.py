@@ -124,7 +124,7 @@ def along(study: Study, row: Row) -> dict[int, dict[int, float]]:
 def validations(study: Study, row: Row) -> dict[tuple[int, int], float]:
     """Return the validation loss in nats by update and seed. fairseq logs bits."""
     losses = {}
-    for run in study.of(row):
+    for run in study.runs_of(row):
         for point in run["points"]:
             if "valid_loss" in point:
                 losses[int(point["update"]), run["seed"]] = point["valid_loss"] * math.log(2)

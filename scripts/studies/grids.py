@@ -34,49 +34,44 @@ Flags = Annotated[tuple[str, ...], BeforeValidator(words_of)]
 NotEmpty = Field(min_length=1)
 
 
-class Point(BaseModel):
+class TableOrFlags(BaseModel):
+    """A table of a file, for which flags in a text are short: they are those of its first field."""
+
+    model_config = STRICT
+
+    @model_validator(mode="before")
+    @classmethod
+    def from_text(cls, value: Any) -> Any:
+        fields = list(cls.model_fields)
+        if isinstance(value, str):
+            return {fields[0]: value}
+        if not isinstance(value, dict | cls):
+            raise ValueError(f"must be flags, or a table of {' and '.join(fields)}, not {value!r}")
+        return value
+
+
+class Point(TableOrFlags):
     """What one value of an axis adds to both commands; words like MODEL=vanilla set variables.
 
     In a file, `B = "--mixing B"` is short for `B = { train = "--mixing B" }`.
     """
 
-    model_config = STRICT
-
     train: Flags = ()
     evaluate: Flags = ()
 
-    @model_validator(mode="before")
-    @classmethod
-    def from_text(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"train": value}
-        if not isinstance(value, dict | cls):
-            raise ValueError(f"must be flags, or a table of train and evaluate, not {value!r}")
-        return value
 
-
-class Metric(BaseModel):
+class Metric(TableOrFlags):
     """The flags of evaluate.sh for one metric.
 
     In a file, `test = "--beam 5"` is short for `test = { evaluate = "--beam 5" }`.
     """
 
-    model_config = STRICT
-
     evaluate: Flags
     only: str = ""  # the label of the points that have the metric; empty: every point has it
 
-    @model_validator(mode="before")
-    @classmethod
-    def from_text(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"evaluate": value}
-        if not isinstance(value, dict | cls):
-            raise ValueError(f"must be flags, or a table of evaluate and only, not {value!r}")
-        return value
-
 
 Axis = Annotated[dict[str, Point], NotEmpty]  # label -> what it adds
+Row = tuple[str, ...]  # the labels of a point, in the order of the axes
 
 
 class Grid(BaseModel):
@@ -107,9 +102,23 @@ class Grid(BaseModel):
         return set(itertools.chain.from_iterable(self.axes.values()))
 
     @property
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """Return the labels of every point, the last axis moving fastest."""
+    def rows(self) -> Iterator[Row]:
+        """Return the labels of every point of the axes, the last one moving fastest."""
         return itertools.product(*self.axes.values())
+
+    @property
+    def points(self) -> list[Row]:
+        """Return the rows that are run: all of them, or those that lie in a cell."""
+        return [row for row in self.rows if not self.cells or self.cells_of(row)]
+
+    def cells_of(self, row: Row) -> list[str]:
+        """Return the cells that a point lies in."""
+        return [cell for cell in self.cells if labels_of(cell) <= set(row)]
+
+    def start_of(self, row: Row) -> Row | None:
+        """Return the point whose run the run of this one starts from; None for a fresh start."""
+        start = tuple(self.starts.get(label, label) for label in row)
+        return None if start == row else start
 
     @property
     def published_metrics(self) -> list[str]:
@@ -133,7 +142,7 @@ class Grid(BaseModel):
     @model_validator(mode="after")
     def cells_are_points(self) -> "Grid":
         for cell in self.cells:
-            if not set(cell.split(",")) <= self.labels:
+            if not any(labels_of(cell) <= set(row) for row in self.rows):
                 raise ValueError(f"cells.{cell!r}: is no point of the grid")
         return self
 
@@ -154,6 +163,18 @@ class Grid(BaseModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def starts_are_run(self) -> "Grid":
+        points = set(self.points)
+        for row in self.points:
+            start = self.start_of(row)
+            if start is not None and start not in points:
+                raise ValueError(
+                    f"cells: must have {','.join(start)!r}, because {','.join(row)!r} starts from "
+                    "its run"
+                )
+        return self
+
     def labels_before(self, label: str) -> list[str]:
         """Return the labels of the same axis that stand before this one."""
         for axis in self.axes.values():
@@ -161,6 +182,11 @@ class Grid(BaseModel):
             if label in labels:
                 return labels[: labels.index(label)]
         return []
+
+
+def labels_of(words: str) -> set[str]:
+    """Return the labels of a cell, or of --only, which have commas between them."""
+    return set(words.split(","))
 
 
 # ---- reading -----------------------------------------------------------------------------------

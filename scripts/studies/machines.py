@@ -26,14 +26,14 @@ def shares_of_gpus(gpus: list[str], jobs: int, wanted: str) -> list[Share]:
     jobs = min(jobs, len(gpus))
     # a power of two, because it can share the batches of an update: 7 GPUs for 2 jobs are 2 each
     size = 1 << (len(gpus) // jobs).bit_length() - 1
-    found = []
+    all_shares = []
     for job in range(jobs):
-        mine = gpus[size * job : size * (job + 1)]
-        share = {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+        gpus_of_job = gpus[size * job : size * (job + 1)]
+        share = {"CUDA_VISIBLE_DEVICES": ",".join(gpus_of_job)}
         if wanted:
             share["GPUS"] = str(min(int(wanted), size))
-        found.append(share)
-    return found
+        all_shares.append(share)
+    return all_shares
 
 
 def shares_of_cores(jobs: int) -> list[Share]:
@@ -48,10 +48,10 @@ def visible_gpus() -> list[str]:
         return [name for name in given.split(",") if name not in ("", "-1")]
     # in a process of its own, whose end frees torch's memory
     code = "import torch; print(torch.cuda.device_count())"
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
     )
-    return [str(number) for number in range(int(found.stdout))]
+    return [str(number) for number in range(int(ended.stdout))]
 
 
 def cpu_seconds(pid: int) -> float | None:

@@ -31,20 +31,24 @@ def draw(study: Study, path: Path) -> None:
         return
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gains = gains_of(study, rows)
-    of = colours(map(study.variant, rows))
-    panels = [*panels_of_values(study, rows, of)]
+    colour_of = colours(map(study.variant, rows))
+    panels = [*panels_of_values(study, rows, colour_of)]
     if gains:
-        panels.append(partial(draw_gains, study=study, gains=gains, of=of))
+        panels.append(partial(draw_gains, study=study, gains=gains, colour_of=colour_of))
     styles = styles_of(study, rows)
     curves = [name for name in ("tokens", "cpu_seconds") if has_curve(study, rows, name)]
     for name in curves:
-        panels.append(partial(draw_curves, study=study, rows=rows, name=name, of=of, styles=styles))
+        panels.append(
+            partial(
+                draw_curves, study=study, rows=rows, name=name, colour_of=colour_of, styles=styles
+            )
+        )
 
     width = max(4.4 * len(panels), 6)
     figure, axes = plt.subplots(1, len(panels), figsize=(width, 3.6), squeeze=False)
     for panel, draw_panel in zip(axes[0], panels):
         draw_panel(panel)
-    handles = legend_of(study, gains, of, styles if curves else {})
+    handles = legend_of(study, gains, colour_of, styles if curves else {})
     if len(handles) > 1:
         figure.legend(
             handles=handles, loc="outside lower center", ncols=len(handles), frameon=False
@@ -57,20 +61,23 @@ def draw(study: Study, path: Path) -> None:
 
 def gains_of(study: Study, rows: Sequence[Row]) -> dict[Row, Estimate]:
     """Return the gains of the rows that have one."""
-    found = {}
+    gains = {}
     for row in rows:
         estimate = gain(study, row)
         if estimate is not None:
-            found[row] = estimate
-    return found
+            gains[row] = estimate
+    return gains
 
 
 def legend_of(
-    study: Study, gains: Mapping[Row, Estimate], of: Mapping[str, str], styles: Mapping[str, Any]
+    study: Study,
+    gains: Mapping[Row, Estimate],
+    colour_of: Mapping[str, str],
+    styles: Mapping[str, Any],
 ) -> list[Any]:
     """Return a mark for each variant, a line for each group of curves, and the paper's mark."""
     handles = []
-    for variant, colour in of.items():
+    for variant, colour in colour_of.items():
         handles.append(plt.Line2D([], [], color=colour, marker="o", ls="", label=variant))
     if len(styles) > 1:
         for group, style in styles.items():
@@ -123,23 +130,25 @@ def name_groups(panel: Axes, study: Study, rows: Sequence[Row]) -> None:
 
 
 def panels_of_values(
-    study: Study, rows: Sequence[Row], of: Mapping[str, str]
+    study: Study, rows: Sequence[Row], colour_of: Mapping[str, str]
 ) -> list[Callable[[Axes], None]]:
     """Return what draws the values: by row, or by the ends of runs that start from others."""
     if not study.grid.starts:
-        return [partial(draw_values, study=study, rows=rows, of=of)]
+        return [partial(draw_values, study=study, rows=rows, colour_of=colour_of)]
     return [
-        partial(draw_ends, study=study, rows=rows, name=name, of=of)
+        partial(draw_ends, study=study, rows=rows, name=name, colour_of=colour_of)
         for name in ("tokens", "cpu_seconds")
     ]
 
 
-def draw_values(panel: Axes, study: Study, rows: Sequence[Row], of: Mapping[str, str]) -> None:
+def draw_values(
+    panel: Axes, study: Study, rows: Sequence[Row], colour_of: Mapping[str, str]
+) -> None:
     """Draw each seed and the mean of each row."""
     places = places_of(study, rows)
     for row in rows:
         values = list(study.values(row, study.metric).values())
-        colour = of[study.variant(row)]
+        colour = colour_of[study.variant(row)]
         panel.plot([places[row]] * len(values), values, "o", color=colour, ms=3, alpha=0.5)
         panel.plot(places[row], statistics.fmean(values), "_", color=colour, ms=12, mew=2)
     panel.set_ylabel(label_of_values(study))
@@ -147,18 +156,18 @@ def draw_values(panel: Axes, study: Study, rows: Sequence[Row], of: Mapping[str,
 
 
 def draw_ends(
-    panel: Axes, study: Study, rows: Sequence[Row], name: str, of: Mapping[str, str]
+    panel: Axes, study: Study, rows: Sequence[Row], name: str, colour_of: Mapping[str, str]
 ) -> None:
     """Draw the metric at the end of each run against its tokens or CPU seconds.
 
     A line goes through the means.
     """
-    for variant, colour in of.items():
+    for variant, colour in colour_of.items():
         means = []
         for row in rows:
             if study.variant(row) != variant:
                 continue
-            ended = [run for run in study.of(row) if study.metric in run["metrics"]]
+            ended = [run for run in study.runs_of(row) if study.metric in run["metrics"]]
             points = [(run["points"][-1][name], run["metrics"][study.metric]) for run in ended]
             panel.plot(*zip(*points), "o", color=colour, ms=3, alpha=0.5)
             means.append(mean_of(points))
@@ -188,17 +197,17 @@ def mean_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def draw_gains(
-    panel: Axes, study: Study, gains: Mapping[Row, Estimate], of: Mapping[str, str]
+    panel: Axes, study: Study, gains: Mapping[Row, Estimate], colour_of: Mapping[str, str]
 ) -> None:
     """Draw the gain of each row with its interval, and the paper's gain."""
     rows = list(gains)
     places = places_of(study, rows)
-    for row, found in gains.items():
-        colour = of[study.variant(row)]
+    for row, estimate in gains.items():
+        colour = colour_of[study.variant(row)]
         bars = None
-        if not math.isnan(found.p):
-            bars = [[found.mean - found.low], [found.high - found.mean]]
-        panel.errorbar(places[row], found.mean, bars, fmt="o", color=colour, ms=4, capsize=3)
+        if not math.isnan(estimate.p):
+            bars = [[estimate.mean - estimate.low], [estimate.high - estimate.mean]]
+        panel.errorbar(places[row], estimate.mean, bars, fmt="o", color=colour, ms=4, capsize=3)
         published = study.published_gain(row)
         if published is not None:
             panel.plot(places[row], published, "D", color=colour, ms=5, mfc="none")
@@ -213,14 +222,14 @@ def draw_curves(
     study: Study,
     rows: Sequence[Row],
     name: str,
-    of: Mapping[str, str],
+    colour_of: Mapping[str, str],
     styles: Mapping[str, Any],
 ) -> None:
     """Draw the validation loss of each row against tokens or CPU seconds."""
     for row in rows:
         points = curve(study, row, name)
         if points:
-            look = {"color": of[study.variant(row)], "ls": styles[group_of(study, row)]}
+            look = {"color": colour_of[study.variant(row)], "ls": styles[group_of(study, row)]}
             panel.plot(*zip(*points), **look)
     panel.set(xlabel=words_of(name), ylabel=f"validation loss, {study.loss_unit}")
 
@@ -236,7 +245,7 @@ def curve(study: Study, row: Row, name: str) -> Curve:
     Each is a mean over the row's seeds.
     """
     by_update: dict[float, Curve] = {}
-    for run in study.of(row):
+    for run in study.runs_of(row):
         for point in run.get("points", []):
             if "valid_loss" in point and name in point:
                 by_update.setdefault(point["update"], []).append((point[name], point["valid_loss"]))

@@ -42,7 +42,7 @@ def steps_taken(run: Mapping[str, Any]) -> float:
 
 def steps(study: Study, row: Row) -> dict[int, float]:
     """Return the steps by seed."""
-    return {run["seed"]: steps_taken(run) for run in study.of(row)}
+    return {run["seed"]: steps_taken(run) for run in study.runs_of(row)}
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ EARLY_UPDATE = 400  # where 'learns faster' is read
 def early_losses(study: Study, row: Row) -> dict[int, float]:
     """Return the validation loss after EARLY_UPDATE by seed, in bits."""
     losses = {}
-    for run in study.of(row):
+    for run in study.runs_of(row):
         for point in run["points"]:
             if point["update"] == EARLY_UPDATE and "valid_loss" in point:
                 losses[run["seed"]] = point["valid_loss"]

@@ -36,14 +36,14 @@ def versions() -> dict[str, str]:
     The recipes run in .venv, or else beside the fairseq-train on the PATH. The Python of this
     command may be another one.
     """
-    own = ROOT / ".venv" / "bin" / "python"
+    of_project = ROOT / ".venv" / "bin" / "python"
     beside_fairseq = Path(shutil.which("fairseq-train") or "python3").with_name("python3")
-    python = str(own if own.exists() else beside_fairseq)
+    python = str(of_project if of_project.exists() else beside_fairseq)
     code = f"""
 import json, platform
 from importlib.metadata import distributions
-found = {{d.name: d.version for d in distributions() if d.name in {PACKAGES}}}
-print(json.dumps({{"python": platform.python_version(), **found}}))
+packages = {{d.name: d.version for d in distributions() if d.name in {PACKAGES}}}
+print(json.dumps({{"python": platform.python_version(), **packages}}))
 """
     ended = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     source = (ROOT / "mixhead_plugin" / "__init__.py").read_text()
@@ -74,14 +74,14 @@ def checksum(folders: str) -> str | None:
 
     folders: with colons between them, as fairseq takes them
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for folder in folders.split(":"):
         for kind in ("*.bin", "dict*.txt"):
-            found += Path(folder).rglob(kind)
-    if not found:
+            files += Path(folder).rglob(kind)
+    if not files:
         return None
     whole = hashlib.sha256()
-    for path in sorted(found):
+    for path in sorted(files):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         whole.update(f"{path.name} {digest}\n".encode())

@@ -98,9 +98,7 @@ class Results(TypedDict):
     """A file that report.py --save wrote."""
 
     grid: str  # the grid's file
-    runs: Annotated[
-        list[Annotated[RunRecord, AfterValidator(_has_logarithms)]], Field(min_length=1)
-    ]
+    runs: Annotated[list[CheckedRun], Field(min_length=1)]
     cost: NotRequired[Cost]
 
 

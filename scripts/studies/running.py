@@ -111,7 +111,7 @@ class Runner:
             if evaluated.get(metric) != canonical(words)
         ]
 
-    def __call__(self, run: Run) -> str:
+    def do(self, run: Run) -> str:
         """Train and evaluate what is missing of a run; return its metrics as text.
 
         A thread of sweep.py calls it. There are as many threads as shares, so one is left.
@@ -150,8 +150,10 @@ class Runner:
             for name in ("points", "seconds", "cpu_seconds", "peak_memory_mib"):
                 now[name] = before[name]
 
-        # what an earlier process has recorded stays
-        record |= {**now, **record}
+        # What an earlier process has recorded stays, because it began the training: a field that
+        # is missing is new, or of a version that did not write it.
+        for name, value in now.items():
+            record.setdefault(name, value)
         add_commit(record)
 
     def train(self, job: Job) -> None:
@@ -239,7 +241,7 @@ class Runner:
         self, process: subprocess.Popen, lines: Iterable[str], progress: Progress | None
     ) -> Any:
         """Follow the log, pass a stop signal on, and return the resource usage of the process."""
-        killed_at = 0.0
+        kill_at = 0.0  # when SIGKILL follows; 0 before SIGTERM was sent
         begun = ""  # a line that the script is still writing
         while True:
             cpu = cpu_seconds(process.pid)
@@ -256,10 +258,10 @@ class Runner:
                 if status:
                     end_group(process.pid, signal.SIGKILL)  # processes that a failed script left
                 return usage
-            if self.stopped_by and not killed_at:
+            if self.stopped_by and not kill_at:
                 end_group(process.pid, signal.SIGTERM)
-                killed_at = time.monotonic() + GRACE
-            elif killed_at and time.monotonic() > killed_at:
+                kill_at = time.monotonic() + GRACE
+            elif kill_at and time.monotonic() > kill_at:
                 end_group(process.pid, signal.SIGKILL)
             time.sleep(POLL)
 

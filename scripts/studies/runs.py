@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from studies.faults import fail
-from studies.grids import Grid
+from studies.grids import Grid, Row, labels_of
 
 # ---- the words of a command --------------------------------------------------------------------
 
@@ -37,15 +37,15 @@ def canonical(words: Sequence[str]) -> dict[str, list[str]]:
 
 def in_order(words: Iterable[str]) -> tuple[str, ...]:
     """Return the variables first, and DATA as an absolute path."""
-    found = []
+    absolute = []
     for word in words:
         name, _, value = word.partition("=")
         if name == "SAVE" or (name == "CHECKPOINT" and "{save}" not in value):
             fail(f"{word}: must not be set; sweep.py gives each run its own")
         if name == "DATA" and value:
             word = f"DATA={os.path.abspath(value)}"
-        found.append(word)
-    return tuple(sorted(found, key=lambda word: not is_variable(word)))
+        absolute.append(word)
+    return tuple(sorted(absolute, key=lambda word: not is_variable(word)))
 
 
 def as_name(words: str) -> str:
@@ -77,7 +77,7 @@ class Run:
         return hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
-    def row(self) -> tuple[str, ...]:
+    def row(self) -> Row:
         """Return the labels in the order of the axes."""
         return tuple(self.labels.values())
 
@@ -108,30 +108,33 @@ def runs(grid: Grid, seeds: Iterable[int] = (1,), only: Sequence[str] = ()) -> l
 
     `only` chooses points: each word is labels with commas between them, all of which a point has.
     """
+    refuse_unknown(grid, only)
     seeds = list(seeds)
-    found: dict[tuple[tuple[str, ...], int], Run] = {}  # by labels and seed
-    for row in grid.rows:
-        if not is_point(grid, row):
-            continue
-        before = tuple(grid.starts.get(label, label) for label in row)
+    by_row: dict[tuple[Row, int], Run] = {}  # and by seed
+    for row in grid.points:
+        start = grid.start_of(row)
         for seed in seeds:
-            start = found[before, seed] if before != row else None
-            found[row, seed] = run_of(grid, row, seed, start)
-    refuse_twins(list(found.values()))
-    return [run for run in found.values() if is_chosen(run, only)]
+            # it stands earlier in the grid, so it is known
+            start_run = None if start is None else by_row[start, seed]
+            by_row[row, seed] = run_of(grid, row, seed, start_run)
+    all_runs = list(by_row.values())
+    refuse_twins(all_runs)
+    return [run for run in all_runs if is_chosen(run, only)]
 
 
-def is_point(grid: Grid, row: Sequence[str]) -> bool:
-    """Return True if the grid runs the point with these labels."""
-    return not grid.cells or bool(cells_of(grid, row))
+def refuse_unknown(grid: Grid, only: Sequence[str]) -> None:
+    """End the command if a word of --only chooses nothing."""
+    points = grid.points
+    for words in only:
+        labels = labels_of(words)
+        for label in sorted(labels - grid.labels):
+            known = ", ".join(label for axis in grid.axes.values() for label in axis)
+            fail(f"--only {words}: {label!r} must be among the grid's labels: {known}")
+        if not any(labels <= set(row) for row in points):
+            fail(f"--only {words}: no point of the grid has all these labels")
 
 
-def cells_of(grid: Grid, row: Sequence[str]) -> list[str]:
-    """Return the cells of the grid that the point lies in."""
-    return [cell for cell in grid.cells if set(cell.split(",")) <= set(row)]
-
-
-def run_of(grid: Grid, row: tuple[str, ...], seed: int, start: Run | None) -> Run:
+def run_of(grid: Grid, row: Row, seed: int, start: Run | None) -> Run:
     """Return the run of a point; what stands later counts, so cells come last."""
     points = [axis[label] for axis, label in zip(grid.axes.values(), row)]
     train = list(grid.train)
@@ -139,7 +142,7 @@ def run_of(grid: Grid, row: tuple[str, ...], seed: int, start: Run | None) -> Ru
     for point in points:
         train += point.train
         shared += point.evaluate
-    for cell in cells_of(grid, row):
+    for cell in grid.cells_of(row):
         train += grid.cells[cell]
 
     evaluate = {}
@@ -155,10 +158,10 @@ def run_of(grid: Grid, row: tuple[str, ...], seed: int, start: Run | None) -> Ru
     return Run(grid.example, dict(zip(grid.axes, row)), seed, words, evaluate, start)
 
 
-def refuse_twins(found: Sequence[Run]) -> None:
+def refuse_twins(all_runs: Sequence[Run]) -> None:
     """End the command if two points train the same model."""
     known: dict[str, Run] = {}
-    for run in found:
+    for run in all_runs:
         twin = known.setdefault(run.digest, run)
         if twin is not run:
             fail(f"two points of the grid are the same run: {twin.title}; {run.title}")
@@ -166,4 +169,4 @@ def refuse_twins(found: Sequence[Run]) -> None:
 
 def is_chosen(run: Run, only: Sequence[str]) -> bool:
     labels = set(run.row)
-    return not only or any(set(words.split(",")) <= labels for words in only)
+    return not only or any(labels_of(words) <= labels for words in only)

@@ -10,12 +10,11 @@ from typing import Any
 from studies import records
 from studies.commands import grid_of
 from studies.faults import fail
-from studies.grids import Grid, read_grid
+from studies.grids import Grid, Row, read_grid
 from studies.inference import Estimate, paired, shared
 from studies.provenance import ROOT
 from studies.runs import runs
 
-Row = tuple[str, ...]  # the labels of a point, in the order of the axes
 # of the last validation, in bits a token; a metric that needs no evaluation
 LOSS = "validation loss"
 # beginnings of measures
@@ -128,14 +127,14 @@ class Study:
 
     # ---- values
 
-    def of(self, row: Row) -> list[Mapping[str, Any]]:
+    def runs_of(self, row: Row) -> list[Mapping[str, Any]]:
         """Return the runs of a row."""
         return [run for run in self.runs if row_of(run) == row]
 
     def values(self, row: Row, metric: str) -> dict[int, float]:
         """Return a metric by seed."""
         values = {}
-        for run in self.of(row):
+        for run in self.runs_of(row):
             value = validation_loss(run) if metric == LOSS else run["metrics"].get(metric)
             if value is not None:
                 values[run["seed"]] = value
@@ -160,7 +159,7 @@ class Study:
     def _times(self, row: Row) -> dict[tuple[int, str], float]:
         """Return the CPU seconds of the updates by seed and machine."""
         times = {}
-        for run in self.of(row):
+        for run in self.runs_of(row):
             points = run.get("points") or [{}]
             seconds = points[-1].get("cpu_seconds")
             if seconds:
@@ -290,19 +289,19 @@ def from_runs(path: Path, folder: Path) -> Study:
             by_digest[run["digest"]] = run
 
     seeds = sorted({run["seed"] for run in by_digest.values()})
-    mine = []
+    of_grid = []
     for planned in runs(grid, seeds):
         if planned.digest in by_digest:
             # another grid may have given the run other labels
-            mine.append({**by_digest[planned.digest], "labels": dict(planned.labels)})
-    if not mine:
+            of_grid.append({**by_digest[planned.digest], "labels": dict(planned.labels)})
+    if not of_grid:
         fail(
             f"{folder}: has no finished run of {path}; run scripts/sweep.py, or set DATA and the "
             "like as it had"
         )
     absolute = path.resolve()
     source = absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute
-    return Study(path.stem, grid, str(source), mine, {})
+    return Study(path.stem, grid, str(source), of_grid, {})
 
 
 def read_run(path: Path) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from studies import planned
 from studies.faults import fail
 from studies.inference import Estimate
-from studies.markdown import escaped, table
+from studies.markdown import escaped, shown_p, table
 from studies.study import LOSS, LOWER_IS_BETTER, Row, Study, gain, row_of
 
 
@@ -52,11 +52,11 @@ def all_of(study: Study, name: str) -> str:
 
 
 def versions(study: Study) -> list[str]:
-    found = set()
+    packages = set()
     for run in study.runs:
         for package, version in run["versions"].items():
-            found.add(escaped(f"{package} {version}"))
-    return sorted(found)
+            packages.add(escaped(f"{package} {version}"))
+    return sorted(packages)
 
 
 # ---- the table ---------------------------------------------------------------------------------
@@ -140,16 +140,16 @@ def spread(values: Collection[float], decimals: int) -> str:
     return f"{mean} ({len(values)})"
 
 
-def gain_cells(study: Study, found: Estimate | None, metric: str = "") -> list[str]:
+def gain_cells(study: Study, estimate: Estimate | None, metric: str = "") -> list[str]:
     """Return the mean with its interval, and p."""
-    if found is None:
+    if estimate is None:
         return ["", ""]
     decimals = study.decimals(metric or study.metric)
-    mean = f"{found.mean:+.{decimals}f}"
-    if math.isnan(found.p):
+    mean = f"{estimate.mean:+.{decimals}f}"
+    if math.isnan(estimate.p):
         return [mean, ""]
-    interval = f"[{found.low:+.{decimals}f}, {found.high:+.{decimals}f}]"
-    return [f"{mean} {interval}", f"{found.p:.2g}"]
+    interval = f"[{estimate.low:+.{decimals}f}, {estimate.high:+.{decimals}f}]"
+    return [f"{mean} {interval}", shown_p(estimate.p)]
 
 
 def median(ratios: Sequence[float]) -> str:
@@ -176,13 +176,14 @@ def comparison(study: Study, words: Sequence[str]) -> str:
     one, other = words
     row = named[one]
     base = named[other]
-    found = gain(study, row, base)
-    if found is None:
+    estimate = gain(study, row, base)
+    if estimate is None:
         fail(f"--compare {one} {other}: have no seed in common")
 
-    mean, p = gain_cells(study, found)
+    mean, p = gain_cells(study, estimate)
     parts = [f"{one} over {other}: {mean} {study.unit(study.metric)}, {study.metric}"]
-    parts.append(f"{found.count} seeds, p {p}" if p else f"{found.count} seeds, no interval")
+    count = estimate.count
+    parts.append(f"{count} seeds, p {p}" if p else f"{count} seeds, no interval")
     ratio = median(study.time_ratios(row, base))
     if ratio:
         parts.append(f"CPU time of the updates, ratio {ratio}")

@@ -111,6 +111,7 @@ WRONG = {
     "vit --seeds 8-1": (
         "error: argument --seeds: 8-1: must be a range that begins with its smaller number"
     ),
+    "vit --seeds 0": "error: argument --seeds: 0: must be at least 1",
     "vit --seeds all": "error: argument --seeds: all: must be a number or a range, such as 1-8",
     "vit --seeds 1-": "error: argument --seeds: 1-: must be a number or a range, such as 1-8",
     f"vit --seeds {2**32}": f"error: argument --seeds: {2**32}: must be less than {2**32}",

@@ -1,6 +1,7 @@
 """The sweep trains, evaluates and resumes the runs of a grid, with scripts in place of fairseq."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -70,23 +71,28 @@ B = { train = "MODEL=mixed --mixing position-wise", evaluate = "--context-window
 """
 
 
+def make_toy(folder, monkeypatch):
+    """Write the toy grid into a folder, and below it the toy recipe, whose folder is returned."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    recipe = folder / "examples" / "toy"
+    recipe.mkdir(parents=True)
+    for name, text in (("train.sh", TRAIN), ("evaluate.sh", EVALUATE)):
+        (recipe / name).write_text(text)
+        (recipe / name).chmod(0o755)
+    (folder / "data").mkdir()
+    (folder / "data" / "dict.txt").write_text("a 1\n")
+    monkeypatch.setenv("DATA", str(folder / "data"))
+    monkeypatch.setattr(commands, "EXAMPLES", folder / "examples")
+    monkeypatch.setattr(running, "POLL", 0.01)
+    (folder / "toy.toml").write_text(GRID)
+    return recipe
+
+
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """Return the folder of the toy recipe; the grid lies above it."""
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    folder = tmp_path / "examples" / "toy"
-    folder.mkdir(parents=True)
-    for name, text in (("train.sh", TRAIN), ("evaluate.sh", EVALUATE)):
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "dict.txt").write_text("a 1\n")
-    monkeypatch.setenv("DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(commands, "EXAMPLES", tmp_path / "examples")
-    monkeypatch.setattr(running, "POLL", 0.01)
-    (tmp_path / "toy.toml").write_text(GRID)
-    return folder
+    return make_toy(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -191,24 +197,64 @@ def test_a_changed_evaluation_is_made_again_without_training(run, calls):
     assert calls() == ["evaluate mixed --context-window 8 --beam 5"]
 
 
-def test_a_run_knows_where_its_numbers_are_from(run, tmp_path):
-    run("--only", "2,B")
-    (record,) = records(tmp_path)
-    assert (
-        record["metrics"] == {"valid": 68.25, "test": 68.5}
-        and record["measures"]["test"] == "perplexity"
-    )
+# ---- the record of a run -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder_of_a_run(tmp_path_factory):
+    """Return the folder of a toy whose point '2,B' has run; the tests only read."""
+    folder = tmp_path_factory.mktemp("toy")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        make_toy(folder, monkeypatch)
+        words = [folder / "toy.toml", "--out", folder / "out", "--only", "2,B"]
+        assert sweep.main([str(word) for word in words]) == 0
+    return folder
+
+
+@pytest.fixture
+def record(folder_of_a_run):
+    (record,) = records(folder_of_a_run)
+    return record
+
+
+def test_a_record_has_the_metrics_and_what_evaluate_calls_them(record):
+    assert record["metrics"] == {"valid": 68.25, "test": 68.5}
+    assert record["measures"] == {"valid": "perplexity", "test": "perplexity"}
+
+
+def test_a_record_has_the_words_of_the_grid_and_the_variables(record, folder_of_a_run):
     assert record["train"] == {
-        "--always": [], "--heads": ["2"], "--mixing": ["position-wise"], "--seed": ["1"],
-        "DATA": [str(tmp_path / "data")], "MODEL": ["mixed"],
-    }  # fmt: skip
-    assert record["flags"]["--recipe"] == ["1"] and "--save-dir" not in record["flags"]
+        "--always": [],
+        "--heads": ["2"],
+        "--mixing": ["position-wise"],
+        "--seed": ["1"],
+        "DATA": [str(folder_of_a_run / "data")],
+        "MODEL": ["mixed"],
+    }
     assert record["evaluate"]["test"]["--context-window"] == ["8"]
-    assert len(record["data"]) == 12 and record["versions"]["torch"] and record["device"]
+
+
+def test_a_record_has_the_flags_of_the_recipe_without_those_of_this_machine(record):
+    assert record["flags"]["--recipe"] == ["1"]
+    assert "--save-dir" not in record["flags"]
+
+
+def test_a_record_says_where_it_was_made(record):
+    assert re.fullmatch(r"[0-9a-f]{12}", record["data"])
     assert re.fullmatch(r"[0-9a-f]{12}\+?", record["commit"])
-    assert record["seconds"] > 0 and record["cpu_seconds"] >= 0 and record["peak_memory_mib"] > 0
+    assert record["versions"]["torch"]
+    assert record["device"]
+
+
+def test_a_record_has_the_cost_and_the_losses_along_the_training(record):
+    assert record["seconds"] > 0
+    assert record["cpu_seconds"] >= 0
+    assert record["peak_memory_mib"] > 0
     assert record["points"] == [{"update": 10, "tokens": 0, "cpu_seconds": 0.0, "valid_loss": 4.0}]
     assert record["valid_loss"] == 4.0
+
+
+# ---- which runs are the same -------------------------------------------------------------------
 
 
 def test_grids_share_their_runs_in_any_order_of_flags(run, calls):
@@ -221,23 +267,42 @@ def test_grids_share_their_runs_in_any_order_of_flags(run, calls):
     assert len(calls("train")) == 2
 
 
-@pytest.mark.parametrize("name", [*commands.TRAINING, *commands.EVALUATION])
-def test_a_variable_of_the_environment_makes_another_run(name, toy, tmp_path, monkeypatch):
-    def keys():
-        found = runs.runs(commands.grid_of(tmp_path / "toy.toml"))
-        evaluations = [
-            str(runs.canonical(words)) for run in found for words in run.evaluate.values()
-        ]
-        return {run.digest for run in found}, set(evaluations)
-
+@pytest.fixture
+def identities(toy, tmp_path, monkeypatch):
+    """Return a function for what identifies trainings and evaluations in this environment."""
     (tmp_path / "toy.toml").write_text(GRID.replace("MODEL=mixed ", ""))
     monkeypatch.delenv("DATA")
-    trainings, evaluations = keys()
+
+    def identities():
+        trainings = set()
+        evaluations = set()
+        for run in runs.runs(commands.grid_of(tmp_path / "toy.toml")):
+            trainings.add(run.digest)
+            evaluations |= {str(runs.canonical(words)) for words in run.evaluate.values()}
+        return trainings, evaluations
+
+    return identities
+
+
+@pytest.mark.parametrize("name", commands.TRAINING)
+def test_a_variable_of_the_training_makes_another_run(name, identities, monkeypatch):
+    trainings, evaluations = identities()
     monkeypatch.setenv(name, "value")
-    assert evaluations.isdisjoint(keys()[1])
-    assert (
-        keys()[0] == trainings if name in commands.EVALUATION else trainings.isdisjoint(keys()[0])
-    )
+    other_trainings, other_evaluations = identities()
+    assert trainings.isdisjoint(other_trainings)
+    assert evaluations.isdisjoint(other_evaluations)
+
+
+@pytest.mark.parametrize("name", commands.EVALUATION)
+def test_a_variable_of_the_evaluation_makes_another_evaluation_alone(name, identities, monkeypatch):
+    trainings, evaluations = identities()
+    monkeypatch.setenv(name, "value")
+    other_trainings, other_evaluations = identities()
+    assert trainings == other_trainings
+    assert evaluations.isdisjoint(other_evaluations)
+
+
+# ---- runs that fail, and runs that start from others -------------------------------------------
 
 
 def test_a_run_that_fails_stops_no_other_and_is_done_again(run, calls, tmp_path):
@@ -432,6 +497,14 @@ WRONG = {
         "metrics.test.label: no field has this name",
     ),
     "a cell": (f'{GRID}[cells]\n"16,C" = ""\n', "cells.'16,C': is no point of the grid"),
+    "a cell of two labels of one axis": (
+        f'{GRID}[cells]\n"none,B" = ""\n',
+        "cells.'none,B': is no point of the grid",
+    ),
+    "cells without what others start from": (
+        f'{GRID}[starts]\n16 = "2"\n[cells]\n"16,B" = ""\n',
+        "cells: must have '2,B', because '16,B' starts from its run",
+    ),
     "a published cell": (
         f'{GRID}[published]\n"16/C" = "1"\n',
         "published.'16/C': is no point of the grid",
@@ -463,6 +536,25 @@ def test_the_bad_field_of_a_grid_is_named_in_one_line(text, said, run, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
+ONLY = {
+    "an unknown label": (
+        ["--only", "none", "--only", "Bb"],
+        "--only Bb: 'Bb' must be among the grid's labels: 2, 16, none, B",
+    ),
+    "two labels of one axis": (
+        ["--only", "none,B"],
+        "--only none,B: no point of the grid has all these labels",
+    ),
+}
+
+
+@pytest.mark.parametrize("words, said", ONLY.values(), ids=ONLY)
+def test_every_only_must_choose_something(words, said, run):
+    status, printed, errors = run(*words)
+    assert (status, printed) == (2, "")
+    assert errors == f"{Path(sys.argv[0]).stem}: error: {said}\n"
+
+
 def test_two_points_that_train_the_same_are_refused(run):
     status, _, errors = run(grid=GRID.replace("--heads 16", "--heads 2"))
     assert status == 2
@@ -482,43 +574,76 @@ GRIDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "path", GRIDS, ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS]
+@pytest.fixture(
+    scope="module",
+    params=GRIDS,
+    ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS],
 )
-def test_fairseq_takes_every_command_of_a_grid(path):
-    """Append the flags of a run to the script's own command, as the scripts do.
+def path(request):
+    """Return the file of a grid.
 
-    Every label and cell comes once.
+    The scope lets the tests of a grid follow one another, so that a worker parses it once.
     """
-    grid = grids.read_grid(path)
-    own = {}
-    parsed = {}
+    return request.param
+
+
+def covering_runs(grid):
+    """Return the first runs that have, together, every label and every cell."""
     seen = set()
-    found = []
+    chosen = []
     for run in runs.runs(grid):
-        labels = set(run.labels.values())
-        labels |= {cell for cell in grid.cells if set(cell.split(",")) <= labels}
-        found += [run] if labels - seen else []
-        seen |= labels
-    for run in found:
-        for name, words in (
-            ("train", run.train),
-            *(("evaluate", words) for words in run.evaluate.values()),
-        ):
-            command, variables = commands.command_of(run, name, words, "out/run/save")
-            if (key := (name, *sorted(variables.items()))) not in own:
-                lines = script(command[0], **variables, DRY_RUN=1).stdout.splitlines()
-                (own[key],) = (shlex.split(line) for line in lines if line.startswith("fairseq-"))
-            if (whole := (*key, *own[key], *command[1:])) not in parsed:
-                parsed[whole] = str((key, sorted(vars(parse([*own[key], *command[1:]])).items())))
-    trained = {arguments for whole, arguments in parsed.items() if whole[0] == "train"}
-    assert len(trained) == len(found)  # no two runs train the same
-    assert grid.baseline == "" or any(grid.baseline in labels for labels in grid.axes.values())
-    assert all(
-        float(number.partition("±")[0]) > 0
-        for cell in grid.published.values()
-        for number in cell.split("/")
-    )
+        has = {*run.row, *grid.cells_of(run.row)}
+        if not has <= seen:
+            chosen.append(run)
+        seen |= has
+    return chosen
+
+
+@functools.cache
+def command_of_recipe(script_file, variables):
+    """Return the words of fairseq's command that a script prints."""
+    lines = script(script_file, **dict(variables), DRY_RUN=1).stdout.splitlines()
+    (line,) = (line for line in lines if line.startswith("fairseq-"))
+    return tuple(shlex.split(line))
+
+
+@functools.cache
+def parsed(command):
+    return str(sorted(vars(parse(list(command))).items()))
+
+
+def arguments_of(run, name, words):
+    """Return what fairseq makes of a run's command, and the variables of the script.
+
+    The words of the grid stand after the script's own, as the scripts put them.
+    """
+    command, variables = commands.command_of(run, name, words, "out/run/save")
+    key = tuple(sorted(variables.items()))
+    return key, parsed((*command_of_recipe(command[0], key), *command[1:]))
+
+
+def test_fairseq_takes_every_command_of_a_grid(path):
+    for run in covering_runs(grids.read_grid(path)):
+        arguments_of(run, "train", run.train)
+        for words in run.evaluate.values():
+            arguments_of(run, "evaluate", words)
+
+
+def test_no_two_runs_of_a_grid_train_the_same(path):
+    chosen = covering_runs(grids.read_grid(path))
+    trained = {arguments_of(run, "train", run.train) for run in chosen}
+    assert len(trained) == len(chosen)
+
+
+def test_the_baseline_of_a_grid_is_one_of_its_labels(path):
+    grid = grids.read_grid(path)
+    assert grid.baseline == "" or grid.baseline in grid.labels
+
+
+def test_the_papers_numbers_are_above_0(path):
+    for cell in grids.read_grid(path).published.values():
+        for number in cell.split("/"):
+            assert float(number.partition("±")[0]) > 0
 
 
 def test_table_5_has_both_validation_sets_of_mnli_and_table_6_both_numbers():
