@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from benchmarks import gpu, steps
+from studies.markdown import table
 
 ROOT = Path(__file__).resolve().parents[1]
 Report = dict[str, Any]
@@ -39,12 +40,16 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     only = (
         f"parts of {names} (default: all but {asked}, which are for those who change the kernels)"
     )
-    some = (
+    words_of_part = (
         "; PART=WORD+WORD takes the steps with one of the words in their names, and "
         "tests=FILE+FILE these tests"
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="PART", default=usual, help=f"{only}, in this order{some}"
+        "--only",
+        nargs="+",
+        metavar="PART",
+        default=usual,
+        help=f"{only}, in this order{words_of_part}",
     )
     parser.add_argument(
         "--seconds", type=float, default=360.0, help="for all parts (default: %(default)s)"
@@ -62,6 +67,10 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     for word in args.only:
         name, _, steps_of_part = word.partition("=")
         only_parts[name] = steps_of_part.split("+") if steps_of_part else []
+    # the words of this part are no steps, but files
+    args.files = tuple(only_parts.get("tests", ()))
+    if args.files:
+        only_parts["tests"] = []
     args.only = only_parts
     unknown = sorted(set(args.only) - set(gpu.PARTS))
     if unknown:
@@ -96,10 +105,10 @@ def chosen(steps: list[str], words: Sequence[str]) -> list[str]:
     """
     if not words:
         return steps
-    found: dict[str, None] = {}  # in order, each step once
+    matching: dict[str, None] = {}  # in order, each step once
     for word in words:
-        found |= dict.fromkeys(step for step in steps if word in step)
-    return list(found)
+        matching |= dict.fromkeys(step for step in steps if word in step)
+    return list(matching)
 
 
 def run_part(
@@ -111,8 +120,6 @@ def run_part(
     if part.needs and importlib.util.find_spec(part.needs) is None:
         return report | {"left_out": f"needs {part.needs}, which is not installed"}
     began = time.monotonic()
-    if name == "tests":  # whose words are files, which `settings` has
-        words = []
     events = steps.run(
         functools.partial(part.run, settings),
         chosen(part.steps(settings), words),
@@ -146,20 +153,19 @@ def as_text(parts: dict[str, Report]) -> str:
             continue
         lines.append(f"`{name}`, {part['seconds']:g} s, {len(part['rows'])} rows")
         if part["rows"]:
-            lines += ["", *table(part["rows"])]
+            lines += ["", rows_table(part["rows"])]
         if part["faults"]:
             lines += ["", *(f"- {step}: {fault}" for step, fault in part["faults"].items())]
     return "\n".join([*lines, ""])
 
 
-def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the lines of a table; its columns are the names of all rows, in order."""
+def rows_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a table whose columns are the names of all rows, in order."""
     columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines = []
     for row in rows:
-        cells = [cell(row.get(column, "")) for column in columns]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append([cell(row.get(column, "")) for column in columns])
+    return table(columns, lines)
 
 
 def cell(value: Any) -> str:
@@ -196,9 +202,7 @@ def main(words: Sequence[str] | None = None) -> int:
     made = Path(tempfile.mkdtemp(prefix="gpu_report"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(made / "triton"))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(made / "inductor"))
-    settings = gpu.Settings(
-        device, args.quick, made / "compiled", tuple(args.only.get("tests", ()))
-    )
+    settings = gpu.Settings(device, args.quick, made / "compiled", args.files)
     # Many processes compile beside each other already.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     log = path.with_suffix(".log").resolve()

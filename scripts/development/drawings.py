@@ -518,10 +518,10 @@ def products_of_columns(matrix: Matrix) -> list[list[float]]:
 
 def penalty(matrix: Matrix) -> float:
     """Return the squared Frobenius norm of M^T M - I."""
-    found = products_of_columns(matrix)
+    products = products_of_columns(matrix)
     return sum(
         (value - (row == column)) ** 2
-        for row, values in enumerate(found)
+        for row, values in enumerate(products)
         for column, value in enumerate(values)
     )
 

@@ -1,6 +1,7 @@
 """The table of examples/README.md, from results/examples."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,20 +37,20 @@ def trained() -> str:
     """Return a row for each file: means over the seeds, and the difference with its interval."""
     rows = []
     for name, look in FILES.items():
-        found = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        plain = numbers(found, "none")
-        mixed = numbers(found, found["settings"]["mixing"])
+        results = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        plain = numbers(results, "none")
+        mixed = numbers(results, results["settings"]["mixing"])
         difference = paired([b - a for a, b in zip(plain, mixed, strict=True)])
-        means = [f"{sum(each) / len(each):.{look.decimals}f}" for each in (plain, mixed)]
+        means = [f"{statistics.fmean(side):.{look.decimals}f}" for side in (plain, mixed)]
         seeds = str(len(plain))
         shown_difference = shown(difference, look.decimals)
-        rows.append([look.model, look.heads, found["metric"], seeds, *means, shown_difference])
+        rows.append([look.model, look.heads, results["metric"], seeds, *means, shown_difference])
     head = ["model", "heads", "number", "seeds", "without mixing", "B", "difference"]
     return table(head, rows)
 
 
-def numbers(found: dict[str, Any], mixing: str) -> list[float]:
-    return [row[mixing]["number"] for row in found["rows"]]
+def numbers(results: dict[str, Any], mixing: str) -> list[float]:
+    return [row[mixing]["number"] for row in results["rows"]]
 
 
 TABLES = {"trained": trained}

@@ -75,13 +75,13 @@ def attention_table(passes: str, column: str, names: dict[str, str]) -> str:
 
     Where both reports have a number, the later one counts.
     """
-    found = {(row["name"], row["size"]): row for row in rows_of("core") if row["passes"] == passes}
+    row_of = {(row["name"], row["size"]): row for row in rows_of("core") if row["passes"] == passes}
 
     def line(title: str, keys: tuple[str, ...], field: str, unit: str = "") -> list[str]:
         """Return a line of the first of the contenders that has a number, for each size."""
         cells = [title]
         for size in SIZES:
-            row = next((found[key, size] for key in keys if (key, size) in found), None)
+            row = next((row_of[key, size] for key in keys if (key, size) in row_of), None)
             cells.append("" if row is None else shown(row[field]) + unit)
         return cells
 
@@ -90,17 +90,17 @@ def attention_table(passes: str, column: str, names: dict[str, str]) -> str:
     else:
         lines = [line("torch's softmax", TORCH, column)]
     lines += [line(title, (name,), column) for name, title in names.items()]
-    measured = [each for each in lines if any(each[1:])]
+    measured = [cells for cells in lines if any(cells[1:])]
     return table(["", *SIZES.values()], measured)
 
 
 def mixing() -> str:
     """Return the times of the kernels that mix, beside those of the kernels before them."""
     content = json.loads((REPORTS / "mixing-h200.json").read_text())
-    found = {(row["kernels"], row["name"], row["size"]): row for row in content["passes"]}
+    passes = {(row["kernels"], row["name"], row["size"]): row for row in content["passes"]}
 
     def line(title: str, kernels: str, name: str, field: str) -> list[str]:
-        rows = [found[kernels, name, size] for size in SIZES_OF_MIXING]
+        rows = [passes[kernels, name, size] for size in SIZES_OF_MIXING]
         return [title, *(shown(row[field]) if field in row else "" for row in rows)]
 
     now, before = "through memory", "in registers"

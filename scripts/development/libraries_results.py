@@ -42,15 +42,15 @@ LACKS = ""  # the model has no such thing
 WRONG = "**wrong**"
 
 
-def outcome(check: str, found: float | str | None) -> str:
+def outcome(check: str, value: float | str | None) -> str:
     """Return `HOLDS`, `LACKS`, `WRONG` or one of `REASONS`."""
-    if found is None:
+    if value is None:
         return LACKS
-    if isinstance(found, str):
-        if not found.startswith(UNMIXED):
+    if isinstance(value, str):
+        if not value.startswith(UNMIXED):
             return WRONG
-        return next((reason for part, reason in REASONS.items() if part in found), WRONG)
-    is_close = not math.isnan(found) and found <= CHECKS[check]
+        return next((reason for part, reason in REASONS.items() if part in value), WRONG)
+    is_close = not math.isnan(value) and value <= CHECKS[check]
     return HOLDS if is_close else WRONG
 
 
@@ -58,14 +58,14 @@ def libraries() -> str:
     """Return a row for each library: its models, and whether all checks hold."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     by_library: dict[str, list[dict[str, Any]]] = {}
-    for found in results["models"]:
-        library = f"{found['library']} {found['version']}".strip()
-        by_library.setdefault(library, []).append(found)
+    for model in results["models"]:
+        library = f"{model['library']} {model['version']}".strip()
+        by_library.setdefault(library, []).append(model)
 
     reasons: list[str] = []
     rows = []
     for library, models in by_library.items():
-        names = "; ".join(found["model"] for found in models)
+        names = "; ".join(model["model"] for model in models)
         rows.append([library, names, _holding(models, reasons), _largest(models)])
     lines = [f"torch {results['torch']}:"]
     lines.append(table(["library", "models", "does it work?", "largest difference"], rows))
@@ -78,7 +78,7 @@ def _holding(models: list[dict[str, Any]], reasons: list[str]) -> str:
     lacking = []
     failing = []
     for check in CHECKS:
-        outcomes = [outcome(check, found[check]) for found in models]
+        outcomes = [outcome(check, model[check]) for model in models]
         if all(result == LACKS for result in outcomes):
             lacking.append(f"`{check}`")
         for result in dict.fromkeys(outcomes):
@@ -100,8 +100,8 @@ def _holding(models: list[dict[str, Any]], reasons: list[str]) -> str:
 def _largest(models: list[dict[str, Any]]) -> str:
     """Return the largest difference of the checks whose numbers the page shows."""
     numbers = []
-    for found in models:
-        numbers += [found[check] for check in NUMBERS if isinstance(found[check], float)]
+    for model in models:
+        numbers += [model[check] for check in NUMBERS if isinstance(model[check], float)]
     return f"{max(numbers):.0e}"
 
 

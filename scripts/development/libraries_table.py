@@ -41,6 +41,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+# Python looks in the folder of the command alone
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,10 +51,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
 
+from development.errors import one_line
+from development.libraries_results import UNMIXED
 from mixhead_plugin.nn import load, mix, mixing_parameters
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-UNMIXED = "without mixing, too: "  # how a result begins where the plain model cannot do it either
 
 
 class Case(NamedTuple):
@@ -150,9 +154,9 @@ def defined(modules: Iterable[nn.Module]) -> Callable[..., Tensor]:
 @contextlib.contextmanager
 def in_place_of_the_function(other: Callable[..., Tensor]) -> Iterator[None]:
     """Let every module of Python that has the function have another one; some import it by name."""
-    own = F.scaled_dot_product_attention
-    name = own.__name__
-    places = [module for module in sys.modules.values() if vars(module).get(name) is own]
+    function = F.scaled_dot_product_attention
+    name = function.__name__
+    places = [module for module in sys.modules.values() if vars(module).get(name) is function]
     fast = torch.backends.mha.get_fastpath_enabled()
     for module in places:
         setattr(module, name, other)
@@ -162,7 +166,7 @@ def in_place_of_the_function(other: Callable[..., Tensor]) -> Iterator[None]:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         for module in places:
-            setattr(module, name, own)
+            setattr(module, name, function)
 
 
 def by_formula(tried: Tried, plain: nn.Module, **more: Any) -> Tensor:
@@ -179,8 +183,8 @@ def by_formula(tried: Tried, plain: nn.Module, **more: Any) -> Tensor:
         return tried.case.call(plain, **more)
 
 
-def difference(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
+def difference(outputs: Tensor, expected: Tensor) -> float:
+    return float((outputs - expected).abs().max() / expected.abs().max())
 
 
 def move(model: nn.Module) -> None:
@@ -207,9 +211,9 @@ def _masks(tried: Tried) -> float | None:
     hides = tried.case.hides
     if hides is None:
         return None
-    found = tried.case.call(tried.model, **hides)
-    assert not torch.allclose(found, tried.expected), "the mask has no effect"
-    return difference(found, by_formula(tried, tried.plain, **hides))
+    hidden = tried.case.call(tried.model, **hides)
+    assert not torch.allclose(hidden, tried.expected), "the mask has no effect"
+    return difference(hidden, by_formula(tried, tried.plain, **hides))
 
 
 @torch.enable_grad()
@@ -217,10 +221,10 @@ def _trained(tried: Tried) -> float:
     parameters = list(mixing_parameters(tried.model).values())
     plain = copy.deepcopy(tried.plain).train()
     tried.model.train()
-    found = torch.autograd.grad(loss(tried.case.call(tried.model)), parameters)
+    gradients_of_mixed = torch.autograd.grad(loss(tried.case.call(tried.model)), parameters)
     expected = torch.autograd.grad(loss(by_formula(tried, plain)), parameters)
     tried.model.eval()
-    return max(map(difference, found, expected))
+    return max(map(difference, gradients_of_mixed, expected))
 
 
 def loss(outputs: Tensor) -> Tensor:
@@ -278,9 +282,9 @@ def _autocast(tried: Tried) -> float:
     model = copy.deepcopy(tried.model).float()
     exact = tried.case.call(model)
     with torch.autocast("cpu", torch.bfloat16):
-        found = tried.case.call(model).float()
-    assert not torch.equal(found, exact), "autocast has no effect"
-    return difference(found, exact)
+        rounded_outputs = tried.case.call(model).float()
+    assert not torch.equal(rounded_outputs, exact), "autocast has no effect"
+    return difference(rounded_outputs, exact)
 
 
 @torch.enable_grad()
@@ -299,17 +303,17 @@ def _checkpoints(tried: Tried) -> float:
     calls: list[nn.Module] = []
     for module in attentions:
         module.register_forward_pre_hook(lambda module, args: calls.append(module))
-    found = gradients(tried.case, model)
+    again = gradients(tried.case, model)
     assert len(calls) == 2 * len(attentions), "attentions were not computed again"
-    return max(map(difference, found, expected))
+    return max(map(difference, again, expected))
 
 
 def gradients(case: Case, model: nn.Module) -> list[Tensor]:
     """Return those of the parameters that have any."""
     model.zero_grad()
     loss(case.call(model)).backward()
-    found = [parameter.grad for parameter in model.parameters()]
-    return [gradient.clone() for gradient in found if gradient is not None and gradient.any()]
+    all_gradients = [parameter.grad for parameter in model.parameters()]
+    return [grad.clone() for grad in all_gradients if grad is not None and grad.any()]
 
 
 def _compiled(tried: Tried) -> float:
@@ -362,7 +366,7 @@ def row(case: Case, checks: Iterable[str] = CHECKS) -> dict[str, Any]:
         try:
             results[name] = rounded(CHECKS[name](tried))
         except Exception as error:  # what it was stands in the results
-            results[name] = without_mixing(tried, name) + _line(error)
+            results[name] = without_mixing(tried, name) + one_line(error)
     return results
 
 
@@ -381,18 +385,14 @@ def rounded(number: float | None) -> float | None:
     return None if number is None else float(f"{number:.0e}")
 
 
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-
-
 # The models
 
 
 def define_operators_of_torchvision() -> None:
     """Let torchvision be imported beside a CPU torch: give its operators names, without code."""
-    found = importlib.util.find_spec("torchvision")
-    assert found is not None and found.origin is not None
-    folder = Path(found.origin).parent
+    spec = importlib.util.find_spec("torchvision")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent
     names = {"nms"}
     for file in (*folder.glob("*.py"), *folder.glob("ops/*.py")):
         names.update(re.findall(r"torchvision::([a-z_]+)", file.read_text()))
@@ -475,12 +475,12 @@ def of_x_transformers() -> Iterable[Case]:
     words = torch.randint(50, (2, 9))
 
     def steps(model: Any) -> Tensor:
-        found = []
+        outputs = []
         cache = None
         for end in range(1, 10):
             out, cache = model(words[:, :end], cache=cache, return_intermediates=True)
-            found.append(out[:, -1:])
-        return torch.cat(found, 1)
+            outputs.append(out[:, -1:])
+        return torch.cat(outputs, 1)
 
     options: dict[str, dict[str, Any]] = {
         "decoder": {},
@@ -528,10 +528,10 @@ def of_whisper() -> Iterable[Case]:
     def steps(model: Any) -> Tensor:
         cache, hooks = model.install_kv_cache_hooks()
         read = model.encoder(sound)
-        found = [model.decoder(words[:, t : t + 1], read, kv_cache=cache) for t in range(7)]
+        outputs = [model.decoder(words[:, t : t + 1], read, kv_cache=cache) for t in range(7)]
         for hook in hooks:
             hook.remove()
-        return torch.cat(found, 1)
+        return torch.cat(outputs, 1)
 
     yield Case(
         "encoder, decoder, cross",
@@ -550,9 +550,9 @@ def of_litgpt() -> Iterable[Case]:
 
     def steps(model: Any) -> Tensor:
         model.set_kv_cache(batch_size=2, dtype=torch.float64)
-        found = [model(words[:, t : t + 1], torch.tensor([t])) for t in range(9)]
+        outputs = [model(words[:, t : t + 1], torch.tensor([t])) for t in range(9)]
         model.clear_kv_cache()
-        return torch.cat(found, 1)
+        return torch.cat(outputs, 1)
 
     for name, groups in (("Llama-3.2-1B", 2), ("Qwen3-0.6B", 2), ("pythia-14m", 4)):
         sizes = {
@@ -651,7 +651,7 @@ def main() -> None:
         for case in LIBRARIES[name]():
             results.append(row(case))
             print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-    lines = ",\n".join(json.dumps(found) for found in results)
+    lines = ",\n".join(json.dumps(result) for result in results)
     version = torch.__version__.partition("+")[0]
     print(f'{{"torch": "{version}", "models": [\n{lines}\n]}}')
 

@@ -27,10 +27,14 @@ if [[ $1 == build && $# -gt 1 && $2 != "v$version" ]]; then
     exit 1
 fi
 
-if [[ ! -x $VENV/bin/python ]]; then
+# test.txt and runtime.txt have the versions of what the tools need in turn.
+pins() { cat "$PINS"/{build,release,test,runtime}.txt; }
+if ! cmp --silent <(pins) "$VENV/installed.txt"; then
+    echo "release.sh: installing the tools into $VENV"
+    rm -rf "$VENV"
     "${PYTHON:-python3}" -m venv "$VENV"
-    # test.txt and runtime.txt have the versions of what these need in turn.
     "${PACKAGES[@]}" -r "$PINS/build.txt" -r "$PINS/release.txt" -c "$PINS/test.txt" -c "$PINS/runtime.txt"
+    pins >"$VENV/installed.txt" # last, so that a run that broke off is not taken for a whole one
 fi
 
 if [[ $1 == upload ]]; then

@@ -24,21 +24,21 @@ LINK = re.compile(r"""\]\(([^)\s]+)\)|(?:src|srcset|href)=["']([^"'\s]+)["']""")
 
 def documents() -> list[Path]:
     """Return the Markdown files of the project."""
-    found = [*ROOT.glob("*.md")]
+    pages = [*ROOT.glob("*.md")]
     for folder in FOLDERS:
-        found += (ROOT / folder).rglob("*.md")
-    return sorted(found)
+        pages += (ROOT / folder).rglob("*.md")
+    return sorted(pages)
 
 
 def linked_files(document: Path) -> list[Path]:
     """Return the files of this checkout that a document links to or shows."""
-    found = []
+    files = []
     for in_markdown, in_html in LINK.findall(FENCED.sub("", document.read_text())):
         target = (in_markdown or in_html).partition("#")[0]
         path = (document.parent / target).resolve()
         if target and path.is_relative_to(ROOT) and path.is_file():
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
 def for_python_markdown(text: str) -> str:

@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from studies.markdown import table
+
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "transformers" / "types.json"
 
 # Each check of the script; True where it holds, None where a model has no such thing.
 CHECKS = ("start", "moved", "reads queries", "trained", "cached", "ablated", "pruned", "loaded")
+REFUSES = "refuses: "  # what a check says where it is refused in one line, which is no fault
 # Why a type is refused, by a part of the message.
 REFUSED = {
     "has no attention": "refused: no attention that goes through the `AttentionInterface`, or "
@@ -31,18 +34,18 @@ UNTRIED_NAMES = "all others: [types.json](../results/transformers/types.json) na
 ORDER = (ALL, LEFT_OUT, BUT_PRUNE, A_PART, WRONG, *REFUSED.values(), UNTRIED)
 
 
-def group_of(found: dict[str, Any]) -> str:
+def group_of(result: dict[str, Any]) -> str:
     """Return which row of the table has a type."""
-    if "not built" in found:
+    if "not built" in result:
         return UNTRIED
-    if "refused" in found:
-        return next(row for part, row in REFUSED.items() if part in found["refused"])
-    failed = [check for check in CHECKS if found[check] not in (True, None)]
+    if "refused" in result:
+        return next(row for part, row in REFUSED.items() if part in result["refused"])
+    failed = [check for check in CHECKS if result[check] not in (True, None)]
     if not failed:
-        return LEFT_OUT if found["left out"] else ALL
-    if failed == ["pruned"] and found["pruned"].startswith("refuses: "):
+        return LEFT_OUT if result["left out"] else ALL
+    if failed == ["pruned"] and result["pruned"].startswith(REFUSES):
         return BUT_PRUNE
-    if failed[0] == "trained" and found["trained"].endswith("attentions are not called"):
+    if failed[0] == "trained" and result["trained"].endswith("attentions are not called"):
         return A_PART
     return WRONG
 
@@ -50,21 +53,20 @@ def group_of(found: dict[str, Any]) -> str:
 def transformers_types() -> str:
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     groups: dict[str, list[dict[str, Any]]] = {}
-    for found in results["types"]:
-        groups.setdefault(group_of(found), []).append(found)
+    for result in results["types"]:
+        groups.setdefault(group_of(result), []).append(result)
 
-    header = ["what was seen", "types", "classes of attentions", "which types"]
-    lines = [header, ["---"] * len(header)]
+    rows = []
     for group in ORDER:
         if group not in groups:
             continue
-        types = [found["type"] for found in groups[group]]
-        classes = {kind for found in groups[group] for kind in found.get("attentions", [])}
+        types = [result["type"] for result in groups[group]]
+        classes = {kind for result in groups[group] for kind in result.get("attentions", [])}
         # Nobody needs to read a long list of what nobody has seen.
         names = UNTRIED_NAMES if group == UNTRIED else ", ".join(types)
-        lines.append([group, str(len(types)), str(len(classes) or ""), names])
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"transformers {results['transformers']}:\n\n{table}"
+        rows.append([group, str(len(types)), str(len(classes) or ""), names])
+    head = ["what was seen", "types", "classes of attentions", "which types"]
+    return f"transformers {results['transformers']}:\n\n{table(head, rows)}"
 
 
 TABLES = {"transformers_types": transformers_types}

@@ -32,12 +32,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# Python looks in the folder of the command alone
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from development.errors import one_line
+from development.transformers_results import CHECKS, REFUSES
 from mixhead_plugin import hf
 from mixhead_plugin.hf.adapter import attentions_of
 from mixhead_plugin.hf.layouts import INTERFACE, Site, sites_of
@@ -45,8 +50,6 @@ from mixhead_plugin.hf.layouts import INTERFACE, Site, sites_of
 VOCABULARY = 64
 LENGTH = 7
 LARGEST = 10_000_000  # parameters; a larger model has a size that SIZES does not know
-CHECKS = ("start", "moved", "reads queries", "trained", "cached", "ablated", "pruned", "loaded")
-REFUSES = "refuses: "  # what a check says where it is refused in one line, which is no fault
 DEFINED = "defined"  # the name of `defined_attention`
 
 # The size of a number of a config, by the first pattern that its name fits.
@@ -107,24 +110,24 @@ def name_of_class(model_type: str) -> str:
     """Return the name of the class of a model of a type, '' if no Auto class has one."""
     for mapping in MAPPINGS:
         name = f"MODEL_FOR_{mapping}_MAPPING_NAMES" if mapping else "MODEL_MAPPING_NAMES"
-        found = getattr(modeling_auto, name).get(model_type)
-        if found is not None:
-            return found if isinstance(found, str) else found[0]
+        classes = getattr(modeling_auto, name).get(model_type)
+        if classes is not None:
+            return classes if isinstance(classes, str) else classes[0]
     return ""
 
 
 def types() -> list[str]:
     """Return the types whose files use the AttentionInterface, in the order of their names."""
     root = Path(transformers.__file__).parent / "models"
-    found = []
+    chosen = []
     for model_type in CONFIG_MAPPING:
         folder = root / transformers.models.auto.configuration_auto.model_type_to_module_name(
             model_type
         )
         texts = (file.read_text(encoding="utf-8") for file in folder.glob("modeling_*.py"))
         if any(INTERFACE in text for text in texts) and name_of_class(model_type):
-            found.append(model_type)
-    return sorted(found)
+            chosen.append(model_type)
+    return sorted(chosen)
 
 
 def tiny_config(cls: Any, key_heads: int = 2) -> PreTrainedConfig:
@@ -248,17 +251,17 @@ def all_inputs(model: PreTrainedModel, first: dict[str, Tensor]) -> Inputs:
     left = {site.name for site in sites_of(model)} - called(model, inputs)
     towers = [name for name, module in model.named_modules() if isinstance(module, PreTrainedModel)]
     for name in sorted(towers, key=len):
-        inside = {each for each in left if each.startswith(f"{name}.")}
+        inside = {site for site in left if site.startswith(f"{name}.")}
         tower: Any = model.get_submodule(name)
         if not name or not inside or "input_ids" in inputs_of(tower):
             continue
         try:
-            more = {name: inputs_of(tower)}
-            reached = called(model, more)
+            of_tower = {name: inputs_of(tower)}
+            reached = called(model, of_tower)
         except Exception:  # it needs more than its images
             continue
         if reached & left:
-            inputs |= more
+            inputs |= of_tower
             left -= reached
     return inputs
 
@@ -266,26 +269,26 @@ def all_inputs(model: PreTrainedModel, first: dict[str, Tensor]) -> Inputs:
 @torch.no_grad()
 def called(model: PreTrainedModel, inputs: Inputs) -> set[str]:
     """Return the names of the attentions that are called."""
-    found: set[str] = set()
+    names: set[str] = set()
     handles = [
         model.get_submodule(site.name).register_forward_hook(
-            lambda module, args, output, name=site.name: found.add(name)
+            lambda module, args, output, name=site.name: names.add(name)
         )
         for site in sites_of(model)
     ]
     outputs_of(model, inputs)
     for handle in handles:
         handle.remove()
-    return found
+    return names
 
 
 def outputs_of(model: PreTrainedModel, inputs: Inputs) -> Tensor:
     """Return the first tensor of numbers that a model gives, and that its towers give, flat."""
-    found = []
+    outputs = []
     for name, arguments in inputs.items():
         torch.manual_seed(0)  # some hide patches at random
-        found.append(numbers_of(model.get_submodule(name)(**arguments)).flatten())
-    return torch.cat(found)
+        outputs.append(numbers_of(model.get_submodule(name)(**arguments)).flatten())
+    return torch.cat(outputs)
 
 
 def numbers_of(outputs: Any) -> Tensor:
@@ -377,11 +380,11 @@ def mixed_sites(model: PreTrainedModel) -> list[Site]:
 
 def try_type(model_type: str) -> dict[str, Any]:
     """Return what holds for a type, or why it was not tried."""
-    found: dict[str, Any] = {"type": model_type, "class": name_of_class(model_type)}
+    result: dict[str, Any] = {"type": model_type, "class": name_of_class(model_type)}
     try:
         plain, first = build(model_type)
     except Exception as error:
-        return found | {"not built": _line(error)}
+        return result | {"not built": one_line(error)}
 
     mixed = copy.deepcopy(plain)
     with warnings.catch_warnings(record=True) as said:
@@ -389,44 +392,47 @@ def try_type(model_type: str) -> dict[str, Any]:
         try:
             hf.mix(mixed, "position-wise")
         except ValueError as error:
-            return found | {"refused": str(error)}
+            return result | {"refused": str(error)}
     inputs = all_inputs(plain, first)
     with torch.no_grad():
         expected = outputs_of(plain, inputs)
-    found["left out"] = [str(each.message) for each in said if "mixed without" in str(each.message)]
-    found["attentions"] = sorted({site.class_name for site in mixed_sites(mixed)})
+    messages = [str(warning.message) for warning in said]
+    result["left out"] = [message for message in messages if "mixed without" in message]
+    result["attentions"] = sorted({site.class_name for site in mixed_sites(mixed)})
     for check in CHECKS:
         try:
-            found[check] = _CHECKS[check](plain, mixed, inputs, expected)
+            result[check] = _CHECKS[check](plain, mixed, inputs, expected)
         except Exception as error:
-            found[check] = _line(error)
-    return found
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-
-
-def _same(found: Tensor, expected: Tensor) -> bool | str:
-    """Return True if two outputs are the same, up to what models compute in float32."""
-    close = torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * float(expected.std()) + 1e-9)
-    return close or f"differs by {float((found - expected).abs().max()):.1e}"
-
-
-@torch.no_grad()
-def _start(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
-    result = _same(outputs_of(mixed, inputs), expected)
-    for parameter in hf.mixing_parameters(mixed).values():
-        parameter.data += 0.3 * torch.randn_like(parameter)
+            result[check] = one_line(error)
+        if check == "start":  # all other checks are of a mixing that is not the identity
+            move(mixed)
     return result
 
 
 @torch.no_grad()
+def move(mixed: PreTrainedModel) -> None:
+    """Move the mixing away from the identity."""
+    for parameter in hf.mixing_parameters(mixed).values():
+        parameter += 0.3 * torch.randn_like(parameter)
+
+
+def _same(outputs: Tensor, expected: Tensor) -> bool | str:
+    """Return True if two outputs are the same, up to what models compute in float32."""
+    close = torch.allclose(outputs, expected, rtol=1e-4, atol=1e-5 * float(expected.std()) + 1e-9)
+    return close or f"differs by {float((outputs - expected).abs().max()):.1e}"
+
+
+@torch.no_grad()
+def _start(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
+    return _same(outputs_of(mixed, inputs), expected)
+
+
+@torch.no_grad()
 def _moved(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
-    found = outputs_of(mixed, inputs)
-    if torch.allclose(found, expected):
+    outputs = outputs_of(mixed, inputs)
+    if torch.allclose(outputs, expected):
         return "the mixing has no effect"
-    return _same(found, outputs_of(defined(plain, mixed), inputs))
+    return _same(outputs, outputs_of(defined(plain, mixed), inputs))
 
 
 @torch.no_grad()
@@ -445,12 +451,14 @@ def _reads_queries(plain: Any, mixed: Any, inputs: Inputs, expected: Tensor) -> 
         if id(parameter) not in kept:
             parameter += torch.randn_like(parameter)
 
-    found = []
-    for model in (mixed, changed):
+    def read(model: PreTrainedModel) -> Any:
+        """Return what the heads of the site do."""
         torch.manual_seed(0)
-        heads = hf.attentions(model.get_submodule(tower), inputs[tower]).values()
-        found.append(next(each for each in heads if site.name.endswith(each.name)))
-    before, after = found
+        attentions = hf.attentions(model.get_submodule(tower), inputs[tower]).values()
+        return next(heads for heads in attentions if site.name.endswith(heads.name))
+
+    before = read(mixed)
+    after = read(changed)
     assert before.mixing is not None and after.mixing is not None
     if torch.equal(before.source, after.source):
         return "the weights did not change"
@@ -505,34 +513,34 @@ def _first_called(model: PreTrainedModel, inputs: Inputs) -> Site:
     return next(site for site in mixed_sites(model) if site.name in reached)
 
 
-def _some(site: Site, model: PreTrainedModel) -> list[int]:
+def _group(site: Site, model: PreTrainedModel) -> list[int]:
     """Return heads to remove: a group that shares keys."""
-    heads: Any = next(each for each in attentions_of(model) if each.name == site.name)
-    return list(range(heads.sizes.heads_per_key))
+    attention: Any = next(heads for heads in attentions_of(model) if heads.name == site.name)
+    return list(range(attention.sizes.heads_per_key))
 
 
 @torch.no_grad()
 def _ablated(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
     site = _first_called(mixed, inputs)
-    some = _some(site, mixed)
-    with hf.ablate(mixed, {site.name: some}):
-        found = outputs_of(mixed, inputs)
+    heads = _group(site, mixed)
+    with hf.ablate(mixed, {site.name: heads}):
+        outputs = outputs_of(mixed, inputs)
     silenced = copy.deepcopy(mixed)
     projection: Any = silenced.get_submodule(site.paths["output"])
     weight = projection.weight if isinstance(projection, nn.Linear) else projection.weight.t()
-    weight[:, : len(some) * site.head_dim] = 0
-    return _same(found, outputs_of(silenced, inputs))
+    weight[:, : len(heads) * site.head_dim] = 0
+    return _same(outputs, outputs_of(silenced, inputs))
 
 
 @torch.no_grad()
 def _pruned(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
     pruned = copy.deepcopy(mixed)
     site = _first_called(mixed, inputs)
-    some = _some(site, mixed)
-    with hf.ablate(mixed, {site.name: some}):
+    heads = _group(site, mixed)
+    with hf.ablate(mixed, {site.name: heads}):
         silenced = outputs_of(mixed, inputs)
     try:
-        hf.prune(pruned, {site.name: some})
+        hf.prune(pruned, {site.name: heads})
     except ValueError as error:
         return f"{REFUSES}{error}"
     return _same(outputs_of(pruned, inputs), silenced)
@@ -570,11 +578,11 @@ def main() -> None:
     names = args.types or types()
     with multiprocessing.Pool(args.jobs) as pool:
         results = []
-        for found in pool.imap_unordered(try_type, names):
-            results.append(found)
-            print(json.dumps(found), file=sys.stderr, flush=True)
-    results.sort(key=lambda found: found["type"])
-    lines = ",\n".join(json.dumps(found) for found in results)
+        for result in pool.imap_unordered(try_type, names):
+            results.append(result)
+            print(json.dumps(result), file=sys.stderr, flush=True)
+    results.sort(key=lambda result: result["type"])
+    lines = ",\n".join(json.dumps(result) for result in results)
     print(f'{{"transformers": "{transformers.__version__}", "types": [\n{lines}\n]}}')
 
 

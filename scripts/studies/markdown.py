@@ -4,8 +4,10 @@ import html
 import math
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from studies.inference import Estimate
+if TYPE_CHECKING:  # gpu_report.sh makes tables where scipy and statsmodels may be missing
+    from studies.inference import Estimate
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -23,7 +25,7 @@ def escaped(text: str) -> str:
 NO_PAIR = "no seed in common"  # what stands for a gain where no seed has both rows
 
 
-def shown(estimate: Estimate, decimals: int) -> str:
+def shown(estimate: "Estimate", decimals: int) -> str:
     """Return '0.0284 (0.0182 to 0.0385)', without an interval if it has none."""
     if estimate.count == 0:
         return NO_PAIR
@@ -40,7 +42,7 @@ def signed(value: float, decimals: int) -> str:
     return zero if text == f"-{zero}" else text
 
 
-def fold(log_ratio: Estimate) -> str:
+def fold(log_ratio: "Estimate") -> str:
     """Return how many times smaller a loss is: '277 times (233 to 330)'; as `shown`."""
     if log_ratio.count == 0:
         return NO_PAIR

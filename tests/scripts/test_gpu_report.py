@@ -61,13 +61,19 @@ def test_a_wrong_flag_is_refused(case, capsys):
 
 
 def test_words_choose_steps_of_a_part_in_their_order():
-    only = gpu_report.parse(["--only", "core=float16+0.1", "machine", "tests=a.py::b+c.py"]).only
-    assert list(only) == ["core", "machine", "tests"] and only["tests"] == ["a.py::b", "c.py"]
+    only = gpu_report.parse(["--only", "core=float16+0.1", "machine"]).only
+    assert list(only) == ["core", "machine"]
     assert gpu_report.chosen(["1 float16", "2 bfloat16 0.1", "3 float32"], only["core"]) == [
         "1 float16",
         "2 bfloat16 0.1",
     ]
     assert gpu_report.chosen(["a", "b"], only["machine"]) == ["a", "b"]
+
+
+def test_the_words_of_the_tests_are_files():
+    args = gpu_report.parse(["--only", "core", "tests=a.py::b+c.py"])
+    assert args.only == {"core": [], "tests": []}
+    assert args.files == ("a.py::b", "c.py")
 
 
 def test_a_machine_without_a_gpu_is_told_in_one_line(monkeypatch):
@@ -86,9 +92,9 @@ def test_a_part_that_lacks_a_package_is_left_out_with_a_word(monkeypatch, tmp_pa
 
 
 def test_a_table_has_every_column_and_empty_cells():
-    assert gpu_report.table([{"a": 1.23456}, {"b": "x|y"}]) == [
+    assert gpu_report.rows_table([{"a": 1.23456}, {"b": "x|y"}]).splitlines() == [
         "| a | b |",
-        "|---|---|",
+        "| --- | --- |",
         "| 1.23 |  |",
         "|  | x\\|y |",
     ]

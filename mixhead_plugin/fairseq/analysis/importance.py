@@ -75,10 +75,9 @@ def run(args: Namespace) -> None:
             }
         )
     if len(shown) == 2:
-        first, second = shown.values()
-        results["pearson"] = pearson(first, second)
+        results["pearson"] = pearson(*shown.values())
         for stage, r in results["pearson"].items():
-            print(f"Pearson's r of the {shown_stages(first)[stage]}: {r:.3f}")
+            print(f"Pearson's r of the {shown_stages(weights)[stage]}: {r:.3f}")
         pictures["importance-correlation"] = correlation_figure(shown, results["pearson"], title)
     output.write(args, "importance", results, pictures)
 

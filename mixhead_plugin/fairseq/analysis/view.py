@@ -12,7 +12,7 @@ Example: view checkpoint_best.pt --text 'ein Mann schläft .' --output page.html
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -27,8 +27,6 @@ from mixhead_plugin.heads.attention import Attention, Heads, HeadsError
 from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
 from mixhead_plugin.heads.sites import where
 from mixhead_plugin.heads.views import watched
-
-TOKENS = ("src_tokens", "prev_output_tokens")  # the entries of net_input that are [B, N]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -96,21 +94,24 @@ def facts(loaded: Loaded) -> str:
     return f"{loaded.cfg.model._name}: {'; '.join(sorted(lines))}"
 
 
+TOKENS = "src_tokens", "prev_output_tokens"  # the entries of net_input that are [B, N]
+
+
 class Input(NamedTuple):
-    """What a model reads and writes for one sentence."""
+    """Hold what a model reads and writes for one sentence."""
 
     net_input: dict[str, Tensor]
     written: Tensor  # the tokens to predict [N]
-    unknown_source: Sequence[str] = ()  # the words of --text that the dictionary lacks
-    unknown_target: Sequence[str] = ()  # the words of --target that the dictionary lacks
+    # words of --text and of --target that the dictionaries lack
+    unknown: tuple[list[str], list[str]] = ([], [])
 
 
-def words(dictionary: Dictionary, tokens: Tensor, unknown: Sequence[str]) -> list[str]:
+def words(dictionary: Dictionary, tokens: Tensor, unknown: list[str]) -> list[str]:
     """Return the words of tokens [N].
 
     Args:
-        dictionary: the dictionary that has numbered the tokens
-        tokens: the numbers of the words [N]
+        dictionary: of the tokens
+        tokens: [N]
         unknown: the words that the dictionary lacks, in their order
     """
     left = iter(unknown)
@@ -132,9 +133,10 @@ def say_if_cut(length: int, tokens: int) -> None:
 
 def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     """Pass one sentence through the model, and return it with the heads of all attentions."""
-    net_input = dict(inputs.net_input)
+    net_input, written, (lacking, lacking_target) = inputs
     longest = max(net_input[name].size(1) for name in TOKENS if name in net_input)
     say_if_cut(length, longest)
+    net_input = dict(net_input)
     for name in TOKENS:
         if name in net_input:
             net_input[name] = net_input[name][:, :length]
@@ -151,23 +153,13 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
 
     source = loaded.task.source_dictionary
     target = loaded.task.target_dictionary or source
-    read = words(source, net_input["src_tokens"][0], inputs.unknown_source)
-    written = inputs.written[:length]
+    read = words(source, net_input["src_tokens"][0], lacking)
     if "prev_output_tokens" in net_input:
-        return Sentence(
-            encoder=read,
-            decoder=words(target, net_input["prev_output_tokens"][0], inputs.unknown_target),
-            written=words(target, written, inputs.unknown_target),
-            attentions=shown_heads,
-        )
-    if shown_heads[0].site == "encoder-self":  # a masked language model
-        return Sentence(encoder=read, decoder=[], written=[], attentions=shown_heads)
-    return Sentence(
-        encoder=[],
-        decoder=read,
-        written=words(target, written, inputs.unknown_source),
-        attentions=shown_heads,
-    )
+        decoder = words(target, net_input["prev_output_tokens"][0], lacking_target)
+        return Sentence(read, decoder, words(target, written[:length], lacking_target), shown_heads)
+    if shown_heads[0].site == "encoder-self":
+        return Sentence(read, [], [], shown_heads)
+    return Sentence([], read, words(target, written[:length], lacking), shown_heads)
 
 
 def from_data(args: Namespace, loaded: Loaded) -> Iterator[Input]:
@@ -180,7 +172,7 @@ def from_text(args: Namespace, loaded: Loaded, length: int) -> Iterator[Input]:
     """Yield each --text, with its --target or the model's own translation.
 
     Args:
-        args: the flags of the command
+        args: of the command
         loaded: the model
         length: the largest number of tokens that a translation model reads
     """
@@ -191,7 +183,7 @@ def from_text(args: Namespace, loaded: Loaded, length: int) -> Iterator[Input]:
         if not scores.translates(loaded):
             read = _read_by_one_side(loaded, tokens)
             net_input = {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}
-            yield Input(net_input, tokens, unknown_source=unknown)
+            yield Input(net_input, tokens, (unknown, []))
             continue
         say_if_cut(length, len(tokens))
         tokens = tokens[:length]  # before the search
@@ -203,12 +195,7 @@ def from_text(args: Namespace, loaded: Loaded, length: int) -> Iterator[Input]:
             batch = {"id": tokens.new_tensor([0]), "net_input": net_input}
             ((written,),) = scores.translate(loaded, [batch])
         read = torch.cat([written.new_tensor([target.eos()]), written[:-1]])
-        yield Input(
-            {**net_input, "prev_output_tokens": read[None]},
-            written,
-            unknown_source=unknown,
-            unknown_target=lacking,
-        )
+        yield Input({**net_input, "prev_output_tokens": read[None]}, written, (unknown, lacking))
 
 
 def _read_by_one_side(loaded: Loaded, tokens: Tensor) -> Tensor:
@@ -232,13 +219,12 @@ def encode(
     Args:
         args: the flags of the command
         loaded: the model
-        dictionary: the dictionary of this side
+        dictionary: of this side
         text: words with spaces between them
-        flag: the flag that gives the text, for messages
+        flag: of the text, for messages
 
     Returns:
-        the tokens [N] on the model's device, with the end of the sentence; and the words that the
-            dictionary lacks
+        [N] on the model's device, with the end of the sentence; words
     """
     pieces = text.split()
     if args.sentencepiece is not None:
