@@ -5,5 +5,5 @@
 `mixhead_plugin.heads` weighs, leaves out, cuts and draws. Here is what needs fairseq: `loading`
 loads a checkpoint and its data, `adapter` finds its attentions, `scores` scores it, `smaller`
 writes a checkpoint, `output` writes the results. Each command is a module with `add_arguments` and
-`run`.
+`run`; `profile` and `compare` are parts of `prune`.
 """

@@ -75,9 +75,10 @@ def run(args: Namespace) -> None:
             }
         )
     if len(shown) == 2:
-        results["pearson"] = pearson(*shown.values())
+        first, second = shown.values()
+        results["pearson"] = pearson(first, second)
         for stage, r in results["pearson"].items():
-            print(f"Pearson's r of the {shown_stages(weights)[stage]}: {r:.3f}")
+            print(f"Pearson's r of the {shown_stages(first)[stage]}: {r:.3f}")
         pictures["importance-correlation"] = correlation_figure(shown, results["pearson"], title)
     output.write(args, "importance", results, pictures)
 

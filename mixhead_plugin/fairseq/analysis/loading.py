@@ -31,6 +31,7 @@ SAME_SETTINGS = (
     "num_heads",
     "kdim",
     "vdim",
+    "add_zero_attn",
     "self_attention",
     "encoder_decoder_attention",
 )
@@ -60,9 +61,9 @@ def add_arguments(parser: ArgumentParser, several: bool = False, batching: bool 
     """Add the flags for a checkpoint and its data.
 
     Args:
-        parser: of a command
-        several: whether it takes several checkpoints
-        batching: whether it takes the flags for the size and the number of batches
+        parser: the parser of a command
+        several: whether the command takes several checkpoints
+        batching: whether the command takes the flags for the size and the number of batches
     """
     if several:
         parser.add_argument(
@@ -96,7 +97,9 @@ def add_arguments(parser: ArgumentParser, several: bool = False, batching: bool 
         "flags to change in the checkpoint, as fairseq-validate's: \"{'attention_impl': "
         "'reference'}\""
     )
-    parser.add_argument("--model-overrides", type=overrides, default={}, metavar="DICT", help=text)
+    parser.add_argument(
+        "--model-overrides", type=parse_overrides, default={}, metavar="DICT", help=text
+    )
     parser.add_argument(
         "--user-dir", metavar="DIR", help="another plugin, if the checkpoint's task needs it"
     )
@@ -109,7 +112,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def overrides(text: str) -> dict[str, Any]:
+def parse_overrides(text: str) -> dict[str, Any]:
     """Parse a dict in Python's notation, for argparse, without running code."""
     try:
         return dict(**ast.literal_eval(text))  # names alone
@@ -146,11 +149,11 @@ def load(
     """Load a checkpoint by fairseq's own functions.
 
     Args:
-        path: of the checkpoint
-        data: the folder of its data; None for the one that its config names
-        overrides: values of its config to replace, by name
+        path: the path of the checkpoint
+        data: the folder of the model's data; None for the one that the checkpoint's config names
+        overrides: values that replace those of the checkpoint's config, by name
         cpu: compute on the CPU even where there is CUDA
-        name: for legends; None for that of the file
+        name: the name of the model in legends; None for the name of the file
 
     Raises:
         OptionError: the checkpoint, its data or the overrides cannot be used
@@ -169,20 +172,33 @@ def load(
         ) from error
     except Exception as error:
         # fairseq refuses a folder of data by a plain Exception, and a model by a RuntimeError.
-        if type(error) is not Exception and not isinstance(error, (RuntimeError, OptionError)):
+        is_refusal = type(error) is Exception or isinstance(error, (RuntimeError, OptionError))
+        if not is_refusal:
             raise
-        text = textwrap.shorten(str(error), 400, placeholder=" ...")
-        if not text.startswith(path):
-            text = f"{path}: {text}"
-        if overrides:
-            text = f"--model-overrides {overrides}: {text}"
-        if data is not None:
-            text = f"--data {data}: {text}"
-        raise OptionError(text) from error
-    _replace_fairseq_attention(model, changes.get("attention_impl", "auto"))
+        raise OptionError(_refusal(error, path, data, overrides)) from error
+    _replace_fairseq_attention(path, model, changes.get("attention_impl", "auto"))
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
     history = {key: state.get(key) for key in ("optimizer_history", "extra_state")}
     return Loaded(model.eval().to(device), task, cfg, name or name_of(path), path, device, history)
+
+
+def _refusal(error: Exception, path: str, data: str | None, overrides: dict | None) -> str:
+    """Return the message about a checkpoint that cannot be loaded, with the flags that it is about.
+
+    Args:
+        error: what fairseq or the plugin has raised
+        path: the path of the checkpoint
+        data: --data, or None
+        overrides: --model-overrides, or None
+    """
+    text = textwrap.shorten(str(error), 400, placeholder=" ...")
+    if not text.startswith(path):
+        text = f"{path}: {text}"
+    if overrides:
+        text = f"--model-overrides {overrides}: {text}"
+    if data is not None:
+        text = f"--data {data}: {text}"
+    return text
 
 
 def batches_from(
@@ -191,9 +207,9 @@ def batches_from(
     """Return the batches that the flags of `add_arguments` ask for.
 
     Args:
-        args: the flags
-        loaded: the model
-        subset: of the data; None for --subset
+        args: the flags of the command
+        loaded: the model and its task
+        subset: the set of the data; None for --subset
     """
     return batches(loaded, subset or args.subset, args.max_tokens, args.batch_size, args.limit)
 
@@ -214,10 +230,11 @@ def batches(
 
     Args:
         loaded: the model and its task
-        subset: of the data
-        max_tokens: in a batch; None for the default, or for no limit if `batch_size` is given
-        batch_size: sentences in a batch; None for no limit
-        limit: the number of batches; None for all
+        subset: the set of the data
+        max_tokens: the largest number of tokens in a batch; None for the default, or for no limit
+            if `batch_size` is given
+        batch_size: the largest number of sentences in a batch; None for no limit
+        limit: the largest number of batches; None for all
         shuffle: whether the order is random; None for a random one with a `limit`
     """
     dataset = load_subset(loaded, subset)
@@ -276,7 +293,7 @@ def forward(loaded: Loaded, net_input: dict[str, Any], alone: bool = False) -> N
 
     Args:
         loaded: the model
-        net_input: of a batch of fairseq
+        net_input: the inputs of the model, from a batch of fairseq
         alone: whether a Transformer-XL forgets the batches before
     """
     model = loaded.model
@@ -290,22 +307,46 @@ def forward(loaded: Loaded, net_input: dict[str, Any], alone: bool = False) -> N
     model(**net_input, **settings)
 
 
-def _replace_fairseq_attention(model: nn.Module, impl: str) -> None:
-    """Replace fairseq's attentions by MixheadAttention, which computes the same and has hooks."""
-    for parent in list(model.modules()):
-        for name, original in list(parent.named_children()):
-            if isinstance(original, MixheadAttention):
+def _replace_fairseq_attention(path: str, model: nn.Module, impl: str) -> None:
+    """Replace fairseq's attentions by MixheadAttention, which computes the same and has hooks.
+
+    Args:
+        path: the path of the checkpoint, for messages
+        model: the model, which is changed
+        impl: --attention-impl
+    """
+    for parent_name, parent in list(model.named_modules()):
+        for child_name, original in list(parent.named_children()):
+            is_fairseqs = isinstance(original, MultiheadAttention)
+            if not is_fairseqs or isinstance(original, MixheadAttention):
                 continue
-            if isinstance(original, MultiheadAttention):
-                setattr(parent, name, _with_hooks(original, impl))
+            name = f"{parent_name}.{child_name}".removeprefix(".")
+            # A class that inherits from fairseq's may compute something else.
+            if type(original) is not MultiheadAttention:
+                raise OptionError(
+                    f"{path}: {name} is of {type(original).__name__}, whose heads cannot be "
+                    "studied; must be an attention of mixhead_plugin, or fairseq's "
+                    "MultiheadAttention"
+                )
+            # So may an attention of xFormers.
+            if getattr(original, "use_xformers", False):
+                raise OptionError(
+                    f"{path}: {name} is computed by xFormers, whose heads cannot be studied; "
+                    "--xformers-att-config must be left out"
+                )
+            setattr(parent, child_name, _with_hooks(original, impl))
 
 
 def _with_hooks(original: MultiheadAttention, impl: str) -> MixheadAttention:
-    """Return an attention of the plugin that computes what fairseq's does."""
+    """Return an attention of the plugin that computes what fairseq's does in eval mode.
+
+    --quant-noise-pq acts in training alone, so it is left out.
+    """
     settings = {name: getattr(original, name) for name in SAME_SETTINGS}
     attention = MixheadAttention(
         dropout=original.dropout_module.p,
         bias=original.q_proj.bias is not None,
+        add_bias_kv=original.bias_k is not None,
         impl=impl,
         **settings,
     )

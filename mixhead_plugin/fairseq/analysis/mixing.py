@@ -40,7 +40,7 @@ def over_tokens(loaded: Loaded, args: Namespace, head_mixing: str) -> dict[str, 
     Args:
         loaded: a model whose M depends on the position
         args: the flags of the command
-        head_mixing: its --head-mixing
+        head_mixing: the model's --head-mixing
     """
     # the tokens of the batch that are not padding, by side, bool [B, Nq]
     real: dict[str, Tensor] = {}

@@ -94,7 +94,7 @@ def write(args: Namespace, command: str, results: dict[str, Any], pictures: dict
             flags[key] = value
     versions = {module.__name__: module.__version__ for module in (mixhead_plugin, torch, fairseq)}
     versions["python"] = platform.python_version()
-    content = plain({"command": command, "versions": versions, "flags": flags, **results})
+    content = json_value({"command": command, "versions": versions, "flags": flags, **results})
 
     Path(args.output).mkdir(parents=True, exist_ok=True)
     file = Path(args.output) / f"{command}.json"
@@ -105,12 +105,12 @@ def write(args: Namespace, command: str, results: dict[str, Any], pictures: dict
         print(f"wrote {file}")
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return a value for JSON: tensors, arrays and tuples as lists, NaN and infinities as None."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, dict):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {str(key): json_value(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
+        return [json_value(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -53,7 +53,7 @@ def score(loaded: Loaded, batches: Batches, wanted: Sequence[str]) -> dict[str, 
 
     Args:
         loaded: the model
-        batches: of fairseq, with their targets
+        batches: batches of fairseq, with their targets
         wanted: keys of METRICS
     """
     values: dict[str, float] = {}

@@ -56,8 +56,8 @@ def pruned_flags(
     """Return the options that the pruned model needs beside those of the whole one.
 
     Args:
-        attentions: of the whole model
-        kept: the heads of each layer, by site
+        attentions: the attentions of the whole model
+        kept: the heads of each layer that stay, by site
     """
     sizes = sorted({attention.module.head_dim for attention in attentions})
     if len(sizes) != 1:
@@ -79,7 +79,7 @@ def _number(layer: KeptHeads) -> str:
     return str(source) if source == mixed else f"{source}:{mixed}"
 
 
-def write(
+def write_smaller(
     loaded: Loaded,
     attentions: Sequence[AssemblyAttention],
     kept: Mapping[str, KeptHeads],
@@ -89,9 +89,9 @@ def write(
 
     Args:
         loaded: the whole model
-        attentions: those of `prunable`
-        kept: the heads of each of them that stay, by its name
-        file: the checkpoint
+        attentions: the attentions that `prunable` returns for the model
+        kept: the heads of each attention that stay, by the attention's name
+        file: the path of the new checkpoint
     """
     smaller = dict(loaded.model.state_dict())
     for attention in attentions:
@@ -130,7 +130,7 @@ def training_flags(cut: Loaded, file: str, user_dir: str | None = None) -> str:
 
     Args:
         cut: the smaller model
-        file: its checkpoint
+        file: the checkpoint of the smaller model
         user_dir: another plugin that the model needs; it registers this one, too, because fairseq
             takes one alone
     """

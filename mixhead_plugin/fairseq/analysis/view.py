@@ -12,7 +12,7 @@ Example: view checkpoint_best.pt --text 'ein Mann schläft .' --output page.html
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,8 @@ from mixhead_plugin.heads.attention import Attention, Heads, HeadsError
 from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
 from mixhead_plugin.heads.sites import where
 from mixhead_plugin.heads.views import watched
+
+TOKENS = ("src_tokens", "prev_output_tokens")  # the entries of net_input that are [B, N]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -94,24 +96,21 @@ def facts(loaded: Loaded) -> str:
     return f"{loaded.cfg.model._name}: {'; '.join(sorted(lines))}"
 
 
-TOKENS = "src_tokens", "prev_output_tokens"  # the entries of net_input that are [B, N]
-
-
 class Input(NamedTuple):
-    """Hold what a model reads and writes for one sentence."""
+    """What a model reads and writes for one sentence."""
 
     net_input: dict[str, Tensor]
     written: Tensor  # the tokens to predict [N]
-    # words of --text and of --target that the dictionaries lack
-    unknown: tuple[list[str], list[str]] = ([], [])
+    unknown_source: Sequence[str] = ()  # the words of --text that the dictionary lacks
+    unknown_target: Sequence[str] = ()  # the words of --target that the dictionary lacks
 
 
-def words(dictionary: Dictionary, tokens: Tensor, unknown: list[str]) -> list[str]:
+def words(dictionary: Dictionary, tokens: Tensor, unknown: Sequence[str]) -> list[str]:
     """Return the words of tokens [N].
 
     Args:
-        dictionary: of the tokens
-        tokens: [N]
+        dictionary: the dictionary that has numbered the tokens
+        tokens: the numbers of the words [N]
         unknown: the words that the dictionary lacks, in their order
     """
     left = iter(unknown)
@@ -133,10 +132,9 @@ def say_if_cut(length: int, tokens: int) -> None:
 
 def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     """Pass one sentence through the model, and return it with the heads of all attentions."""
-    net_input, written, (lacking, lacking_target) = inputs
+    net_input = dict(inputs.net_input)
     longest = max(net_input[name].size(1) for name in TOKENS if name in net_input)
     say_if_cut(length, longest)
-    net_input = dict(net_input)
     for name in TOKENS:
         if name in net_input:
             net_input[name] = net_input[name][:, :length]
@@ -153,13 +151,23 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
 
     source = loaded.task.source_dictionary
     target = loaded.task.target_dictionary or source
-    read = words(source, net_input["src_tokens"][0], lacking)
+    read = words(source, net_input["src_tokens"][0], inputs.unknown_source)
+    written = inputs.written[:length]
     if "prev_output_tokens" in net_input:
-        decoder = words(target, net_input["prev_output_tokens"][0], lacking_target)
-        return Sentence(read, decoder, words(target, written[:length], lacking_target), shown_heads)
-    if shown_heads[0].site == "encoder-self":
-        return Sentence(read, [], [], shown_heads)
-    return Sentence([], read, words(target, written[:length], lacking), shown_heads)
+        return Sentence(
+            encoder=read,
+            decoder=words(target, net_input["prev_output_tokens"][0], inputs.unknown_target),
+            written=words(target, written, inputs.unknown_target),
+            attentions=shown_heads,
+        )
+    if shown_heads[0].site == "encoder-self":  # a masked language model
+        return Sentence(encoder=read, decoder=[], written=[], attentions=shown_heads)
+    return Sentence(
+        encoder=[],
+        decoder=read,
+        written=words(target, written, inputs.unknown_source),
+        attentions=shown_heads,
+    )
 
 
 def from_data(args: Namespace, loaded: Loaded) -> Iterator[Input]:
@@ -172,7 +180,7 @@ def from_text(args: Namespace, loaded: Loaded, length: int) -> Iterator[Input]:
     """Yield each --text, with its --target or the model's own translation.
 
     Args:
-        args: of the command
+        args: the flags of the command
         loaded: the model
         length: the largest number of tokens that a translation model reads
     """
@@ -183,7 +191,7 @@ def from_text(args: Namespace, loaded: Loaded, length: int) -> Iterator[Input]:
         if not scores.translates(loaded):
             read = _read_by_one_side(loaded, tokens)
             net_input = {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}
-            yield Input(net_input, tokens, (unknown, []))
+            yield Input(net_input, tokens, unknown_source=unknown)
             continue
         say_if_cut(length, len(tokens))
         tokens = tokens[:length]  # before the search
@@ -195,7 +203,12 @@ def from_text(args: Namespace, loaded: Loaded, length: int) -> Iterator[Input]:
             batch = {"id": tokens.new_tensor([0]), "net_input": net_input}
             ((written,),) = scores.translate(loaded, [batch])
         read = torch.cat([written.new_tensor([target.eos()]), written[:-1]])
-        yield Input({**net_input, "prev_output_tokens": read[None]}, written, (unknown, lacking))
+        yield Input(
+            {**net_input, "prev_output_tokens": read[None]},
+            written,
+            unknown_source=unknown,
+            unknown_target=lacking,
+        )
 
 
 def _read_by_one_side(loaded: Loaded, tokens: Tensor) -> Tensor:
@@ -219,12 +232,13 @@ def encode(
     Args:
         args: the flags of the command
         loaded: the model
-        dictionary: of this side
+        dictionary: the dictionary of this side
         text: words with spaces between them
-        flag: of the text, for messages
+        flag: the flag that gives the text, for messages
 
     Returns:
-        [N] on the model's device, with the end of the sentence; words
+        the tokens [N] on the model's device, with the end of the sentence; and the words that the
+            dictionary lacks
     """
     pieces = text.split()
     if args.sentencepiece is not None:

@@ -7,10 +7,16 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.modules import MultiheadAttention
+from torch import nn
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
-from mixhead_plugin.fairseq.analysis.loading import batches, load, load_from
+from mixhead_plugin.fairseq.analysis.loading import (
+    _replace_fairseq_attention,
+    batches,
+    load,
+    load_from,
+)
 from mixhead_plugin.fairseq.analysis.output import labels, name_of
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.heads.sites import Where, by_site, where
@@ -44,6 +50,32 @@ def test_outputs_are_those_of_the_model_that_fairseq_loads_and_every_attention_h
     modules = {attention.module for attention in seen}
     assert modules == {m for m in loaded.model.modules() if isinstance(m, MultiheadAttention)}
     assert all(isinstance(module, MixheadAttention) for module in modules)
+
+
+@pytest.mark.parametrize("settings", [{"add_zero_attn": True}, {"add_bias_kv": True}], ids=list)
+def test_an_attention_with_constant_keys_computes_what_fairseq_s_does(settings):
+    model = nn.ModuleList([MultiheadAttention(8, 2, self_attention=True, **settings)]).eval()
+    x = torch.randn(5, 3, 8)
+    expected, _ = model[0](x, x, x)
+    _replace_fairseq_attention("file.pt", model, "auto")
+    assert isinstance(model[0], MixheadAttention)
+    torch.testing.assert_close(model[0](x, x, x)[0], expected)
+
+
+class Sparse(MultiheadAttention):
+    """Another attention that inherits from fairseq's, as several of its own do."""
+
+
+@pytest.mark.parametrize(
+    "kind, by_xformers, problem",
+    [(Sparse, False, "is of Sparse"), (MultiheadAttention, True, "is computed by xFormers")],
+    ids=["subclass", "xFormers"],
+)
+def test_an_attention_that_may_compute_something_else_is_refused(kind, by_xformers, problem):
+    model = nn.ModuleDict({"self_attn": kind(8, 2)})
+    model.self_attn.use_xformers = by_xformers
+    with pytest.raises(OptionError, match=rf"^file\.pt: self_attn {problem}, whose heads cannot"):
+        _replace_fairseq_attention("file.pt", model, "auto")
 
 
 def test_attentions_are_found_by_site_and_layer(translation_checkpoint, lm_checkpoint):

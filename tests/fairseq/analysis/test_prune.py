@@ -12,8 +12,8 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import prune, scores
 from mixhead_plugin.fairseq.analysis.adapter import prunable
 from mixhead_plugin.fairseq.analysis.loading import batches, load
-from mixhead_plugin.fairseq.analysis.prune import worse_by
-from mixhead_plugin.fairseq.analysis.smaller import write
+from mixhead_plugin.fairseq.analysis.profile import worse_by
+from mixhead_plugin.fairseq.analysis.smaller import write_smaller
 from mixhead_plugin.heads.ablation import without
 from mixhead_plugin.heads.choosing import KeptHeads, least_important
 from mixhead_plugin.heads.importance import NORMALIZATIONS
@@ -37,7 +37,7 @@ def cut(loaded, file, fraction=0.4):
     """Write the smaller checkpoint; return the removed heads."""
     removed = least_important(random_importance(loaded), fraction)
     attentions = prunable(loaded)
-    write(loaded, attentions, prune.kept_heads(attentions, removed), str(file))
+    write_smaller(loaded, attentions, prune.kept_heads(attentions, removed), str(file))
     return removed
 
 
@@ -76,7 +76,7 @@ def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(
         "decoder.layers.1.self_attn": KeptHeads((0, 2, 3), (0, 2, 3)),
     }
     file = str(tmp_path / "pruned.pt")
-    write(loaded, prunable(loaded), kept, file)
+    write_smaller(loaded, prunable(loaded), kept, file)
     (model,), cfg, _ = checkpoint_utils.load_model_ensemble_and_task([file])
     assert cfg.model._name == "mixhead_transformer_lm_gpt"
     assert (cfg.model.heads_per_layer, cfg.model.head_dim) == ("decoder-self=1,3", 4)
