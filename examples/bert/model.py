@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.models.families import register_families
-from mixhead_plugin.fairseq.models.roberta import RobertaEncoder, RobertaModel
+from mixhead_plugin.fairseq.models.roberta import MixheadRobertaEncoder, MixheadRobertaModel
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class ClassificationHead(nn.Module):
         return self.out_proj(self.dropout(pooled))
 
 
-class BertEncoder(RobertaEncoder):
+class BertEncoder(MixheadRobertaEncoder):
     """Add token types to RoBERTa's encoder, and set the epsilon of its layer norms."""
 
     def __init__(self, args: Any, dictionary: Any):
@@ -121,7 +121,7 @@ class BertEncoder(RobertaEncoder):
         return self.output_layer(features, masked_tokens=masked_tokens), extra
 
 
-class BertModel(RobertaModel):
+class BertModel(MixheadRobertaModel):
     """BERT with the attention of mixhead_plugin.
 
     The pooler comes with the first of `classification_heads`. Without a head it would have no
@@ -136,7 +136,7 @@ class BertModel(RobertaModel):
 
     @staticmethod
     def add_args(parser: Any) -> None:
-        RobertaModel.add_args(parser)
+        MixheadRobertaModel.add_args(parser)
         parser.add_argument(
             "--layer-norm-eps",
             type=float,

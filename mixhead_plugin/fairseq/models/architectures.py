@@ -17,12 +17,12 @@ from mixhead_plugin.fairseq.models.gated_attention.model import (
     GatedLanguageModel,
     GatedRobertaModel,
 )
-from mixhead_plugin.fairseq.models.roberta import RobertaModel
+from mixhead_plugin.fairseq.models.roberta import MixheadRobertaModel
 from mixhead_plugin.fairseq.models.synthesizer.model import SynthesizerLanguageModel
-from mixhead_plugin.fairseq.models.transformer import TransformerModel
-from mixhead_plugin.fairseq.models.transformer_lm import TransformerLanguageModel
+from mixhead_plugin.fairseq.models.transformer import MixheadTransformerModel
+from mixhead_plugin.fairseq.models.transformer_lm import MixheadLanguageModel
 from mixhead_plugin.fairseq.models.transformer_xl import model as transformer_xl
-from mixhead_plugin.fairseq.models.transformer_xl.model import TransformerXLModel
+from mixhead_plugin.fairseq.models.transformer_xl.model import MixheadTransformerXLModel
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Architecture:
 def _translation(heads: int) -> Architecture:
     both_sides = {"encoder_attention_heads": heads, "decoder_attention_heads": heads}
     return Architecture(
-        TransformerModel, both_sides, f"mixhead table 4, h {heads}", transformer_iwslt_de_en
+        MixheadTransformerModel, both_sides, f"mixhead table 4, h {heads}", transformer_iwslt_de_en
     )
 
 
@@ -78,10 +78,10 @@ def _xl(
 
 
 MODELS: dict[str, type[FamilyModel]] = {
-    "transformer": TransformerModel,
-    "transformer_lm": TransformerLanguageModel,
-    "roberta": RobertaModel,
-    "transformer_xl": TransformerXLModel,
+    "transformer": MixheadTransformerModel,
+    "transformer_lm": MixheadLanguageModel,
+    "roberta": MixheadRobertaModel,
+    "transformer_xl": MixheadTransformerXLModel,
     "synthesizer_lm": SynthesizerLanguageModel,
     "gau_lm": GatedLanguageModel,
     "gau_roberta": GatedRobertaModel,
@@ -110,7 +110,7 @@ ARCHITECTURES = {
     # normalises after it. The paper asks for strong regularisation but gives no numbers: we chose
     # the three dropouts.
     "transformer_lm_wiki2": Architecture(
-        TransformerLanguageModel,
+        MixheadLanguageModel,
         {
             **_decoder(layers=16, heads=8, embed_dim=512, inner=2048),
             **_dropouts(residual=0.5, attention=0.2, activation=0.2),
@@ -122,7 +122,7 @@ ARCHITECTURES = {
     # The sizes of fairseq's `transformer_lm_wiki103`, for YAML files too. The 512 in the name is
     # --tokens-per-sample.
     "transformer_lm_wiki103_512": Architecture(
-        TransformerLanguageModel,
+        MixheadLanguageModel,
         _decoder(layers=16, heads=8, embed_dim=1024, inner=4096),
         "mixhead tables 1 and 7 to 10, Transformer-Baevski",
         lm.transformer_lm_baevski_wiki103,
@@ -130,7 +130,7 @@ ARCHITECTURES = {
     # The bands are those of Baevski & Auli for this vocabulary, the dropouts those of fairseq's
     # `transformer_lm_gbw`. With tied projections, the number of parameters is the paper's.
     "transformer_lm_gbw_512": Architecture(
-        TransformerLanguageModel,
+        MixheadLanguageModel,
         {
             **_decoder(layers=16, heads=8, embed_dim=1024, inner=4096),
             "adaptive_input": True,
@@ -152,7 +152,7 @@ ARCHITECTURES = {
     # The sizes are those of the published code: the numbers of parameters agree. The cutoffs are
     # fairseq's.
     "transformer_xl_wiki103": Architecture(
-        TransformerXLModel,
+        MixheadTransformerXLModel,
         {
             **_xl(layers=16, d_model=410, heads=10, head_dim=41, inner=2100, mem_len=150),
             "dropout": 0.1,
@@ -162,7 +162,7 @@ ARCHITECTURES = {
     # The inner size follows from the paper's 40M parameters. The paper gives no dropouts: we chose
     # them.
     "transformer_xl_wiki2": Architecture(
-        TransformerXLModel,
+        MixheadTransformerXLModel,
         {
             **_xl(layers=16, d_model=410, heads=10, head_dim=41, inner=1000, mem_len=150),
             "dropout": 0.5,
@@ -171,7 +171,7 @@ ARCHITECTURES = {
         "mixhead table 2, Transformer-XL",
     ),
     "transformer_xl_lm1b": Architecture(
-        TransformerXLModel,
+        MixheadTransformerXLModel,
         {
             **_xl(layers=18, d_model=1024, heads=8, head_dim=128, inner=4096, mem_len=32),
             "div_val": 4,
@@ -181,7 +181,7 @@ ARCHITECTURES = {
     # The head size is the same in every family and for every number of heads; the paper varies this
     # from 4 to 70.
     "transformer_lm_lm1b": Architecture(
-        TransformerLanguageModel,
+        MixheadLanguageModel,
         {
             **_decoder(layers=6, heads=8, embed_dim=256, inner=1024),
             **_dropouts(residual=0.1, attention=0.1, activation=0.1),

@@ -13,26 +13,28 @@ from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.layers import MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
-from mixhead_plugin.fairseq.models.transformer import TransformerConfig
+from mixhead_plugin.fairseq.models.transformer import MixheadTransformerConfig
 from mixhead_plugin.fairseq.options import AttentionOptions
 from mixhead_plugin.fairseq.sites import SiteSizes
 from mixhead_plugin.parts import PARTS
 
 
-class RobertaEncoder(upstream.RobertaEncoder):
+class MixheadRobertaEncoder(upstream.RobertaEncoder):
     def build_encoder(self, args: Any, dictionary: Any, embed_tokens: Any) -> MixheadEncoder:
-        encoder = MixheadEncoder(TransformerConfig.from_namespace(args), dictionary, embed_tokens)
+        encoder = MixheadEncoder(
+            MixheadTransformerConfig.from_namespace(args), dictionary, embed_tokens
+        )
         encoder.apply(init_bert_params)
         return encoder
 
 
-class RobertaModel(FamilyModel, upstream.RobertaModel):
+class MixheadRobertaModel(FamilyModel, upstream.RobertaModel):
     """fairseq's RoBERTa with the plugin's attention."""
 
     config = AttentionOptions
-    encoder_type: ClassVar[type[RobertaEncoder]] = RobertaEncoder
+    encoder_type: ClassVar[type[MixheadRobertaEncoder]] = MixheadRobertaEncoder
 
-    def __init__(self, args: Any, encoder: RobertaEncoder):
+    def __init__(self, args: Any, encoder: MixheadRobertaEncoder):
         super().__init__(args, encoder)
         for module in self.modules():
             if isinstance(module, MixheadAttention):
@@ -70,7 +72,7 @@ class RobertaModel(FamilyModel, upstream.RobertaModel):
                 )
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> "RobertaModel":
+    def build_model(cls, args: Any, task: Any) -> "MixheadRobertaModel":
         args = cls.prepared(args)
         if getattr(args, "tokens_per_sample", None) is None:
             args.tokens_per_sample = task.max_positions()

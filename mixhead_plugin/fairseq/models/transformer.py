@@ -25,18 +25,18 @@ DISTRIBUTIONS = ("softmax", "sigsoftmax")
 
 
 @dataclass
-class TransformerConfig(AttentionOptions, upstream.TransformerConfig):
+class MixheadTransformerConfig(AttentionOptions, upstream.TransformerConfig):
     """fairseq's nested config plus the flags of the plugin; build it with `from_namespace` only."""
 
 
-class TransformerModel(FamilyModel, upstream.TransformerModel):
+class MixheadTransformerModel(FamilyModel, upstream.TransformerModel):
     """fairseq's Transformer with the plugin's attention: encoder, decoder and between them."""
 
-    config = TransformerConfig
+    config = MixheadTransformerConfig
 
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
-        cfg = TransformerConfig.from_namespace(args)
+        cfg = MixheadTransformerConfig.from_namespace(args)
         encoder = cls.site_sizes(
             "encoder", cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.encoder.layers
         )
@@ -107,19 +107,19 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
                 yield module
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> "TransformerModel":
+    def build_model(cls, args: Any, task: Any) -> "MixheadTransformerModel":
         args = cls.prepared(args)
-        return super().build_model(TransformerConfig.from_namespace(args), task)
+        return super().build_model(MixheadTransformerConfig.from_namespace(args), task)
 
     @classmethod
     def build_encoder(
-        cls, cfg: TransformerConfig, src_dict: Any, embed_tokens: Any
+        cls, cfg: MixheadTransformerConfig, src_dict: Any, embed_tokens: Any
     ) -> MixheadEncoder:
         return MixheadEncoder(cfg, src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(
-        cls, cfg: TransformerConfig, tgt_dict: Any, embed_tokens: Any
+        cls, cfg: MixheadTransformerConfig, tgt_dict: Any, embed_tokens: Any
     ) -> MixheadDecoder:
         return MixheadDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 

@@ -10,34 +10,34 @@ from torch import nn
 
 from mixhead_plugin.fairseq.layers import MixheadDecoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
-from mixhead_plugin.fairseq.models.transformer import TransformerConfig
+from mixhead_plugin.fairseq.models.transformer import MixheadTransformerConfig
 from mixhead_plugin.fairseq.options import AttentionOptions
 from mixhead_plugin.fairseq.sites import SiteSizes
 
 
 @dataclass
-class TransformerLanguageModelConfig(AttentionOptions, upstream.TransformerLanguageModelConfig):
+class MixheadLanguageModelConfig(AttentionOptions, upstream.TransformerLanguageModelConfig):
     """fairseq's flat language-model config plus the flags of the plugin."""
 
 
-class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
+class MixheadLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
     """fairseq's decoder-only Transformer with the plugin's attention."""
 
-    config = TransformerLanguageModelConfig
+    config = MixheadLanguageModelConfig
     by_dataclass = True
-    decoder_config: ClassVar[type[TransformerConfig]] = TransformerConfig
+    decoder_config: ClassVar[type[MixheadTransformerConfig]] = MixheadTransformerConfig
     decoder_type: ClassVar[type[MixheadDecoder]] = MixheadDecoder
 
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
-        cfg = TransformerLanguageModelConfig.from_namespace(args)
+        cfg = MixheadLanguageModelConfig.from_namespace(args)
         sizes = cls.site_sizes(
             "decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.decoder_layers
         )
         return {"decoder-self": sizes}
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> "TransformerLanguageModel":
+    def build_model(cls, args: Any, task: Any) -> "MixheadLanguageModel":
         """Build the model as fairseq's method does, which has no hook for the decoder."""
         args = cls.prepared(args)
         if args.decoder_layers_to_keep:  # of a checkpoint, for a smaller model

@@ -7,7 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mixhead_plugin.fairseq.models.transformer_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from mixhead_plugin.fairseq.models.transformer_xl.adaptive import (
+    AdaptiveEmbedding,
+    BandedAdaptiveSoftmax,
+)
 from tests.covering import covering, each_once
 
 DIM = 8
@@ -19,7 +22,7 @@ every_case = covering(cutoffs=BANDS, div_val=[1, 2])
 
 def modules(cutoffs, div_val=2, dtype=torch.float64):
     embedding = AdaptiveEmbedding(cutoffs, DIM, div_val)
-    softmax = AdaptiveSoftmax(embedding)
+    softmax = BandedAdaptiveSoftmax(embedding)
     for parameter in softmax.parameters():
         torch.nn.init.normal_(parameter)
     return embedding.to(dtype), softmax.to(dtype)

@@ -25,11 +25,11 @@ from mixhead_plugin.fairseq.models.gated_attention.unit import (
     GatedDecoderLayer,
     GatedEncoderLayer,
 )
-from mixhead_plugin.fairseq.models.roberta import RobertaEncoder, RobertaModel
-from mixhead_plugin.fairseq.models.transformer import TransformerConfig
+from mixhead_plugin.fairseq.models.roberta import MixheadRobertaEncoder, MixheadRobertaModel
+from mixhead_plugin.fairseq.models.transformer import MixheadTransformerConfig
 from mixhead_plugin.fairseq.models.transformer_lm import (
-    TransformerLanguageModel,
-    TransformerLanguageModelConfig,
+    MixheadLanguageModel,
+    MixheadLanguageModelConfig,
 )
 from mixhead_plugin.fairseq.sites import SiteSizes
 from mixhead_plugin.ops import triton
@@ -53,7 +53,7 @@ class GatedOptions(FairseqDataclass):
 
 
 @dataclass
-class GatedConfig(GatedOptions, TransformerConfig):
+class GatedConfig(GatedOptions, MixheadTransformerConfig):
     """The nested config of encoder and decoder; build it with `from_namespace` only."""
 
 
@@ -61,7 +61,7 @@ _ACTIVATIONS: Any = ChoiceEnum(utils.get_available_activation_fns())
 
 
 @dataclass
-class GatedLanguageModelConfig(GatedOptions, TransformerLanguageModelConfig):
+class GatedLanguageModelConfig(GatedOptions, MixheadLanguageModelConfig):
     """The flat config of the language model."""
 
     decoder_input_dim: Optional[int] = field(
@@ -236,7 +236,7 @@ class GatedDecoder(MixheadDecoder):
     layer_type = GatedDecoderLayer
 
 
-class GatedLanguageModel(GatedModel, TransformerLanguageModel):
+class GatedLanguageModel(GatedModel, MixheadLanguageModel):
     """fairseq's decoder-only Transformer with gated attention units as its layers."""
 
     config = GatedLanguageModelConfig
@@ -286,14 +286,14 @@ class GatedEncoder(MixheadEncoder):
     layer_type = GatedEncoderLayer
 
 
-class GatedRobertaEncoder(RobertaEncoder):
+class GatedRobertaEncoder(MixheadRobertaEncoder):
     def build_encoder(self, args: Any, dictionary: Any, embed_tokens: Any) -> GatedEncoder:
         encoder = GatedEncoder(GatedConfig.from_namespace(args), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 
 
-class GatedRobertaModel(GatedModel, RobertaModel):
+class GatedRobertaModel(GatedModel, MixheadRobertaModel):
     """fairseq's RoBERTa with gated attention units as its layers."""
 
     encoder_type = GatedRobertaEncoder
@@ -307,7 +307,7 @@ class GatedRobertaModel(GatedModel, RobertaModel):
 
     @staticmethod
     def add_args(parser: Any) -> None:
-        RobertaModel.add_args(parser)
+        MixheadRobertaModel.add_args(parser)
         gen_parser_from_dataclass(parser, GatedOptions(), delete_default=True)
 
     @classmethod

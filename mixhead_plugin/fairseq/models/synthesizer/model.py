@@ -11,10 +11,10 @@ from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.config import as_namespace
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadDecoderLayer
 from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, SynthesizerAttention
-from mixhead_plugin.fairseq.models.transformer import TransformerConfig
+from mixhead_plugin.fairseq.models.transformer import MixheadTransformerConfig
 from mixhead_plugin.fairseq.models.transformer_lm import (
-    TransformerLanguageModel,
-    TransformerLanguageModelConfig,
+    MixheadLanguageModel,
+    MixheadLanguageModelConfig,
 )
 from mixhead_plugin.fairseq.sites import SiteSizes
 
@@ -43,12 +43,12 @@ class SynthesizerOptions(FairseqDataclass):
 
 
 @dataclass
-class SynthesizerConfig(SynthesizerOptions, TransformerConfig):
+class SynthesizerConfig(SynthesizerOptions, MixheadTransformerConfig):
     """The nested config of the decoder; build it with `from_namespace` only."""
 
 
 @dataclass
-class SynthesizerLanguageModelConfig(SynthesizerOptions, TransformerLanguageModelConfig):
+class SynthesizerLanguageModelConfig(SynthesizerOptions, MixheadLanguageModelConfig):
     """The flat config of the language model."""
 
 
@@ -72,7 +72,7 @@ class SynthesizerDecoder(MixheadDecoder):
     layer_type = SynthesizerDecoderLayer
 
 
-class SynthesizerLanguageModel(TransformerLanguageModel):
+class SynthesizerLanguageModel(MixheadLanguageModel):
     """fairseq's decoder-only Transformer with synthetic scores, for inputs up to a maximal length.
 
     That length is --max-target-positions. By default it is --tokens-per-sample, plus 1 with

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import AdaptiveSoftmax as FairseqAdaptiveSoftmax
-from fairseq.modules import FairseqDropout
+from fairseq.modules import AdaptiveSoftmax, FairseqDropout
 from torch import Tensor, nn
 
 from mixhead_plugin.ops.precision import upcast
@@ -98,7 +97,7 @@ class Band(nn.Module):
         return upcast(F.linear(x, weight, bias))
 
 
-class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
+class BandedAdaptiveSoftmax(AdaptiveSoftmax):
     """fairseq's adaptive softmax with the bands of `embedding`; one band is a plain softmax.
 
     It shares the words' weights with the input, but not the projections. `forward` is fairseq's.
@@ -106,12 +105,12 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
 
     def __init__(self, embedding: AdaptiveEmbedding):
         # fairseq's own __init__ makes other parameters
-        super(FairseqAdaptiveSoftmax, self).__init__()
+        super(AdaptiveSoftmax, self).__init__()
         self.vocab_size = embedding.cutoffs[-1]
         self.cutoff = embedding.cutoffs
         self.input_dim = embedding.dim
         # Transformer-XL has its dropout before the softmax.
-        self.dropout_module = FairseqDropout(0.0, module_name=FairseqAdaptiveSoftmax.__name__)
+        self.dropout_module = FairseqDropout(0.0, module_name=AdaptiveSoftmax.__name__)
         self.lsm = nn.LogSoftmax(dim=1)
         bands: list[Any] = list(embedding.bands)
         first, *others = bands

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.models.transformer_xl.adaptive import (
     AdaptiveEmbedding,
-    AdaptiveSoftmax,
     Band,
+    BandedAdaptiveSoftmax,
 )
 from mixhead_plugin.fairseq.models.transformer_xl.mems import Mems
 from mixhead_plugin.ops.masks import by_head
@@ -179,7 +179,7 @@ class TransformerXLLayer(nn.Module):
         return self.final_layer_norm(x + self.dropout_module(self.fc2(inner)))
 
 
-class TransformerXLDecoder(FairseqIncrementalDecoder):
+class MixheadTransformerXLDecoder(FairseqIncrementalDecoder):
     """Embeddings, layers and adaptive softmax; all layers share the two biases of the attention.
 
     Args:
@@ -196,7 +196,8 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         # How many positions a token sees; None for all.
         self.span = cfg.mem_len if cfg.same_length else None
         self.embed_tokens = AdaptiveEmbedding(cutoffs, cfg.d_model, cfg.div_val)
-        self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
+        # --retain-dropout-modules looks for the name of fairseq's class.
+        self.dropout_module = FairseqDropout(cfg.dropout, module_name="TransformerXLDecoder")
         # u and v of term (d) in section 3.3
         self.content_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))
         self.position_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))
@@ -206,7 +207,7 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
             if cfg.checkpoint_activations or cfg.offload_activations:
                 layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
             self.layers.append(layer)
-        self.adaptive_softmax = AdaptiveSoftmax(self.embed_tokens)
+        self.adaptive_softmax = BandedAdaptiveSoftmax(self.embed_tokens)
         self.memory = Mems(cfg.mem_len, cfg.max_target_positions)
         self.reset_parameters()
 

@@ -10,7 +10,7 @@ from omegaconf import II
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.models.families import FamilyModel
-from mixhead_plugin.fairseq.models.transformer_xl.decoder import TransformerXLDecoder
+from mixhead_plugin.fairseq.models.transformer_xl.decoder import MixheadTransformerXLDecoder
 from mixhead_plugin.fairseq.options import AttentionOptions
 from mixhead_plugin.fairseq.sites import SiteSizes
 
@@ -40,7 +40,7 @@ LEAST = {
 
 
 @dataclass
-class TransformerXLConfig(AttentionOptions, UpstreamConfig):
+class MixheadTransformerXLConfig(AttentionOptions, UpstreamConfig):
     """fairseq's config of Transformer-XL plus the flags of the plugin."""
 
     head_dim: Optional[int] = field(
@@ -50,10 +50,10 @@ class TransformerXLConfig(AttentionOptions, UpstreamConfig):
     tokens_per_sample: int = II("task.tokens_per_sample")
 
 
-class TransformerXLModel(FamilyModel, FairseqLanguageModel):
+class MixheadTransformerXLModel(FamilyModel, FairseqLanguageModel):
     """Dai et al. 2019: a language model with a memory of the text before each window."""
 
-    config = TransformerXLConfig
+    config = MixheadTransformerXLConfig
     by_dataclass = True
     embed_flag = "--d-model"
     heads_flag = "--n-head"
@@ -99,7 +99,7 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
             _check_order(cfg, task, TASK_REGISTRY.get(task, FairseqTask))
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> "TransformerXLModel":
+    def build_model(cls, args: Any, task: Any) -> "MixheadTransformerXLModel":
         args = cls.prepared(args)
         cfg = cls.config.from_namespace(args)
         if isinstance(task, FairseqTask):
@@ -114,14 +114,14 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
             # The repair `truncated_bptt` then gives each window its number, so that a new epoch or
             # set begins with an empty memory.
             task.numbers_windows = True
-        return cls(TransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
+        return cls(MixheadTransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
 
     def reset_memory(self) -> None:
         """Empty the memories of training and of evaluation."""
         self.decoder.memory.reset()
 
 
-def _check_order(cfg: TransformerXLConfig, name: str, task: type[FairseqTask]) -> None:
+def _check_order(cfg: MixheadTransformerXLConfig, name: str, task: type[FairseqTask]) -> None:
     """Refuse --mem-len for a task whose windows do not come in the order of their text."""
     if cfg.mem_len > 0 and not issubclass(task, OrderedTask):
         raise OptionError(
@@ -131,7 +131,7 @@ def _check_order(cfg: TransformerXLConfig, name: str, task: type[FairseqTask]) -
         )
 
 
-def _cutoffs(cfg: TransformerXLConfig, vocabulary: int) -> list[int]:
+def _cutoffs(cfg: MixheadTransformerXLConfig, vocabulary: int) -> list[int]:
     """Return those of --cutoffs that are below the size of the vocabulary, and that size."""
     cutoffs = [*(cutoff for cutoff in cfg.cutoffs if cutoff < vocabulary), vocabulary]
     if cfg.d_model < cfg.div_val ** (len(cutoffs) - 1):
