@@ -1,6 +1,6 @@
 """fairseq's multi-head attention with normalizers, mixed heads and a free head size."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,20 +12,15 @@ from torch import Tensor, nn
 from mixhead_plugin.fairseq.cache import CachedAttention
 from mixhead_plugin.fairseq.learning_rate import mark_learning_rate
 from mixhead_plugin.fairseq.record import Recorded
+from mixhead_plugin.fairseq.scripted import ScriptedAttention
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.ops.reference import (
-    append_sink,
-    apply_gain,
-    masked_scores,
-    mix_weights,
-    weighted_values,
-)
-from mixhead_plugin.parts import MIXINGS, PARTS, Assembly, Variant
+from mixhead_plugin.ops.reference import masked_scores
+from mixhead_plugin.parts import MIXINGS, Assembly, Variant
 
 
-class MixheadAttention(Recorded, Assembly, CachedAttention):
+class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
     """Replace fairseq's `MultiheadAttention`.
 
     It has the same call, buffers, parameter names and random initialisation. The same computation
@@ -54,6 +49,7 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         record.py             Recorded: `signature` goes into checkpoints
         parts/assembly.py     Assembly: `add_parts`, `queries`, `keys`, `values`, `inputs_of`,
                               `gated`
+        scripted.py           ScriptedAttention: `attend_by_definition`, `dropout_p`, `scale_values`
         parts/hooks.py        Hooked, a base of Assembly: `attend`, `register_attention_hook`
         cache.py              CachedAttention: `_keys_and_values`, `_fold_beams`, `_split_heads`
         fairseq               MultiheadAttention: `reset_parameters`, `_pad_masks`, buffers of the
@@ -85,10 +81,6 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
     Raises:
         ValueError: an argument that cannot work, in one line that begins with its name
     """
-
-    # For each flag of a part, its values. `checkpoint.py` recognises by these tables what a
-    # checkpoint has; the Synthesizer adds one.
-    tables: ClassVar[dict[str, Any]] = PARTS
 
     def __init__(
         self,
@@ -178,15 +170,6 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
                 mark_learning_rate(mixing, mixing_lr_scale)
         # TorchScript cannot look it up by name.
         self.normalize = NORMALIZERS[self.normalizer].weights
-
-    def scale_values(self) -> None:
-        """Multiply the initial W_V and W_O by `value_init_scale` (l2 essay).
-
-        Call it again after another initialisation, such as BERT's.
-        """
-        with torch.no_grad():
-            self.v_proj.weight.mul_(self.value_init_scale)
-            self.out_proj.weight.mul_(self.value_init_scale)
 
     def signature(self) -> dict[str, Any]:
         """Return what a checkpoint must share with this module, by the names of flags."""
@@ -311,12 +294,6 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
             key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
         return k, v, key_padding_mask, attn_mask
 
-    def dropout_p(self) -> float:
-        """Return the probability of dropping a weight in this call."""
-        if self.training or self.dropout_module.apply_during_inference:
-            return float(self.dropout_module.p)
-        return 0.0
-
     def _attend_and_project(
         self,
         inputs: AttentionInputs,
@@ -345,7 +322,7 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         need_weights = need_weights or need_head_weights
         weights: Tensor | None = None
         if torch.jit.is_scripting():
-            out, weights = self._attend_by_definition(inputs)
+            out, weights = self.attend_by_definition(inputs)
         else:
             out, weights = self.attend(inputs, self.impl, need_weights)
         # out [B, H', Nq, Dv], weights [B, H', Nq, Nk] or None
@@ -359,17 +336,6 @@ class MixheadAttention(Recorded, Assembly, CachedAttention):
         if need_head_weights:
             return out, weights.permute(2, 0, 1, 3)
         return out, weights.mean(2)
-
-    def _attend_by_definition(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """Return the outputs [B, H', Nq, Dv] and the mixed weights [B, H', Nq, Nk].
-
-        It is `ops.reference.reference_with_weights` step by step, because TorchScript cannot look
-        up a normalizer by its name.
-        """
-        scores = append_sink(masked_scores(inputs), inputs.sink)
-        weights = self.normalize(scores)[..., : inputs.key.size(2)]  # without that of the sink
-        weights = mix_weights(apply_gain(weights, inputs.gain), inputs)
-        return weighted_values(weights, inputs), weights
 
 
 def as_bool(mask: Tensor | None) -> Tensor | None:

@@ -8,6 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from mixhead_plugin.parts import PARTS
+
+# For each flag of a part, its values. `checkpoint_from_tensors.py` recognises by these tables what
+# a checkpoint has. The Synthesizer adds its own table where it is defined.
+RECORDED_TABLES: dict[str, Any] = dict(PARTS)
+
 
 class Recorded(nn.Module):
     """A mixin before a module whose flags a checkpoint must share."""

@@ -25,6 +25,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import loading, output
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.analysis.loading import Loaded
+from mixhead_plugin.fairseq.padding import not_padding
 from mixhead_plugin.fairseq.sites import side_of_attention
 from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.attention import Attention, Heads
@@ -49,20 +50,12 @@ def over_tokens(loaded: Loaded, args: Namespace, head_mixing: str) -> dict[str, 
     def see(attention: Attention, heads: Heads) -> None:
         if heads.mixing is None:
             return
-        not_padding = real[side_of_attention(attention.name)]
-        of_tokens = heads.mixing[not_padding]  # [tokens, H, H']
+        of_tokens = heads.mixing[real[side_of_attention(attention.name)]]  # [tokens, H, H']
         sums.setdefault(attention.name, MixingSums()).add(of_tokens)
 
-    source_words = loaded.task.source_dictionary
-    target_words = loaded.task.target_dictionary or source_words
     with watched(attentions_of(loaded.model), see):
         for batch in loading.batches_from(args, loaded):
-            source = batch["net_input"]["src_tokens"]
-            real["encoder"] = source.ne(source_words.pad())
-            real["decoder"] = real["encoder"]  # a language model reads its source
-            if "prev_output_tokens" in batch["net_input"]:
-                read = batch["net_input"]["prev_output_tokens"]
-                real["decoder"] = read.ne(target_words.pad())
+            real.update(not_padding(loaded.task, batch["net_input"]))
             loading.forward(loaded, batch["net_input"])
     return {name: of_one.means(name, head_mixing) for name, of_one in sums.items()}
 

@@ -31,6 +31,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import loading, output
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.analysis.loading import Loaded
+from mixhead_plugin.fairseq.padding import target_dictionary
 from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.spectrum import (
@@ -59,9 +60,10 @@ def usual_length(loaded: Loaded, subset: str) -> int:
 
 def windows(loaded: Loaded, subset: str, length: int) -> Iterator[dict[str, Tensor]]:
     """Yield the inputs of one window after another, from random places of the set."""
-    source = loaded.task.source_dictionary
-    target = loaded.task.target_dictionary or source
-    pads = {"src_tokens": source.pad(), "prev_output_tokens": target.pad()}
+    pads = {
+        "src_tokens": loaded.task.source_dictionary.pad(),
+        "prev_output_tokens": target_dictionary(loaded.task).pad(),
+    }
     # One sentence a batch, because sentences of one batch would have similar lengths.
     for batch in loading.batches(loaded, subset, batch_size=1, shuffle=True):
         net_input = batch["net_input"]

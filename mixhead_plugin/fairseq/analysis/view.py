@@ -23,6 +23,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import loading, output, scores
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.analysis.loading import Loaded
+from mixhead_plugin.fairseq.padding import target_dictionary
 from mixhead_plugin.heads.attention import Attention, Heads, HeadsError
 from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
 from mixhead_plugin.heads.sites import where
@@ -150,7 +151,7 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
         loading.forward(loaded, net_input, alone=True)
 
     source = loaded.task.source_dictionary
-    target = loaded.task.target_dictionary or source
+    target = target_dictionary(loaded.task)
     read = words(source, net_input["src_tokens"][0], inputs.unknown_source)
     written = inputs.written[:length]
     if "prev_output_tokens" in net_input:

@@ -1,7 +1,7 @@
 """fairseq's criteria with penalties on the heads, `--orthogonal-weight` and `--rank-weight`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import field, make_dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.criterions.penalties import (
     PENALTIES,
+    Penalty,
     RegularizedPass,
     attentions_with,
 )
+from mixhead_plugin.fairseq.padding import not_padding
 from mixhead_plugin.parts import PARTS
 
 # Each becomes `orthogonal_<name>`.
@@ -29,21 +31,26 @@ CRITERIA = (
 )
 
 
-def _flag(name: str) -> Any:
-    """Return the field of the flag for a penalty."""
-    penalty = PENALTIES[name]
+def _penalty_flag(penalty: Penalty) -> Any:
+    """Return the dataclass field of a penalty's weight."""
     text = f"weight of the {penalty.formula} ({penalty.source}), summed over the attentions"
     text += f"; only in training; 0 is off (default: {penalty.weight})"
     return field(default=penalty.weight, metadata={"help": text})
 
 
-@dataclass
-class PenaltyOptions(FairseqDataclass):
-    """The flags that every orthogonal_* criterion has beside fairseq's own."""
+def _flags_of_penalties() -> Any:
+    """Return a dataclass with one flag for each of PENALTIES, such as --orthogonal-weight.
 
-    # <name>_weight for each of PENALTIES
-    orthogonal_weight: float = _flag("orthogonal")
-    rank_weight: float = _flag("rank")
+    It is made, not written, so that `PENALTIES` stays the only table of them.
+    """
+    flags = []
+    for name, penalty in PENALTIES.items():
+        flags.append((f"{name}_weight", float, _penalty_flag(penalty)))
+    return make_dataclass("PenaltyOptions", flags, bases=(FairseqDataclass,))
+
+
+# The flags that every orthogonal_* criterion has beside fairseq's own.
+PenaltyOptions: Any = _flags_of_penalties()
 
 
 class RegularizedCriterion(upstream.FairseqCriterion):
@@ -102,7 +109,7 @@ class RegularizedCriterion(upstream.FairseqCriterion):
             return super().forward(model, sample, reduce)
         self.check_model(model)
         regularized = RegularizedPass(
-            model, self.penalty_weights, self._query_masks(sample["net_input"])
+            model, self.penalty_weights, not_padding(self.task, sample["net_input"])
         )
         with regularized:
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
@@ -110,18 +117,6 @@ class RegularizedCriterion(upstream.FairseqCriterion):
             # fairseq sums what batches and workers log, so a mean is logged times its size.
             logging_output[f"{name}_loss"] = value * sample_size
         return regularized.add_to(loss, sample_size), sample_size, logging_output
-
-    def _query_masks(self, net_input: dict[str, Any]) -> dict[str, Tensor]:
-        """Return for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]."""
-        source = net_input["src_tokens"]
-        of_source = source.ne(self.task.source_dictionary.pad())
-        if "prev_output_tokens" not in net_input:  # a language model decodes its source
-            return {"encoder": of_source, "decoder": of_source}
-        # `padding_idx` is that of the target's dictionary.
-        return {
-            "encoder": of_source,
-            "decoder": net_input["prev_output_tokens"].ne(self.padding_idx),
-        }
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:

@@ -277,7 +277,7 @@ def test_every_dropout_acts_and_can_be_retained_in_generation():
         for child in unit.children():
             if isinstance(child, FairseqDropout):
                 assert child.module_name == "GatedAttentionUnit"
-        unit.weights_dropout.apply_during_inference = True  # the dropout of A alone
+        unit.dropout_module.apply_during_inference = True  # the dropout of A alone
     assert not torch.allclose(model(prefix)[0], calm)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
-from mixhead_plugin.fairseq.checkpoint import tensors_of
+from mixhead_plugin.fairseq.checkpoint_from_tensors import tensors_of
 from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
 
 
@@ -31,7 +31,7 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
                 f"checkpoint does not fit: its {name} is no gated attention unit; use another "
                 "--arch"
             )
-        record = {**_told_by(tensors), **metadata.get(name, {})}
+        record = {**_flags_from_tensors(tensors), **metadata.get(name, {})}
         for option, value in unit.signature().items():
             if record.get(option, value) != value:
                 raise CheckpointError(
@@ -41,7 +41,7 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
                 )
 
 
-def _told_by(tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _flags_from_tensors(tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return what the shapes of a unit's tensors tell of its flags."""
     inner_dim, embed_dim = tensors["v_proj.weight"].shape
     gain = tensors.get("relative_gain.weight")  # [1, 2 * clip + 1]

@@ -16,16 +16,11 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.fairseq.record import Recorded
+from mixhead_plugin.fairseq.scripted import ScriptedAttention
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.api import attend
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.ops.reference import (
-    append_sink,
-    apply_gain,
-    masked_scores,
-    weighted_values,
-)
 from mixhead_plugin.parts import Assembly, Variant
 
 
@@ -50,7 +45,7 @@ class Affine(nn.Module):
         return x * self.weight.to(x.dtype) + self.bias.to(x.dtype)
 
 
-class GatedAttentionUnit(Recorded, Assembly, FairseqIncrementalState, nn.Module):
+class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrementalState, nn.Module):
     """One layer in place of an attention or of a feed-forward block.
 
         h = norm(x)
@@ -99,8 +94,9 @@ class GatedAttentionUnit(Recorded, Assembly, FairseqIncrementalState, nn.Module)
         self.normalize = NORMALIZERS[self.normalizer].weights
 
         # The name is for --retain-dropout-modules.
-        self.weights_dropout = FairseqDropout(cfg.attention_dropout, GatedAttentionUnit.__name__)
-        self.dropout_module = FairseqDropout(cfg.dropout, GatedAttentionUnit.__name__)
+        module_name = GatedAttentionUnit.__name__
+        self.dropout_module = FairseqDropout(cfg.attention_dropout, module_name)  # of A
+        self.output_dropout_module = FairseqDropout(cfg.dropout, module_name)
         self.reset_parameters()
 
     @staticmethod
@@ -119,9 +115,7 @@ class GatedAttentionUnit(Recorded, Assembly, FairseqIncrementalState, nn.Module)
             nn.init.xavier_uniform_(linear.weight)
         self.query_affine.reset_parameters()
         self.key_affine.reset_parameters()
-        with torch.no_grad():
-            self.v_proj.weight.mul_(self.value_init_scale)
-            self.out_proj.weight.mul_(self.value_init_scale)
+        self.scale_values()
 
     def signature(self) -> dict[str, Any]:
         """Return the flags that a checkpoint must share with this unit, with their values."""
@@ -174,21 +168,15 @@ class GatedAttentionUnit(Recorded, Assembly, FairseqIncrementalState, nn.Module)
             x=h.transpose(0, 1),
             attn_mask=by_head(attn_mask, 1, q.dtype),
             key_padding_mask=key_padding_mask,
-            dropout_p=self.weights_dropout_p(),
+            dropout_p=self.dropout_p(),
             scale=self.scaling,
         )
         if torch.jit.is_scripting():
-            out = self._attend_by_definition(inputs)
+            out = self.attend_by_definition(inputs)[0]
         else:
             out = self._attend(inputs)
         out = out[:, 0].transpose(0, 1)  # [N, B, e]
-        return x + self.dropout_module(self.out_proj(u * out))
-
-    def weights_dropout_p(self) -> float:
-        """Return the probability of dropping a weight of A in this call."""
-        if self.training or self.weights_dropout.apply_during_inference:
-            return float(self.weights_dropout.p)
-        return 0.0
+        return x + self.output_dropout_module(self.out_proj(u * out))
 
     def _one_head(self, x: Tensor) -> Tensor:
         """Return [B, 1, N, C] from [N, B, C]."""
@@ -198,12 +186,6 @@ class GatedAttentionUnit(Recorded, Assembly, FairseqIncrementalState, nn.Module)
     def _attend(self, inputs: AttentionInputs) -> Tensor:
         """Return A V, [B, 1, N, e]."""
         return attend(inputs, self.impl)
-
-    def _attend_by_definition(self, inputs: AttentionInputs) -> Tensor:
-        """Compute the same step by step: TorchScript cannot look up a normalizer by its name."""
-        scores = append_sink(masked_scores(inputs), inputs.sink)
-        weights = self.normalize(scores)[..., : inputs.key.size(2)]
-        return weighted_values(apply_gain(weights, inputs.gain), inputs)
 
     # ---- step-by-step decoding -----------------------------------------------------------------
 

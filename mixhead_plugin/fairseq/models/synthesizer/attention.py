@@ -7,7 +7,7 @@ Each score belongs to a key's absolute position, so inputs have a maximal length
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.modules.quant_noise import quant_noise
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention, as_bool
+from mixhead_plugin.fairseq.record import RECORDED_TABLES
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.precision import upcast
-from mixhead_plugin.parts import PARTS
 
 
 class Scores(NamedTuple):
@@ -185,6 +185,7 @@ SYNTHESIZERS = {
         default_size=lambda length: 8,
     ),
 }
+RECORDED_TABLES["synthesizer"] = SYNTHESIZERS
 
 
 class SynthesizerAttention(MixheadAttention):
@@ -202,8 +203,6 @@ class SynthesizerAttention(MixheadAttention):
         synthesizer: a key of `SYNTHESIZERS`
         own_size: the size that only this synthesizer has; None for its default
     """
-
-    tables: ClassVar[dict[str, Any]] = {**PARTS, "synthesizer": SYNTHESIZERS}
 
     def __init__(
         self,

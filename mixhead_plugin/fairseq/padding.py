@@ -1,0 +1,33 @@
+"""Which tokens of a batch are no padding, on each side of a model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.data import Dictionary
+from torch import Tensor
+
+
+def target_dictionary(task: Any) -> Dictionary:
+    """Return the dictionary of what a decoder reads; some tasks have that of the source alone."""
+    if task.target_dictionary is None:
+        return task.source_dictionary
+    return task.target_dictionary
+
+
+def not_padding(task: Any, net_input: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return which tokens are no padding, for the layers of each side.
+
+    Args:
+        task: fairseq's, with the dictionaries
+        net_input: of a batch of fairseq, with `src_tokens` [B, N], and `prev_output_tokens` [B, Nq]
+            if the model has an encoder and a decoder
+
+    Returns:
+        for "encoder" and "decoder" bool [B, Nq], True where a query is no padding. A model with
+        one side reads `src_tokens` there, so both are equal.
+    """
+    source = net_input["src_tokens"].ne(task.source_dictionary.pad())
+    target = source
+    if "prev_output_tokens" in net_input:
+        target = net_input["prev_output_tokens"].ne(target_dictionary(task).pad())
+    return {"encoder": source, "decoder": target}

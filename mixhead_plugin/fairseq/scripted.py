@@ -1,0 +1,64 @@
+"""What the attentions of this room share: the computation for TorchScript, dropout and the start.
+
+TorchScript compiles the methods of a module, also those of a mixin. It cannot follow
+`ops.attention`, which looks up a normalizer and an implementation by name.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from fairseq.modules import FairseqDropout
+from torch import Tensor, nn
+
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.reference import (
+    append_sink,
+    apply_gain,
+    masked_scores,
+    mix_weights,
+    weighted_values,
+)
+
+
+class ScriptedAttention(nn.Module):
+    """A mixin before an attention or a unit, which sets these attributes:
+
+    normalize          NORMALIZERS[normalizer].weights, the function itself
+    dropout_module     drops attention weights
+    value_init_scale   the flag
+    v_proj, out_proj   linear maps, which may be quantised
+    """
+
+    # TorchScript would take these annotations for its own types.
+    if TYPE_CHECKING:
+        normalize: Callable[[Tensor], Tensor]
+        dropout_module: FairseqDropout
+        value_init_scale: float
+        v_proj: nn.Linear
+        out_proj: nn.Linear
+
+    def attend_by_definition(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+        """Return the outputs [B, H', Nq, Dv] and the mixed weights [B, H', Nq, Nk].
+
+        It is `ops.reference.reference_with_weights` step by step, for TorchScript.
+        """
+        scores = append_sink(masked_scores(inputs), inputs.sink)
+        weights = self.normalize(scores)[..., : inputs.key.size(2)]  # without that of the sink
+        weights = mix_weights(apply_gain(weights, inputs.gain), inputs)
+        return weighted_values(weights, inputs), weights
+
+    def dropout_p(self) -> float:
+        """Return the probability of dropping a weight in this call."""
+        if self.training or self.dropout_module.apply_during_inference:
+            return float(self.dropout_module.p)
+        return 0.0
+
+    def scale_values(self) -> None:
+        """Multiply the initial W_V and W_O by `value_init_scale` (l2 essay).
+
+        Call it again after another initialisation, such as BERT's.
+        """
+        with torch.no_grad():
+            self.v_proj.weight.mul_(self.value_init_scale)
+            self.out_proj.weight.mul_(self.value_init_scale)
