@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mixhead_plugin.fairseq.cache import CachedAttention
 from mixhead_plugin.fairseq.learning_rate import mark_learning_rate
 from mixhead_plugin.fairseq.record import Recorded
+from mixhead_plugin.fairseq.relative import refuse_relative
 from mixhead_plugin.fairseq.scripted import ScriptedAttention
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
@@ -26,23 +27,8 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
     It has the same call, buffers, parameter names and random initialisation. The same computation
     (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and TorchScript.
 
-    How `--head-mixing position-wise` comes to the kernel:
-
-    1. `parts.Variant` has a field `head_mixing`. `fairseq.options` makes a flag of each of its
-       fields, and adds those of a whole model: `AttentionOptions`.
-    2. `models/families.py` hands these flags to fairseq's parser, and completes and checks what
-       comes back.
-    3. `layers.py` overrides fairseq's `build_self_attention` and `build_encoder_attention`. It asks
-       `AttentionOptions.attention_arguments` for the `Variant` of its site, and builds this class.
-    4. `Assembly.add_parts` looks up the row `PARTS["head_mixing"]["position-wise"]`, and builds its
-       part as the child `self.head_mixing`.
-    5. `forward` projects queries, keys and values, with `Assembly.queries`, `keys` and `values`.
-       `CachedAttention` adds the keys of earlier steps.
-    6. `inputs_of` calls the parts. `self.head_mixing` computes M from the unscaled queries. The
-       result is an `AttentionInputs`, all that a kernel needs.
-    7. `Hooked.attend` calls the hooks, such as a gate on a head, and `ops.api`. There `impl`
-       chooses between the reference, blockwise and the Triton kernels.
-    8. `gated` scales the outputs of heads, and `out_proj` makes one vector of them.
+    The docstring of `mixhead_plugin/fairseq/__init__.py` shows the way of a flag to the kernel. Its
+    last steps are in this class.
 
     What is defined elsewhere:
 
@@ -118,11 +104,11 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
             _check_input("kdim", kdim, embed_dim)
             _check_input("vdim", vdim, embed_dim)
         if encoder_decoder_attention:
-            _refuse_relative(variant, "in encoder-decoder attention")
+            refuse_relative(variant, " in encoder-decoder attention")
         if add_bias_kv:
-            _refuse_relative(variant, "with add_bias_kv, a key without a position")
+            refuse_relative(variant, " with add_bias_kv, a key without a position")
         if add_zero_attn:
-            _refuse_relative(variant, "with add_zero_attn, a key without a position")
+            refuse_relative(variant, " with add_zero_attn, a key without a position")
 
         self.embed_dim = embed_dim
         self.kdim = kdim if kdim is not None else embed_dim
@@ -306,8 +292,8 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         """Return what `forward` returns.
 
         Args:
-            inputs: of the attention, where hypotheses that share keys are further queries
-            query: that of `forward`, [Nq, B, embed_dim]
+            inputs: all that a kernel needs; hypotheses that share keys are further queries in it
+            query: the argument of `forward`, [Nq, B, embed_dim]
             beams: how many hypotheses share the keys of a sentence
             before_softmax: return scores and values instead
             need_weights: also return the mean of the mixed weights over the heads
@@ -347,11 +333,3 @@ def _check_input(name: str, size: int | None, embed_dim: int) -> None:
     """Refuse another input of keys or values than that of the queries, in self-attention."""
     if size is not None and size != embed_dim:
         raise ValueError(f"{name} {size}: must be embed_dim {embed_dim} in self-attention")
-
-
-def _refuse_relative(variant: Variant, reason: str) -> None:
-    """Refuse relative positions where keys have no position; `reason` ends the message."""
-    if variant.relative_position != "none":
-        raise ValueError(f"relative_position {variant.relative_position}: must be none {reason}")
-    if variant.relative_gain != 0:
-        raise ValueError(f"relative_gain {variant.relative_gain}: must be 0 {reason}")

@@ -87,8 +87,8 @@ class CachedAttention(MultiheadAttention):
 
         Args:
             saved: the cache of this attention, changed in place
-            name: of its entry
-            new: those of this step, [B, H, N, D]; None if all are in the cache already
+            name: "prev_key" or "prev_value"
+            new: the keys or values of this step, [B, H, N, D]; None if all are in the cache already
         """
         if name in saved:
             prev = saved[name]
@@ -109,7 +109,8 @@ class CachedAttention(MultiheadAttention):
 
         Args:
             saved: the cache of this attention, changed in place
-            key_padding_mask: of the keys of this step, or of all of them; None for no padding
+            key_padding_mask: the padding of the keys of this step, or of all keys; None for no
+                padding
             v: the values of all steps, [B, H', Nk, Dv], for the numbers of rows and keys
             static_kv: whether the keys of the first step are those of all steps
         """

@@ -8,14 +8,14 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.heads_per_layer import parse_heads_per_layer
 from mixhead_plugin.fairseq.options import CHOICES, FLAGS, SCOPES, AttentionOptions
+from mixhead_plugin.fairseq.relative import refuse_relative
 from mixhead_plugin.fairseq.sites import SiteSizes, side_of
 from mixhead_plugin.ops import RelativeScores, implementation_problem, triton
 from mixhead_plugin.ops.inputs import AttentionInputs
@@ -35,28 +35,31 @@ def check_flags(args: Any, sites: Sites) -> None:
         OptionError: the first flag that is wrong
     """
     options = AttentionOptions.from_namespace(args)
+
+    # First each flag for itself. From here on all values are in their tables, so the later checks
+    # can look them up.
     _check_scope_name(options)
     _check_scale("value_init_scale", options.value_init_scale)
     _check_scale("mixing_lr_scale", options.mixing_lr_scale)
-    with in_words_of_flags():
+    with part_errors_as_option_errors():
         variant = Variant.of_flags(options)
 
+    # Then where the attentions are, and their sizes. From here on there is an attention that the
+    # flags change, and no size is below 1, so the later checks can divide by it.
     _check_scope(options, sites)
     covered = covered_sites(options, sites)
     for site, sizes in sites.items():
         _check_numbers(sizes)
-        if site not in covered:
-            where = f" ({site}, outside --attention-scope {options.attention_scope})"
-            _check_division(sizes, where)
-        elif variant.head_dim is None:
-            _check_division(sizes, ", or set --head-dim")
-    if "decoder-self" in covered:
-        _check_scale_heads(args, variant, covered["decoder-self"])
+        _check_division(options, site, sizes)
+
+    # Then the flags against the sizes. The parts are built only here, because that needs both.
+    _check_scale_heads(args, variant, covered)
     _check_parts(options, covered)
     _check_heads_per_layer(args, options, covered)
-    if list(covered) == ["cross"]:
-        reason = f"with --attention-scope {options.attention_scope}, which has no self-attention"
-        refuse_relative(options, reason)
+    _check_distances(options, covered)
+
+    # Last what the rest of the training does with them. These checks count the heads of each layer,
+    # which --heads-per-layer may have set.
     _check_learning_rate(args, options, variant)
     _check_quantisation(args, options, covered)
     _check_implementation(args, options, covered)
@@ -64,13 +67,14 @@ def check_flags(args: Any, sites: Sites) -> None:
 
 
 @contextmanager
-def in_words_of_flags(flags_of_sizes: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+def part_errors_as_option_errors(size_flags: Mapping[str, str] | None = None) -> Iterator[None]:
     """Turn a PartError, which names a field of `Variant` or a size, into an OptionError.
 
     Its value is written as a shell takes it: the quotes of `--head-mixing ''` show an empty text.
 
     Args:
-        flags_of_sizes: the flags of the arguments of `Variant.sizes`, where one may be the fault
+        size_flags: the flags of num_heads and embed_dim, by these names, where one of them may be
+            the fault; None where only a field of `Variant` may be
     """
     try:
         yield
@@ -78,16 +82,9 @@ def in_words_of_flags(flags_of_sizes: Mapping[str, str] = MappingProxyType({})) 
         if error.option in OPTIONS:
             flag = option_name(OPTIONS[error.option].flag)
         else:
-            flag = flags_of_sizes[error.option]
+            assert size_flags is not None
+            flag = size_flags[error.option]
         raise OptionError(f"{flag} {shlex.quote(str(error.value))}: {error.problem}") from None
-
-
-def refuse_relative(options: Any, reason: str) -> None:
-    """Refuse relative positions and gains; `reason` ends the message."""
-    if options.relative_position != "none":
-        raise OptionError(f"--relative-position {options.relative_position}: must be none {reason}")
-    if options.relative_gain != 0:
-        raise OptionError(f"--relative-gain {options.relative_gain}: must be 0 {reason}")
 
 
 def covered_sites(options: AttentionOptions, sites: Sites) -> dict[str, SiteSizes]:
@@ -149,8 +146,17 @@ def _check_numbers(sizes: SiteSizes) -> None:
         raise OptionError(f"{sizes.heads_flag} {sizes.num_heads}: must be at least 1")
 
 
-def _check_division(sizes: SiteSizes, ending: str) -> None:
-    """Refuse a number of heads that does not divide the embedding; `ending` ends the message."""
+def _check_division(options: AttentionOptions, site: str, sizes: SiteSizes) -> None:
+    """Refuse a number of heads that does not divide the embedding, where --head-dim is not given.
+
+    Outside --attention-scope, --head-dim has no effect.
+    """
+    if not options.covers(site):
+        ending = f" ({site}, outside --attention-scope {options.attention_scope})"
+    elif options.head_dim is None:
+        ending = ", or set --head-dim"
+    else:
+        return
     if sizes.embed_dim % sizes.num_heads != 0:
         raise OptionError(
             f"{sizes.heads_flag} {sizes.num_heads}: must divide {sizes.embed_flag} "
@@ -158,9 +164,12 @@ def _check_division(sizes: SiteSizes, ending: str) -> None:
         )
 
 
-def _check_scale_heads(args: Any, variant: Variant, sizes: SiteSizes) -> None:
+def _check_scale_heads(args: Any, variant: Variant, covered: Sites) -> None:
     """Refuse --scale-heads where heads have another size than fairseq's code takes for granted."""
     if not getattr(args, "scale_heads", False) or variant.head_dim is None:
+        return
+    sizes = covered.get("decoder-self")  # no other attention has these scales
+    if sizes is None:
         return
     if sizes.embed_dim % sizes.num_heads != 0:
         raise OptionError(
@@ -185,7 +194,8 @@ def _check_parts(options: AttentionOptions, covered: Sites) -> None:
                     f"--heads-per-layer {options.heads_per_layer}: must be left out with "
                     f"{option_name(name)} {getattr(variant, name)}, {row.why_not_cut}"
                 )
-        with in_words_of_flags({"num_heads": sizes.heads_flag, "embed_dim": sizes.embed_flag}):
+        size_flags = {"num_heads": sizes.heads_flag, "embed_dim": sizes.embed_flag}
+        with part_errors_as_option_errors(size_flags):
             example_call(variant, sizes, sizes.num_heads)  # raises where parts do not fit
 
 
@@ -196,9 +206,9 @@ def example_call(
 
     Args:
         variant: what is asked of the attention
-        site_sizes: of the attentions at its site
-        num_heads: of source heads
-        mixed_heads: of heads after mixing; None for the usual number
+        site_sizes: the sizes of the attentions at its site
+        num_heads: H, the number of source heads
+        mixed_heads: H', the number of heads after mixing; None for the usual number
 
     Raises:
         PartError: parts that do not fit these numbers
@@ -252,6 +262,16 @@ def _check_heads_per_layer(args: Any, options: AttentionOptions, covered: Sites)
             "--scale-heads: must be left out with --heads-per-layer, it needs equal numbers of "
             "heads"
         )
+
+
+def _check_distances(options: AttentionOptions, covered: Sites) -> None:
+    """Refuse relative positions where no attention that the flags change is a self-attention."""
+    if list(covered) == ["cross"]:
+        scope = options.attention_scope
+        with part_errors_as_option_errors():
+            refuse_relative(
+                options, f" with --attention-scope {scope}, which has no self-attention"
+            )
 
 
 def _check_learning_rate(args: Any, options: AttentionOptions, variant: Variant) -> None:
@@ -320,7 +340,12 @@ def _check_implementation(args: Any, options: AttentionOptions, covered: Sites) 
     if options.attention_impl == "triton":
         problem = _triton_problem(args, options, covered)
         if problem:
-            raise OptionError(f"{flag}: {problem}; must be auto, blockwise or reference")
+            refuse_triton(problem)
+
+
+def refuse_triton(problem: str) -> NoReturn:
+    """Refuse --attention-impl triton; `problem` says why the kernels cannot serve."""
+    raise OptionError(f"--attention-impl triton: {problem}; must be auto, blockwise or reference")
 
 
 def _triton_problem(args: Any, options: AttentionOptions, covered: Sites) -> str:

@@ -1,6 +1,7 @@
 """The flags of a model as fairseq's configs hold them: made flat, and filled in."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -43,16 +44,19 @@ def fill_in(args: Any, family: str) -> None:
     """
     preset = FAMILIES.get(family, {})
     for name in FLAGS:
-        default = getattr(AttentionOptions, name)
-        # None, as `null` in a YAML file, leaves out a flag whose default is None. The checks refuse
-        # it for any other flag: who writes `head_mixing: null` may mean `none`.
-        is_set = hasattr(args, name)
-        if default is None:
-            is_set = getattr(args, name, None) is not None
-        if not is_set:
-            setattr(args, name, preset.get(name, default))
+        if not _is_set(args, name):
+            setattr(args, name, preset.get(name, getattr(AttentionOptions, name)))
     if args.head_dim == TOKENS_PER_SAMPLE:
         args.head_dim = _input_length(args)
+
+
+def _is_set(args: Any, name: str) -> bool:
+    """Return whether a flag has a value already."""
+    if getattr(AttentionOptions, name) is None:
+        # None, as `null` in a YAML file, leaves out a flag whose default is None.
+        return getattr(args, name, None) is not None
+    # For any other flag the checks refuse None: who writes `head_mixing: null` may mean `none`.
+    return hasattr(args, name)
 
 
 def _input_length(args: Any) -> int:
@@ -63,6 +67,13 @@ def _input_length(args: Any) -> int:
             "--head-dim is missing: without --tokens-per-sample, family fixhead needs a head size"
         )
     return length
+
+
+def set_missing(args: Any, defaults: Mapping[str, Any]) -> None:
+    """Set those values of `args`, a Namespace or DictConfig, that are missing."""
+    for name, value in defaults.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
 
 
 def model_name(flags: Any) -> str | None:

@@ -105,7 +105,7 @@ def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, 
 
     Args:
         file: the checkpoint, for messages
-        flags: of the model, those of the plugin included
+        flags: all flags of the model, those of the plugin included
         state: the tensors of the model, which are changed
     """
     without_tensors = ["attention_normalizer", "relative_gain", "heads_per_layer"]
@@ -152,10 +152,10 @@ def _fold_attention(
 
     Args:
         file: the checkpoint, for messages
-        flags: of the model, those of the plugin included
+        flags: all flags of the model, those of the plugin included
         state: the tensors of the model, which are changed
-        name: of the attention
-        options: of its parts
+        name: the attention's name in the model, such as decoder.layers.0.self_attn
+        options: the options of the attention's parts, such as head_mixing
     """
     fields = {}
     for option in options:

@@ -44,12 +44,10 @@ def check_training(
     the first batch, and there it is late to refuse it.
     """
     # FSDP has the attributes of the model that it wraps
-    check_training = getattr(model, "check_training", None)
-    if check_training is not None:
-        check_training(cfg, criterion)
-    check_model = getattr(criterion, "check_model", None)
-    if check_model is not None:
-        check_model(model)
+    if hasattr(model, "check_training"):
+        model.check_training(cfg, criterion)
+    if hasattr(criterion, "check_model"):
+        criterion.check_model(model)
     original(trainer, cfg, task, model, criterion, *args, **kwargs)
 
 
@@ -62,9 +60,8 @@ def warn_of_alignment(original, generator: Any, models: list[Any], *args, **kwar
     """
     shown = kwargs.get("print_alignment", "hard")
     for model in models:
-        warn = getattr(model, "warn_of_alignment", None)
-        if warn is not None:
-            warn(shown)
+        if hasattr(model, "warn_of_alignment"):
+            model.warn_of_alignment(shown)
     original(generator, models, *args, **kwargs)
 
 

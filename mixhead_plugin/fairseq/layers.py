@@ -1,7 +1,8 @@
 """fairseq's Transformer layers, encoder and decoder, with the plugin's attention.
 
-The flags say at which sites. `cfg` is fairseq's config with the plugin's flags, an
-`options.AttentionOptions`.
+The flags say at which sites. Here `cfg` is fairseq's nested config of a Transformer, which has no
+place for flags of others. It can be asked for them all the same, as in `cfg.covers("cross")`,
+because the model's config, such as `MixheadTransformerConfig`, inherits `options.AttentionOptions`.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar

@@ -56,7 +56,7 @@ _WORDS_FOR_NONE = {
 }
 
 
-def _flag(name: str, default: Any, text: str) -> Any:
+def _flag_with_choices(name: str, default: Any, text: str) -> Any:
     """Return a dataclass field whose help also lists the choices and the defaults.
 
     For example 'what scales the outputs of heads before out_proj; one of none, head, element
@@ -86,7 +86,8 @@ def _flags_of_variant() -> Any:
         if option.default is None:
             # `int | None`, spelt as typing.Optional[int]: fairseq's parser looks for this text.
             type_ = Optional[type_]
-        flags.append((option.flag, type_, _flag(option.flag, option.default, option.help)))
+        flag = _flag_with_choices(option.flag, option.default, option.help)
+        flags.append((option.flag, type_, flag))
     return make_dataclass("VariantFlags", flags, bases=(FairseqDataclass,))
 
 
@@ -97,22 +98,26 @@ _VariantFlags: Any = _flags_of_variant()
 class AttentionOptions(_VariantFlags):
     """The flags that every architecture of the plugin adds to fairseq's.
 
-    Those of one attention come from the table of `Variant`. Those below say which attentions they
-    are for, and how a training begins and goes on.
+    `--head-mixing` and 13 others are fields of `parts.variant.Variant`, so a search for head_mixing
+    in this file finds only the families that preset it. `FLAGS` below has the names of all flags:
+
+        python -c "from mixhead_plugin.fairseq.options import FLAGS; print(*FLAGS)"
+
+    The flags below say which attentions the others are for, and how a training begins and goes on.
     """
 
-    attention_scope: str = _flag(
+    attention_scope: str = _flag_with_choices(
         "attention_scope",
         "all",
         "which attentions the other flags change; the rest keep fairseq's softmax attention",
     )
-    value_init_scale: float = _flag(
+    value_init_scale: float = _flag_with_choices(
         "value_init_scale", 1.0, "factor on the initial weights of v_proj and out_proj"
     )
-    mixing_lr_scale: float = _flag(
+    mixing_lr_scale: float = _flag_with_choices(
         "mixing_lr_scale", 1.0, "factor on the learning rate of head, score, feature mixing"
     )
-    heads_per_layer: Optional[str] = _flag(
+    heads_per_layer: Optional[str] = _flag_with_choices(
         "heads_per_layer",
         None,
         "numbers of heads of each layer after pruning: source:mixed heads, or one number for both, "
@@ -128,7 +133,7 @@ class AttentionOptions(_VariantFlags):
 
         Args:
             site: one of SITES
-            layer: its number, from 0
+            layer: the number of the layer, from 0
 
         Returns:
             the two numbers, or None if the flag does not name the site

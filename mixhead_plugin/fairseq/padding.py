@@ -19,7 +19,7 @@ def not_padding(task: Any, net_input: Mapping[str, Any]) -> dict[str, Tensor]:
 
     Args:
         task: fairseq's, with the dictionaries
-        net_input: of a batch of fairseq, with `src_tokens` [B, N], and `prev_output_tokens` [B, Nq]
+        net_input: the model's inputs in a batch: `src_tokens` [B, N], and `prev_output_tokens` [B, Nq]
             if the model has an encoder and a decoder
 
     Returns:

@@ -97,7 +97,7 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
 
     Args:
         file: the checkpoint, for messages
-        tensors: of the model, by name
+        tensors: the tensors of the model, by name
 
     Raises:
         OptionError: no mixing, one that the plugin does not have, or several kinds of them
@@ -151,9 +151,9 @@ def _check_matrices(file: str, name: str, weight: Tensor, query: Tensor | None) 
 
     Args:
         file: the checkpoint, for messages
-        name: of the attention
-        weight: of the mixing
-        query: of the projection to queries, None if the checkpoint lacks it
+        name: the attention's name in the model, such as decoder.layers.0.self_attn
+        weight: the attention's `stochastic_w`
+        query: the weight of the projection to queries; None if the checkpoint lacks it
     """
     if query is None:
         raise OptionError(

@@ -21,7 +21,7 @@ def replaces(owner: Any, name: str) -> Callable[[Callable], Callable]:
 
     Args:
         owner: the module or the class that has the function
-        name: of the function, static method or class method in `owner`
+        name: the name of the function, static method or class method in `owner`
     """
 
     def mark(function: Callable) -> Callable:

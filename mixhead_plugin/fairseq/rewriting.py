@@ -57,9 +57,9 @@ def write(
     """Write a checkpoint of another model, from which a new training can begin.
 
     Args:
-        state: of the former model's checkpoint; it is changed
+        state: the content of the former model's checkpoint; it is changed
         cfg: the plain config of the new model
-        tensors: of the new model
+        tensors: the tensors of the new model, by name
         out: the file
     """
     state["cfg"] = cfg

@@ -210,7 +210,7 @@ class RegularizedPass:
 
         Args:
             loss: a sum over the batch, scalar
-            sample_size: of the batch; the penalties are multiplied by it
+            sample_size: the sample size of the batch, by which the penalties are multiplied
         """
         self.sample_size = sample_size
         # Detached: this sum changes the number alone. The gradients come from _AddAuxiliaryLoss.

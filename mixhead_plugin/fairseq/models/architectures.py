@@ -11,6 +11,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 from fairseq.models import transformer_lm as lm
 from fairseq.models.transformer.transformer_legacy import transformer_iwslt_de_en
 
+from mixhead_plugin.fairseq.config import set_missing
 from mixhead_plugin.fairseq.models.families import FamilyModel, Preset, register_families
 from mixhead_plugin.fairseq.models.gated_attention import model as gated_attention
 from mixhead_plugin.fairseq.models.gated_attention.model import (
@@ -38,9 +39,7 @@ class Architecture:
 
     def __call__(self, args: Any) -> None:
         """Set the missing values of `args` (Namespace or DictConfig, changed in place)."""
-        for name, default in self.defaults.items():
-            if not hasattr(args, name):
-                setattr(args, name, default)
+        set_missing(args, self.defaults)
         self.upstream(args)
 
 

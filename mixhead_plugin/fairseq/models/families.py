@@ -4,20 +4,20 @@ Flags come to a model in several ways. Who calls which function, and when:
 
 | when | what is called |
 |---|---|
-| a command reads its command line | `add_args`, then `_prepare_command` |
-| a YAML file has a model with a dataclass | its defaults come from `_config` |
-| a YAML file has a model without one | `_prepare_command`, when the model is built |
+| a command reads its command line | `add_args`, then `_complete_and_check_command` |
+| a YAML file has a model with a dataclass | its defaults come from `_dataclass_for_yaml` |
+| a YAML file has a model without one | `_complete_and_check_command`, when the model is built |
 | a command or a program builds a model | `build_model` of its class, which calls `prepared` |
 | a checkpoint is loaded | `load_state_dict`, which calls `check_checkpoint` |
 
-| function | flat | filled in | checked | changes its argument |
-|---|---|---|---|---|
-| `_prepare_command` | is flat already | yes | yes | yes |
-| `prepared` | yes | yes | yes | a Namespace, not a DictConfig |
+Both `_complete_and_check_command` and `prepared` fill in what is missing, then check the flags. The
+first gets flags that are flat already, and changes them in place; `prepared` makes them flat, and
+changes a Namespace in place but no DictConfig.
 
 The flags of a command are checked twice, because each check is the only one that some flags get.
-`_prepare_command` alone sees those of the task and of the optimizer beside the model's. It also
-refuses a command at once: before the data is read, and before fairseq starts a worker for each GPU.
+`_complete_and_check_command` alone sees those of the task and of the optimizer beside the model's.
+It also refuses a command at once: before the data is read, and before fairseq starts a worker for
+each GPU.
 `prepared` alone sees what a file or a program gives, and what --model-overrides changes.
 """
 
@@ -58,7 +58,7 @@ class FamilyModel(BaseFairseqModel):
     # Keys of FAMILIES. The family "" puts no prefix before a name and presets nothing; only models
     # that fairseq lacks have it, because fairseq's own names are taken.
     families: ClassVar[tuple[str, ...]] = tuple(FAMILIES)
-    # Those of all models, in one dict for all subclasses, by names with the family.
+    # The architectures of all models, in one dict for all subclasses, by names with the family.
     presets: ClassVar[dict[str, Preset]] = {}
     # True if fairseq configures the model by `config`, not by a Namespace.
     by_dataclass: ClassVar[bool] = False
@@ -79,8 +79,8 @@ class FamilyModel(BaseFairseqModel):
 
         Args:
             side: "encoder" or "decoder"
-            embed_dim: size of its query input
-            num_heads: of source heads
+            embed_dim: the size of the attentions' query input
+            num_heads: H, the number of source heads
             layers: how many layers there are; None for a model without --heads-per-layer
         """
         return SiteSizes(
@@ -125,7 +125,7 @@ class FamilyModel(BaseFairseqModel):
 
 
 def _family_of(name: str | None) -> str:
-    """Return the family of an architecture or a model, an empty string for one without a family."""
+    """Return the family of an architecture or a model, "" for one without a family."""
     if name is None:
         return ""
     # An architecture of one's own may have any name, but its model has that of a family.
@@ -143,34 +143,70 @@ def register_families(
 
     Args:
         model: the class
-        name: its name without the family
-        architectures: their presets, by names without the family. For a model that is configured by
+        name: the model's name without the family
+        architectures: a preset for each name without the family. For a model that is configured by
             dataclass, `name` is one of them.
     """
     for family in model.families:
         prefix = f"{family}_" if family else ""
         full_name = f"{prefix}{name}"
-        config = None
-        if model.by_dataclass:
-            config = _config(model, full_name, family, architectures[name])
-        register_model(full_name, dataclass=config)(model)
-
+        _register_model(model, full_name, family, architectures.get(name))
         for arch, architecture in architectures.items():
-            full_arch = f"{prefix}{arch}"
-            model.presets[full_arch] = architecture
-            prepare = partial(_prepare_command, model, family, architecture)
-            if model.by_dataclass and arch == name:
-                # With a dataclass, `register_model` has registered one that does nothing.
-                ARCH_CONFIG_REGISTRY[full_arch] = prepare
-            else:
-                register_model_architecture(full_name, full_arch)(prepare)
+            _register_architecture(model, full_name, f"{prefix}{arch}", family, architecture)
+    _restore_config(model)
 
-    # fairseq takes a command's defaults from this attribute, where register_model left the config
-    # of the last family.
+
+def _register_model(
+    model: type[FamilyModel], full_name: str, family: str, architecture: Preset | None
+) -> None:
+    """Register a model in one family.
+
+    Args:
+        model: the class
+        full_name: the model's name with the family
+        family: a key of FAMILIES, or ""
+        architecture: sets the defaults of the dataclass, for a model that is configured by one
+    """
+    if not model.by_dataclass:
+        register_model(full_name)(model)
+        return
+    assert architecture is not None
+    dataclass = _dataclass_for_yaml(model, full_name, family, architecture)
+    register_model(full_name, dataclass=dataclass)(model)
+
+
+def _register_architecture(
+    model: type[FamilyModel], model_name: str, full_name: str, family: str, architecture: Preset
+) -> None:
+    """Register an architecture in one family.
+
+    Args:
+        model: the class
+        model_name: the model's name with the family
+        full_name: the architecture's name with the family
+        family: a key of FAMILIES, or ""
+        architecture: sets the missing sizes
+    """
+    model.presets[full_name] = architecture
+    prepare = partial(_complete_and_check_command, model, family, architecture)
+    if model.by_dataclass and full_name == model_name:
+        # With a dataclass, `register_model` has registered an architecture of this name, which does
+        # nothing. A second one of the same name would be refused.
+        ARCH_CONFIG_REGISTRY[full_name] = prepare
+    else:
+        register_model_architecture(model_name, full_name)(prepare)
+
+
+def _restore_config(model: type[FamilyModel]) -> None:
+    """Give a model its own config back.
+
+    `register_model` stored the config of the last family here; fairseq reads a command's defaults
+    from it.
+    """
     setattr(model, "__dataclass", model.config if model.by_dataclass else None)
 
 
-def _prepare_command(
+def _complete_and_check_command(
     model: type[FamilyModel], family: str, architecture: Preset, args: Any
 ) -> None:
     """Fill in and check the flags of an architecture, which are changed in place.
@@ -178,7 +214,7 @@ def _prepare_command(
     fairseq calls this for the flags of a command, and for YAML without a dataclass.
 
     Args:
-        model: the class that the architecture is of
+        model: the class of the architecture's models
         family: a key of FAMILIES, or ""
         architecture: sets the missing sizes
         args: the flags of the command
@@ -191,16 +227,16 @@ def _prepare_command(
         args.tpu = False
 
 
-def _config(
+def _dataclass_for_yaml(
     model: type[FamilyModel], name: str, family: str, architecture: Preset
 ) -> type[AttentionOptions]:
     """Return the dataclass for YAML files: the model's, with the defaults of an architecture.
 
     Args:
         model: the class, whose `config` is the base
-        name: of the new dataclass
+        name: the name of the new dataclass
         family: a key of FAMILIES, or ""
-        architecture: sets its defaults
+        architecture: sets the defaults of the dataclass
     """
     values = Namespace()
     architecture(values)

@@ -12,10 +12,11 @@ from fairseq.models import transformer as upstream
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.fairseq.checks import refuse_relative
+from mixhead_plugin.fairseq.checks import part_errors_as_option_errors
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.options import SCOPES, AttentionOptions
+from mixhead_plugin.fairseq.relative import refuse_relative
 from mixhead_plugin.fairseq.sites import SiteSizes
 
 logger = logging.getLogger(__name__)
@@ -54,9 +55,10 @@ class MixheadTransformerModel(FamilyModel, upstream.TransformerModel):
         # --cross-self-attention lets the decoder attend to source and target at once.
         reads_both = getattr(args, "cross_self_attention", False)
         if reads_both and "decoder-self" in SCOPES[args.attention_scope]:
-            refuse_relative(
-                args, "with --cross-self-attention: the distance to the source is not defined"
-            )
+            with part_errors_as_option_errors():
+                refuse_relative(
+                    args, " with --cross-self-attention: the distance to the source is not defined"
+                )
 
     def check_training(self, cfg: Any, criterion: Any) -> None:
         """Refuse a criterion that needs other weights, before a training; see `fairseq/hooks.py`.

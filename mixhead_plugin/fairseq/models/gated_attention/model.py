@@ -5,7 +5,7 @@ Architectures `gau_lm` and `gau_roberta`, also in the families l2 and sigsoftmax
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import torch
 from fairseq import utils
@@ -16,7 +16,8 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.config import as_namespace
+from mixhead_plugin.fairseq.checks import refuse_triton
+from mixhead_plugin.fairseq.config import as_namespace, set_missing
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.gated_attention.checkpoint import check_units
@@ -57,6 +58,7 @@ class GatedConfig(GatedOptions, MixheadTransformerConfig):
     """The nested config of encoder and decoder; build it with `from_namespace` only."""
 
 
+SWISH = "gated attention units use swish"
 _ACTIVATIONS: Any = ChoiceEnum(utils.get_available_activation_fns())
 
 
@@ -78,39 +80,47 @@ class GatedLanguageModelConfig(GatedOptions, MixheadLanguageModelConfig):
         default=None, metadata={"help": "must be left out, see --gau-expansion"}
     )
     activation_fn: Optional[_ACTIVATIONS] = field(
-        default=None, metadata={"help": "must be left out, gated attention units use swish"}
+        default=None, metadata={"help": f"must be left out, {SWISH}"}
     )
 
 
+# Why flags of other models and attentions must be left out.
 ONE_HEAD = "a gated attention unit has one head, of --gau-query-dim"
 NO_FEED_FORWARD = "a gated attention unit is its own feed-forward block, see --gau-expansion"
 ROTARY = "gated attention units have rotary positions"
 
-# Flags of other models and attentions, without dashes: the values that ask for nothing, and why the
-# flag must be left out. {side} is encoder or decoder.
-MEANINGLESS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "head_mixing": (("none",), ONE_HEAD),
-    "score_mixing": (("none",), ONE_HEAD),
-    "feature_mixing": (("none",), ONE_HEAD),
-    "head_dim": ((None,), ONE_HEAD),
-    "value_head_dim": ((None,), "values have the size that --gau-expansion asks for"),
-    "heads_per_layer": ((None,), ONE_HEAD),
-    "{side}_attention_heads": ((None,), ONE_HEAD),
-    "scale_heads": ((False,), ONE_HEAD),
-    "mha_heads_to_keep": ((-1,), ONE_HEAD),
-    "mha_reg_scale_factor": ((0,), ONE_HEAD),
-    "attention_gate": (("none",), "a gated attention unit has its own gate"),
-    "{side}_ffn_embed_dim": ((None,), NO_FEED_FORWARD),
-    "activation_dropout": ((0,), NO_FEED_FORWARD),
-    "relu_dropout": ((0,), NO_FEED_FORWARD),
-    "scale_fc": ((False,), NO_FEED_FORWARD),
-    "ffn_blocks_to_remove": ((-1,), NO_FEED_FORWARD),
-    "ffn_reg_scale_factor": ((0,), NO_FEED_FORWARD),
-    "base_layers": ((0,), NO_FEED_FORWARD),
-    "relative_position": (("none", "rotary"), ROTARY),
-    "decoder_learned_pos": ((False,), ROTARY),
-    "scale_attn": ((False,), "a gated attention unit has one norm, at its beginning"),
-    "scale_resids": ((False,), "a gated attention unit adds its output as it is"),
+
+class Foreign(NamedTuple):
+    """Describe a flag of other models and attentions that means nothing to a unit."""
+
+    unasked: tuple[Any, ...]  # the values that ask for nothing
+    reason: str  # why the flag must be left out
+
+
+# By names without dashes; {side} is encoder or decoder.
+FOREIGN = {
+    "head_mixing": Foreign(("none",), ONE_HEAD),
+    "score_mixing": Foreign(("none",), ONE_HEAD),
+    "feature_mixing": Foreign(("none",), ONE_HEAD),
+    "head_dim": Foreign((None,), ONE_HEAD),
+    "value_head_dim": Foreign((None,), "values have the size that --gau-expansion asks for"),
+    "heads_per_layer": Foreign((None,), ONE_HEAD),
+    "{side}_attention_heads": Foreign((None,), ONE_HEAD),
+    "scale_heads": Foreign((False,), ONE_HEAD),
+    "mha_heads_to_keep": Foreign((-1,), ONE_HEAD),
+    "mha_reg_scale_factor": Foreign((0,), ONE_HEAD),
+    "attention_gate": Foreign(("none",), "a gated attention unit has its own gate"),
+    "{side}_ffn_embed_dim": Foreign((None,), NO_FEED_FORWARD),
+    "activation_dropout": Foreign((0,), NO_FEED_FORWARD),
+    "relu_dropout": Foreign((0,), NO_FEED_FORWARD),
+    "scale_fc": Foreign((False,), NO_FEED_FORWARD),
+    "ffn_blocks_to_remove": Foreign((-1,), NO_FEED_FORWARD),
+    "ffn_reg_scale_factor": Foreign((0,), NO_FEED_FORWARD),
+    "base_layers": Foreign((0,), NO_FEED_FORWARD),
+    "relative_position": Foreign(("none", "rotary"), ROTARY),
+    "decoder_learned_pos": Foreign((False,), ROTARY),
+    "scale_attn": Foreign((False,), "a gated attention unit has one norm, at its beginning"),
+    "scale_resids": Foreign((False,), "a gated attention unit adds its output as it is"),
 }
 
 
@@ -120,6 +130,7 @@ class GatedModel(FamilyModel):
     # The other families are about several heads, and a unit has one.
     families = ("", "sigsoftmax", "l2")
     side: ClassVar[str]  # "encoder" or "decoder"
+    foreign: ClassVar[dict[str, Foreign]] = FOREIGN
 
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
@@ -128,11 +139,11 @@ class GatedModel(FamilyModel):
 
     @classmethod
     def check_args(cls, args: Any) -> None:
-        for name, (unasked, reason) in MEANINGLESS.items():
+        for name, row in cls.foreign.items():
             option = name.format(side=cls.side)
             value = getattr(args, option, None)
-            if value is not None and value not in unasked:
-                _refuse(option, value, f"must be left out, {reason}")
+            if value is not None and value not in row.unasked:
+                _refuse(option, value, f"must be left out, {row.reason}")
         for option in ("gau_expansion", "gau_query_dim"):
             value = getattr(args, option)
             # YAML's `true` is an int
@@ -170,13 +181,7 @@ def check_kernels(args: Any, embed_dim: int) -> None:
     )
     problem = triton.kernel_problem(call)
     if problem:
-        _refuse("attention_impl", "triton", f"{problem}; must be auto, blockwise or reference")
-
-
-def _set_missing(args: Any, defaults: dict[str, Any]) -> None:
-    for name, value in defaults.items():
-        if not hasattr(args, name):
-            setattr(args, name, value)
+        refuse_triton(problem)
 
 
 # Both have twice as many layers as fairseq's model, because two units stand where an attention and
@@ -186,7 +191,7 @@ def _set_missing(args: Any, defaults: dict[str, Any]) -> None:
 
 def gau_lm(args: Any) -> None:
     """Set the missing flags of the language model; its other defaults are those of its config."""
-    _set_missing(
+    set_missing(
         args,
         {
             "value_init_scale": 1.0,
@@ -200,7 +205,7 @@ def gau_lm(args: Any) -> None:
 
 def gau_roberta(args: Any) -> None:
     """Set the missing flags of the masked language model; its other defaults are fairseq's."""
-    _set_missing(
+    set_missing(
         args,
         {
             "value_init_scale": 1.0,
@@ -243,15 +248,11 @@ class GatedLanguageModel(GatedModel, MixheadLanguageModel):
     decoder_config = GatedConfig
     decoder_type = GatedDecoder
     side = "decoder"
-
-    @classmethod
-    def check_args(cls, args: Any) -> None:
-        super().check_args(args)
-        activation = getattr(args, "activation_fn", None)
-        if activation is not None:
-            _refuse(
-                "activation_fn", activation, "must be left out, gated attention units use swish"
-            )
+    # fairseq's RoBERTa always sets it, so there it tells nothing of what a user has asked for.
+    foreign: ClassVar[dict[str, Foreign]] = {
+        **FOREIGN,
+        "activation_fn": Foreign((None,), SWISH),
+    }
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "GatedLanguageModel":

@@ -201,9 +201,9 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
         Keys are cached before they are rotated.
 
         Args:
-            k: of this step, [B, 1, N, s]
-            v: of this step, [B, 1, N, e]
-            key_padding_mask: of this step, bool [B, N]; None for no padding
+            k: the keys of this step, [B, 1, N, s]
+            v: the values of this step, [B, 1, N, e]
+            key_padding_mask: the padding of this step, bool [B, N]; None for no padding
             incremental_state: the cache
 
         Returns:

@@ -41,7 +41,7 @@ class TokenNetwork(nn.Module):
     Its products with `output`, a W2 that all heads share, are scores.
 
     Args:
-        sizes: of the attention
+        sizes: the sizes of the attention
         outputs: the number of rows of W2, scores for each query
     """
 
@@ -159,8 +159,10 @@ class SynthesizerKind(NamedTuple):
     reads_query: bool = False
     trained_bias: bool = False  # whether its bias needs a gradient
     multiplies: bool = False  # whether its scores are products of queries and keys
-    size_option: str = ""  # of the size that only this synthesizer has
-    default_size: Callable[[int], int] = lambda length: 0  # for the maximal length
+    # The option of the size that only this synthesizer has; None if it has no such size.
+    size_option: str | None = None
+    # From the maximal length, the default of this size.
+    default_size: Callable[[int], int] = lambda length: 0
 
 
 SYNTHESIZERS = {
@@ -199,7 +201,7 @@ class SynthesizerAttention(MixheadAttention):
         embed_dim: size of inputs and outputs
         num_heads: number of source heads
         options: further arguments of `MixheadAttention`
-        max_length: of the input, cached tokens included
+        max_length: n, the largest number of tokens in an input, cached ones included
         synthesizer: a key of `SYNTHESIZERS`
         own_size: the size that only this synthesizer has; None for its default
     """
@@ -235,7 +237,7 @@ class SynthesizerAttention(MixheadAttention):
         signature["synthesizer"] = self.synthesizer_name
         signature["max_target_positions"] = self.max_length
         size_option = SYNTHESIZERS[self.synthesizer_name].size_option
-        if size_option:
+        if size_option is not None:
             signature[size_option] = self.own_size
         return signature
 

@@ -8,6 +8,7 @@ from fairseq.dataclass import FairseqDataclass
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.checks import part_errors_as_option_errors
 from mixhead_plugin.fairseq.config import as_namespace
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadDecoderLayer
 from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, SynthesizerAttention
@@ -16,29 +17,33 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     MixheadLanguageModel,
     MixheadLanguageModelConfig,
 )
+from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.fairseq.sites import SiteSizes
-
-
-def _flag(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass
 class SynthesizerOptions(FairseqDataclass):
     """The flags of the Synthesizer."""
 
-    synthesizer: str = _flag(
-        "dense",
-        f"where the scores of the attention come from; one of {', '.join(SYNTHESIZERS)} (default: "
-        "dense)",
+    synthesizer: str = field(
+        default="dense",
+        metadata={
+            "help": "where the scores of the attention come from; one of "
+            f"{', '.join(SYNTHESIZERS)} (default: dense)"
+        },
     )
-    synthesizer_rank: Optional[int] = _flag(
-        None, "rank of each head's scores, with --synthesizer factorized-random (default: 8)"
+    synthesizer_rank: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "rank of each head's scores, with --synthesizer factorized-random (default: 8)"
+        },
     )
-    synthesizer_factor: Optional[int] = _flag(
-        None,
-        "the factor a, where a * b is the maximal length, with --synthesizer factorized-dense "
-        "(default: the root of the maximal length)",
+    synthesizer_factor: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "the factor a, where a * b is the maximal length, with --synthesizer "
+            "factorized-dense (default: the root of the maximal length)"
+        },
     )
 
 
@@ -54,12 +59,16 @@ class SynthesizerLanguageModelConfig(SynthesizerOptions, MixheadLanguageModelCon
 
 class SynthesizerDecoderLayer(MixheadDecoderLayer):
     def build_self_attention(self, embed_dim: int, cfg: Any, **constant_keys: bool) -> nn.Module:
+        own_size = None
+        size_option = SYNTHESIZERS[cfg.synthesizer].size_option
+        if size_option is not None:
+            own_size = getattr(cfg, size_option)
         return SynthesizerAttention(
             embed_dim,
             cfg.decoder.attention_heads,
             cfg.max_target_positions,
             cfg.synthesizer,
-            getattr(cfg, SYNTHESIZERS[cfg.synthesizer].size_option, None),
+            own_size,
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
@@ -110,7 +119,10 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
                 f"--tokens-per-sample {args.tokens_per_sample}; a synthesizer has scores only up "
                 "to this position"
             )
-        _check_synthesizer(options, longest or _longest_block(args))
+        _check_name(options)
+        _check_own_size(options, longest or _longest_block(args))
+        _check_variant(options)
+        _check_kernels(options)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "SynthesizerLanguageModel":
@@ -130,45 +142,59 @@ def _longest_block(args: Any) -> int:
     return args.tokens_per_sample
 
 
-def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) -> None:
-    """Refuse flags that a Synthesizer cannot have; `longest` is the length of its inputs."""
-    row = SYNTHESIZERS.get(options.synthesizer)
-    if row is None:
+def _check_name(options: SynthesizerLanguageModelConfig) -> None:
+    if options.synthesizer not in SYNTHESIZERS:
         raise OptionError(
             f"--synthesizer {shlex.quote(str(options.synthesizer))}: must be one of "
             f"{', '.join(SYNTHESIZERS)}"
         )
-    for name, other in SYNTHESIZERS.items():
-        value = getattr(options, other.size_option, None)
-        flag = f"{option_name(other.size_option)} {value}"
-        if value is not None and other is not row:
+
+
+def _check_own_size(options: SynthesizerLanguageModelConfig, longest: int) -> None:
+    """Refuse the size of another synthesizer, and one that is too small or too large.
+
+    Args:
+        options: the flags
+        longest: the length of the longest input
+    """
+    for name, row in SYNTHESIZERS.items():
+        if row.size_option is None:
+            continue
+        size = getattr(options, row.size_option)
+        if size is None:
+            continue
+        flag = f"{option_name(row.size_option)} {size}"
+        if name != options.synthesizer:
             raise OptionError(f"{flag}: must be left out, or used with --synthesizer {name}")
-        if value is not None and value < 1:
+        if size < 1:
             raise OptionError(f"{flag}: must be at least 1")
-    if options.synthesizer_factor is not None and options.synthesizer_factor > longest:
-        raise OptionError(
-            f"--synthesizer-factor {options.synthesizer_factor}: must be at most the length, "
-            f"{longest}"
-        )
-    if options.relative_position != "none":
-        raise OptionError(
-            f"--relative-position {options.relative_position}: must be none, the scores are "
-            "absolute"
-        )
+    factor = options.synthesizer_factor
+    if factor is not None and factor > longest:
+        raise OptionError(f"--synthesizer-factor {factor}: must be at most the length, {longest}")
+
+
+def _check_variant(options: SynthesizerLanguageModelConfig) -> None:
+    """Refuse parts that read what a Synthesizer does not have."""
+    with part_errors_as_option_errors():
+        refuse_relative_position(options, ", the scores are absolute")
     if options.feature_mixing in ("heads", "shared") and options.mixed_features != "v":
-        flag = f"--mixed-features {options.mixed_features}"
         raise OptionError(
-            f"{flag}: must be v, a Synthesizer has values alone that --feature-mixing can mix"
+            f"--mixed-features {options.mixed_features}: must be v, a Synthesizer has values alone "
+            "that --feature-mixing can mix"
         )
-    if options.score_mixing != "none" and not row.multiplies:
-        others = ", ".join(name for name, other in SYNTHESIZERS.items() if other.multiplies)
-        flag = f"--score-mixing {options.score_mixing}"
+    if options.score_mixing != "none" and not SYNTHESIZERS[options.synthesizer].multiplies:
+        others = ", ".join(name for name, row in SYNTHESIZERS.items() if row.multiplies)
         raise OptionError(
-            f"{flag}: must be none, or --synthesizer one of {others}, whose products it can mix"
+            f"--score-mixing {options.score_mixing}: must be none, or --synthesizer one of "
+            f"{others}, whose products it can mix"
         )
-    if options.attention_impl == "triton" and row.trained_bias:
-        others = ", ".join(name for name, other in SYNTHESIZERS.items() if not other.trained_bias)
-        flag = "--attention-impl triton"
+
+
+def _check_kernels(options: SynthesizerLanguageModelConfig) -> None:
+    """Refuse the kernels where scores are trained that they would give no gradient."""
+    if options.attention_impl == "triton" and SYNTHESIZERS[options.synthesizer].trained_bias:
+        others = ", ".join(name for name, row in SYNTHESIZERS.items() if not row.trained_bias)
         raise OptionError(
-            f"{flag}: gives the scores no gradient; must be auto, or --synthesizer one of {others}"
+            "--attention-impl triton: gives the scores no gradient; must be auto, or "
+            f"--synthesizer one of {others}"
         )

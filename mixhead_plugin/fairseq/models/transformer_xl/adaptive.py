@@ -66,7 +66,7 @@ class Band(nn.Module):
     The first band has one more logit for each of the other bands, a cluster of words.
 
     Args:
-        embedding: of the band; its weights are shared
+        embedding: the embedding of the band's words, whose weights the band shares
         dim: columns of the input
         projected: whether a projection maps them to the columns of the embedding
         clusters: how many other bands there are, in the first band; 0 in the others

@@ -184,8 +184,8 @@ class MixheadTransformerXLDecoder(FairseqIncrementalDecoder):
 
     Args:
         cfg: the config of the model, complete and checked
-        dictionary: of the words
-        cutoffs: those of `AdaptiveEmbedding`
+        dictionary: fairseq's dictionary of the words
+        cutoffs: where each band of the vocabulary ends, see `AdaptiveEmbedding`
     """
 
     def __init__(self, cfg: Any, dictionary: Any, cutoffs: list[int]):
@@ -257,13 +257,13 @@ class MixheadTransformerXLDecoder(FairseqIncrementalDecoder):
         mask: Tensor | None = None
         if incremental_state is None:
             memory = self.memory.recall(window, x)
-            n_keys = x.size(0) + (memory[0].size(0) if memory else 0)
+            n_keys = x.size(0)
+            if memory:
+                n_keys += memory[0].size(0)
             mask = span_mask(x.size(0), n_keys, self.span, x)
         else:
-            # A token sees at most as many positions as the last token of a window does in training.
-            most = self.mem_len + self.max_target_positions if self.span is None else self.span
             first: Any = self.layers[0]  # each layer has cached as many keys
-            n_keys = min(1 + first.self_attn.cached(incremental_state), most)
+            n_keys = min(1 + first.self_attn.cached(incremental_state), self._most_keys())
         positions = distance_encodings(n_keys, x.size(2), self.clamp_len, x)  # [Nk, C]
         positions = self.dropout_module(positions)
 
@@ -279,6 +279,15 @@ class MixheadTransformerXLDecoder(FairseqIncrementalDecoder):
         x = self.dropout_module(x).transpose(0, 1)  # [B, N, C]
         # fairseq sums the adaptive loss in this dtype, and float16 ends at 65504.
         return upcast(x), None
+
+    def _most_keys(self) -> int:
+        """Return how many positions a token sees at most in step-by-step decoding.
+
+        They are as many as the last token of a window sees in training.
+        """
+        if self.span is not None:
+            return self.span
+        return self.mem_len + self.max_target_positions
 
     def output_layer(self, features: Tensor, **kwargs: Any) -> Tensor:
         """Return `features`: criterion, scorer and search call `adaptive_softmax` themselves."""

@@ -12,8 +12,12 @@ logger = logging.getLogger(__name__)
 
 # The names of two tensors in a checkpoint. fairseq's moving average of a model (--store-ema) skips
 # names with "version", and must skip these: an average of memories has no meaning.
+#
+# STATES: [layers, M, B, C], with zeros before the positions that the memory held
+# PLACE: where in the text it was, and who held it: the number of the window, the number of
+# positions held, the number of workers, and the tokens in a window
 STATES = "version_1.states"
-POSITION = "version_1.place"
+PLACE = "version_1.place"
 
 
 class Memory(NamedTuple):
@@ -58,7 +62,7 @@ class Mems(nn.Module):
         """Return the states [M, B, C] before a window for each layer; empty if there are none.
 
         Args:
-            window: its number; None if it has none
+            window: the window's number; None if windows have no numbers
             like: states of the window, [Nq, B, C]
         """
         memory = self._memories.get(self.training)
@@ -77,7 +81,7 @@ class Mems(nn.Module):
         """Remember a window.
 
         Args:
-            window: its number; None if it has none
+            window: the window's number; None if windows have no numbers
             before: what `recall` returned for it
             states: the input of each layer, [Nq, B, C]
         """
@@ -115,16 +119,16 @@ class Mems(nn.Module):
         held = states.size(1)
         # Always of the same size, because checkpoints are averaged tensor by tensor.
         destination[prefix + STATES] = F.pad(states, [0, 0, 0, 0, self.length - held, 0])
-        destination[prefix + POSITION] = torch.tensor(
+        destination[prefix + PLACE] = torch.tensor(
             [memory.window, held, _workers(), self.window_length]
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         states = state_dict.pop(prefix + STATES, None)
-        position = state_dict.pop(prefix + POSITION, None)
+        place = state_dict.pop(prefix + PLACE, None)
         self.reset()
-        if states is not None and position is not None and self.length > 0:
-            self._load(states, *position.tolist())
+        if states is not None and place is not None and self.length > 0:
+            self._load(states, *place.tolist())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _load(
@@ -136,7 +140,7 @@ class Mems(nn.Module):
             states: [layers, M, B, C], with zeros before the positions that it held
             window: the number of the window that had ended
             held: how many of the M positions are no zeros
-            workers: how many there were
+            workers: the number of workers of that training
             window_length: the number of tokens in a window
         """
         if (workers, window_length) != (_workers(), self.window_length):

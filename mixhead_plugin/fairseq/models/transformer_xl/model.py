@@ -9,9 +9,11 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import II
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.checks import part_errors_as_option_errors
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer_xl.decoder import MixheadTransformerXLDecoder
 from mixhead_plugin.fairseq.options import AttentionOptions
+from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.fairseq.sites import SiteSizes
 
 try:  # this registers the task
@@ -86,11 +88,8 @@ class MixheadTransformerXLModel(FamilyModel, FairseqLanguageModel):
                 "--same-length: needs a --mem-len of at least 1: each token sees that many "
                 "positions"
             )
-        if cfg.relative_position != "none":
-            raise OptionError(
-                f"--relative-position {cfg.relative_position}: must be none, Transformer-XL has "
-                "its own"
-            )
+        with part_errors_as_option_errors():
+            refuse_relative_position(cfg, ", Transformer-XL has its own")
         super().check_args(args)
         # The flags of a command have the name of the task. `build_model` checks the task that a
         # program, or a YAML file, gives.
