@@ -54,7 +54,7 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         encoder_decoder_attention: whether keys and values come from an encoder
         dictionary: not used; fairseq passes one
         q_noise: quantisation noise of the projections, 0 for none
-        qn_block_size: size of its blocks
+        qn_block_size: the size of the blocks that this noise quantises
         variant: what is asked of this attention; None for the fields in `keywords`
         num_mixed_heads: number of heads after mixing, each with its own values and part of
             out_proj; None for num_heads, or num_heads / 2 with differential mixing
@@ -188,11 +188,11 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         """Attend, with fairseq's calling convention.
 
         Args:
-            query: [Nq, B, embed_dim]
-            key: [Nk, B, kdim]; may be None if `static_kv` finds it in the cache
-            value: [Nk, B, vdim], likewise
-            key_padding_mask: [B, Nk], non-zero hides a key
-            incremental_state: the cache of step-by-step decoding
+            query: the input of the queries, [Nq, B, embed_dim]
+            key: the input of the keys, [Nk, B, kdim]; None if `static_kv` finds them in the cache
+            value: the input of the values, [Nk, B, vdim]; None as for `key`
+            key_padding_mask: [B, Nk], non-zero hides a key; None for no padding
+            incremental_state: the cache of step-by-step decoding; None for a full pass
             need_weights: also return the mixed weights, averaged over the heads
             static_kv: all steps use the keys and values of the first step (encoder-decoder
                 attention)
@@ -260,10 +260,10 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         All queries see these keys. They are never cached.
 
         Args:
-            k: [B, H, Nk, D]
-            v: [B, H', Nk, Dv]
-            key_padding_mask: [B, Nk], or None
-            attn_mask: [Nq, Nk] or [B * H, Nq, Nk], or None
+            k: the projected keys, [B, H, Nk, D]
+            v: the projected values, [B, H', Nk, Dv]
+            key_padding_mask: [B, Nk], non-zero hides a key; None for no padding
+            attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; None for no mask
         """
         # TorchScript narrows local names to a tensor, but no attributes.
         bias_k = self.bias_k

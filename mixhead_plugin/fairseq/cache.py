@@ -131,10 +131,10 @@ class CachedAttention(MultiheadAttention):
         search comes here; the later ones find their keys in the cache.
 
         Args:
-            query: [Nq, B * beams, C]
-            key: [Nk, B * beams, kdim]
-            value: [Nk, B * beams, vdim]
-            key_padding_mask: [B * beams, Nk], or None
+            query: the input of the queries, [Nq, B * beams, C]
+            key: the input of the keys, [Nk, B * beams, kdim]
+            value: the input of the values, [Nk, B * beams, vdim]
+            key_padding_mask: [B * beams, Nk], non-zero hides a key; None for no padding
         """
         beams = self.beam_size
         if not self.encoder_decoder_attention or beams == 1:

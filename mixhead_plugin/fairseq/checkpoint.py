@@ -80,7 +80,7 @@ def check_for_fairseqs(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     attention, so torch would load them without a word.
 
     Args:
-        model: not one of the plugin's, which have `check_checkpoint`
+        model: a model of fairseq, or of another plugin; those of this one have `check_checkpoint`
         state_dict: the tensors of the checkpoint, with `_metadata` where it has records
 
     Raises:
@@ -193,7 +193,7 @@ def _compare(
     """Refuse the first entry of a record that is not the wanted one.
 
     Args:
-        model: has `embed_flag` and `heads_flag`, see `FamilyModel`
+        model: a `FamilyModel`, whose `embed_flag` and `heads_flag` the message names
         name: the attention's name in the model, such as decoder.layers.0.self_attn
         saved: the attention's record in the checkpoint
         wanted: the attention's record in the model

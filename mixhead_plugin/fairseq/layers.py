@@ -61,7 +61,7 @@ class _Layer(nn.Module):
             embed_dim: size of the attention's query input
             cfg: the config of the model
             site: where the attention is, one of SITES
-            arguments: further ones of `MixheadAttention`
+            arguments: further arguments of `MixheadAttention`
         """
         num_heads = getattr(cfg, side_of(site)).attention_heads
         num_mixed_heads = None

@@ -18,7 +18,7 @@ def mark_learning_rate(module: nn.Module, factor: float) -> None:
 
     Args:
         module: a part of a model
-        factor: on the learning rate; 1 marks nothing
+        factor: multiplies the learning rate; 1 marks nothing
     """
     if factor == 1:
         return

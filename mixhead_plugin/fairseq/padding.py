@@ -18,9 +18,9 @@ def not_padding(task: Any, net_input: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return which tokens are no padding, for the layers of each side.
 
     Args:
-        task: fairseq's, with the dictionaries
-        net_input: the model's inputs in a batch: `src_tokens` [B, N], and `prev_output_tokens` [B, Nq]
-            if the model has an encoder and a decoder
+        task: the task of fairseq, for its dictionaries
+        net_input: the model's inputs in a batch: `src_tokens` [B, N], and, if the model has an
+            encoder and a decoder, `prev_output_tokens` [B, Nq]
 
     Returns:
         for "encoder" and "decoder" bool [B, Nq], True where a query is no padding. A model with

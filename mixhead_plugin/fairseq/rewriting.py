@@ -19,8 +19,8 @@ def read(file: str, out: str) -> dict[str, Any]:
     """Return the content of a checkpoint that will be written as another file.
 
     Args:
-        file: the checkpoint
-        out: the other file
+        file: the checkpoint to read
+        out: the file that will be written
 
     Raises:
         OptionError: no `file`, an `out` that exists or that cannot be written, or a checkpoint
@@ -60,7 +60,7 @@ def write(
         state: the content of the former model's checkpoint; it is changed
         cfg: the plain config of the new model
         tensors: the tensors of the new model, by name
-        out: the file
+        out: the file to write
     """
     state["cfg"] = cfg
     state["args"] = None  # of an old checkpoint; `cfg` has them all

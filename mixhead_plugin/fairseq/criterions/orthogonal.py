@@ -103,7 +103,8 @@ class RegularizedCriterion(upstream.FairseqCriterion):
         Args:
             model: any model
             sample: a batch of fairseq
-            reduce: as in fairseq; without it the loss is no scalar
+            reduce: whether fairseq's criterion sums the losses of all tokens; without it the loss
+                is no scalar
         """
         if not (self.training and reduce and self.penalty_weights):
             return super().forward(model, sample, reduce)

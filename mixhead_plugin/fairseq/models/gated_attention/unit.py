@@ -60,7 +60,7 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
     Args:
         cfg: the nested config of fairseq's Transformer, with `gau_expansion`, `gau_query_dim` and
             the flags of `AttentionOptions`
-        embed_dim: d
+        embed_dim: d, the size of the model
         causal: whether queries only see earlier keys; the caller's mask hides the others
     """
 
@@ -140,7 +140,7 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
         """Return the output of the unit.
 
         Args:
-            x: [N, B, d]
+            x: the input of the unit, [N, B, d]
             attn_mask: added to the scores, [N, Nk]; None for nothing
             key_padding_mask: [B, N], non-zero hides a key; None for no padding
             incremental_state: the cache of step-by-step decoding; None for a full pass
@@ -204,7 +204,7 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
             k: the keys of this step, [B, 1, N, s]
             v: the values of this step, [B, 1, N, e]
             key_padding_mask: the padding of this step, bool [B, N]; None for no padding
-            incremental_state: the cache
+            incremental_state: the cache of step-by-step decoding
 
         Returns:
             [B, 1, Nk, s], [B, 1, Nk, e] and [B, Nk]

@@ -128,9 +128,9 @@ class BandedAdaptiveSoftmax(AdaptiveSoftmax):
         could train with it.
 
         Args:
-            input: [B, N, dim]
-            target: [B, N]; words outside the band of the target, and of the first band, get -inf.
-                None for the log-probabilities of all words
+            input: the outputs of the decoder, [B, N, dim]
+            target: the right words, [B, N]; words outside the band of the target, and of the first
+                band, get -inf. None for the log-probabilities of all words
         """
         x = input.flatten(0, 1)  # [B * N, dim]
         head = self.lsm(self.head(x))  # [B * N, words + bands]

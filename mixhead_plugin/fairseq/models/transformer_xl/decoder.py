@@ -71,7 +71,7 @@ class SegmentAttention(MixheadAttention):
 
     Args:
         embed_dim: size of inputs and outputs
-        num_heads: H
+        num_heads: H, the number of source heads
         dropout: probability of dropping a weight
         options: further arguments of `MixheadAttention`
     """
@@ -106,8 +106,8 @@ class SegmentAttention(MixheadAttention):
             positions: R for the distances Nk - 1 to 0, [Nk, embed_dim], Nk = M + Nq. With
                 `incremental_state` its length is the most keys that the step sees and the cache
                 keeps.
-            content_bias: u, [H, D]
-            position_bias: v, [H, D]
+            content_bias: u, which is added to the queries of content terms, [H, D]
+            position_bias: v, which is added to the queries of position terms, [H, D]
             attn_mask: added to the scores, [Nq, Nk]; keys after the query are hidden without it
             incremental_state: the cache of step-by-step decoding, instead of `memory`
 
@@ -171,7 +171,7 @@ class TransformerXLLayer(nn.Module):
         """Return [Nq, B, C].
 
         Args:
-            x: [Nq, B, C]
+            x: the input of the layer, [Nq, B, C]
             attention: the other arguments of `SegmentAttention.forward`
         """
         x = self.self_attn_layer_norm(x + self.dropout_module(self.self_attn(x, *attention)))
