@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from mixhead_plugin.parts import PARTS
+from mixhead_plugin.parts.record import metadata_of
 
 # For each flag of a part, its values. `checkpoint_from_tensors.py` recognises by these tables what
 # a checkpoint has. The Synthesizer adds its own table where it is defined.
@@ -24,7 +25,4 @@ class Recorded(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        # A plain dict, which somebody may give, keeps no metadata.
-        metadata = getattr(destination, "_metadata", None)
-        if metadata is not None:
-            metadata[prefix[:-1]].update(self.signature())
+        metadata_of(destination, prefix).update(self.signature())

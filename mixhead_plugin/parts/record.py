@@ -35,16 +35,30 @@ def describe(variant: Variant, **numbers: Any) -> dict[str, Any]:
     return {"variant": fields_of(variant), **numbers}
 
 
+def metadata_of(destination: Any, prefix: str) -> dict[str, Any]:
+    """Return the metadata of a module in a state dict that torch is making; they may be changed.
+
+    Args:
+        destination: the state dict; a plain dict, which somebody may give, keeps no metadata, and
+            what is written to those that are returned then is lost
+        prefix: what the names of the module's tensors begin with: its own name and a dot, or
+            nothing for the whole model
+    """
+    metadata = getattr(destination, "_metadata", None)
+    if metadata is None:
+        return {}
+    return metadata[prefix.removesuffix(".")]
+
+
 def write(destination: Any, prefix: str, entry: dict[str, Any]) -> None:
     """Put the entry of a module into a state dict that torch is making.
 
     Args:
-        destination: the state dict; a plain dict, which somebody may give, keeps no metadata
+        destination: the state dict
         prefix: what the names of the module's tensors begin with
+        entry: what `describe` returns
     """
-    metadata = getattr(destination, "_metadata", None)
-    if metadata is not None:
-        metadata[prefix[:-1]][METADATA_KEY] = entry
+    metadata_of(destination, prefix)[METADATA_KEY] = entry
 
 
 def compare(
