@@ -58,7 +58,12 @@ class GatedConfig(GatedOptions, MixheadTransformerConfig):
     """The nested config of encoder and decoder; build it with `from_namespace` only."""
 
 
+# Why flags of other models and attentions must be left out.
+ONE_HEAD = "a gated attention unit has one head, of --gau-query-dim"
+NO_FEED_FORWARD = "a gated attention unit is its own feed-forward block, see --gau-expansion"
+ROTARY = "gated attention units have rotary positions"
 SWISH = "gated attention units use swish"
+
 _ACTIVATIONS: Any = ChoiceEnum(utils.get_available_activation_fns())
 
 
@@ -82,12 +87,6 @@ class GatedLanguageModelConfig(GatedOptions, MixheadLanguageModelConfig):
     activation_fn: Optional[_ACTIVATIONS] = field(
         default=None, metadata={"help": f"must be left out, {SWISH}"}
     )
-
-
-# Why flags of other models and attentions must be left out.
-ONE_HEAD = "a gated attention unit has one head, of --gau-query-dim"
-NO_FEED_FORWARD = "a gated attention unit is its own feed-forward block, see --gau-expansion"
-ROTARY = "gated attention units have rotary positions"
 
 
 class Foreign(NamedTuple):
