@@ -1,12 +1,18 @@
-"""The exceptions of the plugin, and the one line with which they end a command."""
+"""The exceptions of the plugin, the one line with which they end a command, and its warnings."""
 
 import difflib
 import os
 import re
 import select
 import sys
+import warnings
 from collections.abc import Iterable
 from types import TracebackType
+
+_PACKAGE = os.path.join(os.path.dirname(__file__), "")
+# Files of Python and of torch that call functions of ours which are context managers, or run in
+# one, as those under `torch.no_grad`.
+_BETWEEN = ("contextlib.py", "_contextlib.py")
 
 
 class OptionError(ValueError):
@@ -36,6 +42,24 @@ def unknown_field(part: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, 2)
     remedy = f"did you mean {' or '.join(near)}?" if near else "must be left out"
     return f"{part}.{name}: unknown; {remedy}"
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line of the program that has called into this package.
+
+    The number of frames up to it depends on the door by which it came.
+    """
+    frame = sys._getframe()
+    level = 1  # of `warnings.warn`: the line of the call below
+    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, stacklevel=level)
+
+
+def _is_ours(file: str) -> bool:
+    """Return whether code of a file runs between a program and the place that warns."""
+    return file.startswith(_PACKAGE) or os.path.basename(file) in _BETWEEN
 
 
 def end_in_one_line() -> None:

@@ -5,7 +5,8 @@ It needs torch alone, and matplotlib for pictures.
 | module | holds |
 |---|---|
 | `attention` | the protocol: what an attention of any model has to offer |
-| `assembly` | its adapter for the attentions that this package builds |
+| `assembly_attention` | its adapter for the attentions that this package builds |
+| `hooked_attention` | what that adapter shares with those whose parts lie elsewhere |
 | `sites` | where an attention is in its model, by its name |
 | `gates`, `views` | what acts while a call lasts: factors on heads, and those who look |
 | `importance`, `ablation` | weigh heads, leave heads out |

@@ -1,7 +1,8 @@
 """What the studies of heads need to know of one attention, of any model.
 
-A model is a list of `Attention` here. The adapters that make one are `assembly.py` for the modules
-of this package, fairseq's and torch's, and `hf/adapter.py` for those of `transformers`.
+A model is a list of `Attention` here. The adapters that make one are `assembly_attention.py` for
+the modules of this package, fairseq's and torch's, `nn/adapter.py` for modules that call
+F.scaled_dot_product_attention, and `hf/adapter.py` for those of `transformers`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -72,8 +73,9 @@ class Attention(Protocol):
 
         Args:
             stage: a key of STAGES that `heads` has
-            change: is given the outputs of mixed heads [B, Nq, H', Dv], or the rows of M of source
-                heads, [H, H'] or [B, Nq, H, H'], and returns the same shape, or [B, 1, H, H'] for M
+            change: is given the outputs of mixed heads [B, Nq, H', Dv], or [B, H', Dv] where the
+                model has no dimension of positions, or the rows of M of source heads, [H, H'] or
+                [B, Nq, H, H']. It returns the same shape, or [B, 1, H, H'] for M
         """
         ...
 

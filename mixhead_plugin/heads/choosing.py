@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mixhead_plugin.heads.attention import STAGES, Attention, HeadNumbers, HeadsError
 
@@ -46,16 +46,13 @@ def choose(
     Raises:
         HeadsError: a layer or a head that does not exist
     """
-    numbers: dict[int | str, int] = {}
-    for number, attention in enumerate(attentions):
-        numbers[attention.name] = number
-
+    names = [attention.name for attention in attentions]
     indices_of: dict[int, list[int]] = {}
     for layer, some in heads.items():
-        number = numbers.get(layer, layer)  # type: ignore[arg-type]
+        number = _number_of(layer, names)
         if not isinstance(number, int) or not 0 <= number < len(attentions):
-            names = f"from 0 to {len(attentions) - 1}, or a name such as {attentions[0].name}"
-            raise HeadsError(f"layer {layer!r}: must be {names}")
+            wanted = f"from 0 to {len(attentions) - 1}, or a name such as {names[0]}"
+            raise HeadsError(f"layer {number!r}: must be {wanted}")
         total = attentions[number].heads["mixed"]
         indices = {operator.index(head) for head in some}
         for head in sorted(indices):
@@ -63,6 +60,19 @@ def choose(
                 raise HeadsError(f"head {head} of layer {layer}: must be from 0 to {total - 1}")
         indices_of[number] = sorted(indices.union(indices_of.get(number, ())))
     return indices_of
+
+
+def _number_of(layer: Any, names: Sequence[str]) -> Any:
+    """Return the number of a layer as an int of Python, whatever library it is of.
+
+    What is neither a number nor a name stays as it is.
+    """
+    if isinstance(layer, str):
+        return names.index(layer) if layer in names else layer
+    try:
+        return operator.index(layer)
+    except TypeError:
+        return layer
 
 
 def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) -> list[Head]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -70,8 +69,12 @@ class Weight(Gate):
                 f"the batch has {self.sentences}; importance must see them apart"
             )
         if self.ones is None:  # only here it is known where offloaded weights compute
-            between = 1 if one_matrix else heads.dim() - 3
-            shape = self.sentences, *(1,) * between, heads.size(-2), 1
+            # outputs [B, Nq, H', Dv] or matrices [B, Nq, H, H'] -> factors [B, 1, heads, 1];
+            # one matrix [H, H'] becomes one for each sentence by them, [B, 1, H, H']
+            shape = [self.sentences, 1, heads.size(-2), 1]
+            if heads.dim() == 3:
+                # An output projection may get them without the dimension of positions, [B, H', Dv].
+                shape = [self.sentences, heads.size(-2), 1]
             dtype = torch.promote_types(heads.dtype, torch.float32)
             self.ones = torch.ones(shape, dtype=dtype, device=heads.device, requires_grad=True)
         return self.ones.to(heads.dtype)
@@ -90,29 +93,26 @@ def opened(handles: Iterator[RemovableHandle]) -> Iterator[None]:
         yield
 
 
-def check_passed(what: str, gates: Sequence[Gate], stacklevel: int) -> None:
-    """Raise RuntimeError if no call passed any of the gates, and warn of single attentions.
+def missed_gates(gates: Sequence[Gate]) -> list[str]:
+    """Return the names of the attentions whose gates no call has passed, each once, in their order.
 
-    The model was not called in this thread then, or its graph does not know the gates.
+    The model did not use them, was not called in this thread, or its graph does not know the gates.
+    """
+    passed = {gate.name for gate in gates if gate.calls}
+    asked = dict.fromkeys(gate.name for gate in gates)
+    return [name for name in asked if name not in passed]
+
+
+def none_passed(what: str, missed: Sequence[str]) -> RuntimeError:
+    """Return the error for calls that passed no gate at all.
 
     Args:
         what: the function that the user has called
-        gates: after the calls
-        stacklevel: that of `warnings.warn` in the caller
+        missed: what `missed_gates` returned
     """
-    asked = dict.fromkeys(gate.name for gate in gates)  # each once, in their order
-    passed = {gate.name for gate in gates if gate.calls}
-    missed = [name for name in asked if name not in passed]
-    if missed and not passed:
-        raise RuntimeError(
-            f"{what}: had no effect, no call in this thread passed {missed[0]} or another chosen "
-            "layer"
-        )
-    if missed:
-        names = ", ".join(missed)
-        warnings.warn(
-            f"{what}: had no effect on {names}, which no call passed", stacklevel=stacklevel + 1
-        )
+    return RuntimeError(
+        f"{what}: had no effect, no call in this thread passed {missed[0]} or another chosen layer"
+    )
 
 
 @contextlib.contextmanager

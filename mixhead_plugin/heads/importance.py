@@ -3,15 +3,15 @@
 Michel et al. 2019, section 4.1; the sixteen-heads essay.
 """
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import warn_caller
 from mixhead_plugin.heads.attention import STAGES, Attention, HeadNumbers, HeadsError
-from mixhead_plugin.heads.gates import Weight, check_passed, evaluating, opened
+from mixhead_plugin.heads.gates import Weight, evaluating, missed_gates, none_passed, opened
 
 Batch = TypeVar("Batch")
 
@@ -37,7 +37,8 @@ def importance(
         stages: which heads to weigh
 
     Raises:
-        HeadsError: no batch, a loss without a gradient, or an importance that is not finite
+        HeadsError: stages that no attention has, no batch, a loss without a gradient, or an
+            importance that is not finite
         RuntimeError: no call passed the gates; a warning names single attentions
     """
     sums: dict[tuple[str, str], Tensor] = {}
@@ -45,6 +46,12 @@ def importance(
         for stage in _weighed(attention, stages):
             zeros = torch.zeros(attention.heads[stage], dtype=torch.float64)
             sums[attention.name, stage] = zeros
+    if not sums:
+        theirs = dict.fromkeys(stage for attention in attentions for stage in attention.heads)
+        raise HeadsError(
+            f"stages {', '.join(stages)}: must be some of {', '.join(theirs)}, which the "
+            "attentions have"
+        )
 
     reached: set[str] = set()  # attentions on which a loss depends
     sentences = 0
@@ -66,11 +73,9 @@ def importance(
                 f"importance: that of {name} is not finite; are the parameters damaged?"
             )
         means[name][stage] = total / sentences
-    missed = [name for name in means if name not in reached]
+    missed = [name for name, by_stage in means.items() if by_stage and name not in reached]
     if missed:
-        warnings.warn(
-            f"importance: is 0 for {', '.join(missed)}, on which no loss depends", stacklevel=3
-        )
+        warn_caller(f"importance: is 0 for {', '.join(missed)}, on which no loss depends")
     return means, sentences
 
 
@@ -100,7 +105,7 @@ def _gradients(
 
         ones = {(gate.name, gate.stage): gate.ones for gate in gates if gate.ones is not None}
         if not ones:
-            check_passed("importance", gates, stacklevel=4)  # which raises
+            raise none_passed("importance", missed_gates(gates))
         if not value.requires_grad:
             raise HeadsError(
                 "importance: the loss has no gradient, it must not be detached or under no_grad"

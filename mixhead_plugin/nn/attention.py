@@ -198,12 +198,21 @@ class MixedAttention(Assembly):
                 appends its own. The masks are for all of them. Beam search chooses rows by
                 `index_select(0, order)`.
 
+        A nested query, which torch's TransformerEncoder makes of a padded batch in eval, must be
+        key and value, too. It takes `is_causal`, but no mask, weights or cache.
+
         Returns:
             output, shaped as `query`, and weights: None, [B, Nq, Nk], or [B, H', Nq, Nk] if not
                 averaged
         """
         if query.is_nested:
-            return self._of_nested(query, key, value, need_weights), None
+            given = {
+                "key_padding_mask": key_padding_mask,
+                "attn_mask": attn_mask,
+                "cache": cache,
+            }
+            self._check_nested(query, key, value, need_weights, given)
+            return self._of_nested(query, is_causal), None
         self._check_shapes(query, key, value, key_padding_mask, attn_mask)
         unbatched = query.dim() == 2
         x = self._to_batch_first(query)  # [B, Nq, embed_dim]
@@ -258,21 +267,40 @@ class MixedAttention(Assembly):
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _of_nested(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, need_weights: bool
-    ) -> Tensor:
-        """Attend within each row of a nested tensor.
+    def _check_nested(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        need_weights: bool,
+        given: dict[str, Any],
+    ) -> None:
+        """Raise ShapeError if a call with a nested query asks for what it cannot have.
 
-        torch's TransformerEncoder makes one of a padded batch in eval.
+        Args:
+            given: the arguments that must be None
         """
         if query is not key or query is not value or need_weights or not self.batch_first:
             raise ShapeError(
                 "nested query: must be key and value, too, with batch_first and need_weights=False"
             )
+        for name, argument in given.items():
+            if argument is not None:
+                raise ShapeError(f"{name}: must be None with a nested query")
+
+    def _of_nested(self, query: Tensor, is_causal: bool) -> Tensor:
+        """Attend within each row of a nested tensor."""
         lengths = torch.tensor([row.size(0) for row in query.unbind()], device=query.device)
         padded = torch.nested.to_padded_tensor(query, 0.0)  # [B, N, embed_dim]
         hidden = torch.arange(padded.size(1), device=query.device) >= lengths[:, None]  # [B, N]
-        out, _ = self(padded, padded, padded, key_padding_mask=hidden, need_weights=False)
+        out, _ = self(
+            padded,
+            padded,
+            padded,
+            key_padding_mask=hidden,
+            need_weights=False,
+            is_causal=is_causal,
+        )
         rows = [row[:length] for row, length in zip(out, lengths.tolist())]
         return torch.nested.as_nested_tensor(rows, layout=query.layout)
 

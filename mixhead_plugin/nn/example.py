@@ -7,7 +7,7 @@ import contextlib
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -222,7 +222,7 @@ def _as_before(model: nn.Module) -> Iterator[None]:
     values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
     attributes = [(module, _shallow(vars(module))) for module in model.modules()]
     try:
-        with _same_random_numbers(tensors.values()):
+        with same_random_numbers(tensors.values()):
             yield
     finally:
         for module, saved in attributes:
@@ -259,8 +259,12 @@ def _restore(attributes: dict[str, Any], saved: dict[str, tuple[Any, Any]]) -> N
 
 
 @contextlib.contextmanager
-def _same_random_numbers(tensors: Any) -> Iterator[None]:
-    """Restore the states of the generators of torch, Python and NumPy at the end."""
+def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Restore the states of the generators of torch, Python and NumPy at the end.
+
+    Args:
+        tensors: of a model; the generators of their devices are restored, too
+    """
     devices: dict[str, set[int]] = {}
     for tensor in tensors:
         if tensor.device.type not in ("cpu", "meta"):

@@ -1,7 +1,6 @@
 """Mix the heads of any torch model, take the mixing away again, and load a mixed model."""
 
 import functools
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any
@@ -9,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import warn_caller
 from mixhead_plugin.nn import example as examples
 from mixhead_plugin.nn import multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
-from mixhead_plugin.nn.example import Example, Seen, Sizes
+from mixhead_plugin.nn.example import Example, Seen, Sizes, same_random_numbers
 from mixhead_plugin.ops.api import FLOATS
 from mixhead_plugin.parts import PARTS, Assembly, Variant, check_any_given, place_parts, record
 
@@ -78,7 +78,8 @@ def mix(
 
     # All are built before the first change, because one of them may be refused.
     keywords = {**asked, "impl": impl}
-    replaced = {module: multihead.mixed_of(module, keywords) for module in of_torch}
+    with same_random_numbers(model.parameters()):
+        replaced = {module: multihead.mixed_of(module, keywords) for module in of_torch}
     mixed = {}
     if calling:
         fields = Variant.of(keywords)
@@ -345,19 +346,17 @@ def warn_of_others(
         if type(module) in classes and module not in mixed
     ]
     if missed:
-        warnings.warn(
+        warn_caller(
             f"{type(model).__name__}: was mixed without {', '.join(missed)}; the example did not "
             "call them",
-            stacklevel=3,
         )
     by_function: dict[str, list[str]] = {}
     for module, function in others.items():
         if not isinstance(module, (nn.MultiheadAttention, Assembly)):
             by_function.setdefault(function, []).append(name_of(model, module))
     for function, names in by_function.items():
-        warnings.warn(
+        warn_caller(
             f"{type(model).__name__}: was mixed without {', '.join(names)}, which call {function}",
-            stacklevel=3,
         )
 
 
@@ -368,10 +367,9 @@ def warn_of_callers(model: nn.Module) -> None:
         if not isinstance(module, Assembly) and names_the_function(type(module)):
             names.append(name or type(module).__name__)
     if names:
-        warnings.warn(
+        warn_caller(
             f"{type(model).__name__}: was mixed without {', '.join(names)}, which call "
             "F.scaled_dot_product_attention; an example must be given to mix them",
-            stacklevel=3,
         )
 
 
@@ -424,7 +422,9 @@ def unmix(model: nn.Module) -> nn.Module:
                 f"{name_of(model, module)}: another tool has changed its class; must be unmixed "
                 "after that is undone"
             )
-    put(model, {attention: multihead.plain_of(attention) for attention in ours})
+    with same_random_numbers(model.parameters()):
+        plain = {attention: multihead.plain_of(attention) for attention in ours}
+    put(model, plain)
     for module in calling:
         sdpa.detach(module)
     return model
@@ -526,7 +526,8 @@ def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: s
         elif type(module) is nn.MultiheadAttention and module is not model:
             _refuse_changed(model, module)
             keywords = {**variant, "causal": numbers["causal"], "impl": impl}
-            new[module] = multihead.mixed_of(module, keywords)
+            with same_random_numbers(module.parameters()):
+                new[module] = multihead.mixed_of(module, keywords)
         else:
             raise ValueError(
                 f"{name or 'the model'}: is a {type(module).__name__}, must be an "

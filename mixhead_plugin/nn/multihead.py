@@ -1,5 +1,6 @@
 """Put a `MixedAttention` in the place of an `nn.MultiheadAttention`, and the other way round."""
 
+import functools
 from typing import Any
 
 import torch
@@ -137,13 +138,28 @@ def _move_attributes(old: nn.Module, new: nn.Module) -> None:
 
 def _written_on(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module, of either class or a projection, that are not its own."""
-    if isinstance(module, nn.MultiheadAttention):
-        usual = vars(nn.MultiheadAttention(1, 1))
-    elif isinstance(module, MixedAttention):
-        usual = vars(MixedAttention(1, 1))
-    else:
-        usual = vars(nn.Linear(1, 1))
+    usual = _usual_attributes(nn.Linear)
+    for cls in (nn.MultiheadAttention, MixedAttention):
+        if isinstance(module, cls):
+            usual = _usual_attributes(cls)
     return {name: value for name, value in vars(module).items() if name not in usual}
+
+
+@functools.cache
+def _usual_attributes(cls: Any) -> frozenset[str]:
+    """Return the names of the attributes that a module of a class gets when it is built."""
+    # On another device it would draw weights, and so change the random numbers of the program.
+    with torch.device("meta"):
+        return frozenset(vars(cls(1, 1)))
+
+
+@functools.cache
+def _tensors_of_torch() -> frozenset[str]:
+    """Return all names that tensors of an `nn.MultiheadAttention` may have."""
+    with torch.device("meta"):
+        packed = nn.MultiheadAttention(1, 1, add_bias_kv=True)
+        apart = nn.MultiheadAttention(1, 1, kdim=2, vdim=2)
+    return frozenset({*packed.state_dict(), *apart.state_dict()})
 
 
 def copied_of(attention: nn.MultiheadAttention | MixedAttention) -> list[nn.Parameter]:
@@ -170,10 +186,8 @@ def problem_of(old: nn.MultiheadAttention) -> str:
     """
     if nn.MultiheadAttention.forward is not _FORWARD:
         return "has another nn.MultiheadAttention.forward"
-    usual = set(nn.MultiheadAttention(1, 1, add_bias_kv=True).state_dict())
-    usual |= set(nn.MultiheadAttention(1, 1, kdim=2, vdim=2).state_dict())
     for name in old.state_dict():
-        if name not in usual:
+        if name not in _tensors_of_torch():
             return f"has {name}"
     problem = _addition(old)
     if problem:
@@ -221,7 +235,7 @@ def _addition(module: nn.MultiheadAttention | MixedAttention) -> str:
     What acts instead of a method of the class is called with the old module, as a patched `forward`
     or the graph of `module.compile()`. Other names mean something to the other class.
     """
-    both = vars(nn.MultiheadAttention(1, 1)).keys() | vars(MixedAttention(1, 1)).keys()
+    both = _usual_attributes(nn.MultiheadAttention) | _usual_attributes(MixedAttention)
     for name in _written_on(module):
         if hasattr(type(module), name) or name in both:
             return f"has a {name} of its own"

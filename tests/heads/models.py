@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import mixhead_plugin.nn as torch_door
 from mixhead_plugin.heads import cutting
 from mixhead_plugin.heads.attention import Attention
+from mixhead_plugin.nn.adapter import attentions_of as torch_attentions_of
 from tests import helpers
 
 HEADS = 4
@@ -81,7 +82,7 @@ def _torch(variant: dict[str, str]) -> Case:
     target = helpers.tokens(length=5)
     return Case(
         torch_model(variant),
-        torch_door.heads.attentions_of,
+        torch_attentions_of,
         lambda model: model(source, target),
         lambda model, name: model.get_submodule(name).out_proj,
         lambda model, name: model.get_submodule(name).head_mixing,

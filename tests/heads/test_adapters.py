@@ -10,7 +10,7 @@ import torch
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.heads import cutting
 from mixhead_plugin.heads.ablation import EXPERIMENTS, ablate, ablations, without
-from mixhead_plugin.heads.assembly import AssemblyAttention
+from mixhead_plugin.heads.assembly_attention import AssemblyAttention
 from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.choosing import Head, all_heads, choose
 from mixhead_plugin.heads.importance import importance
@@ -165,9 +165,10 @@ def test_what_is_no_head_or_must_stay_is_refused_before_any_change(door, variant
     attentions = case.find(case.model)
     name = attentions[0].name
     before = case.outputs(case.model)
-    assert choose(attentions, {0: [1], name: torch.tensor([2])}) == {0: [1, 2]}
+    numbers = {0: [1], torch.tensor(0): [0], name: torch.tensor([2])}
+    assert choose(attentions, numbers) == {0: [0, 1, 2]}
     refused = {
-        f"layer 3: must be from 0 to 2, or a name such as {name}": {3: [0]},
+        f"layer 3: must be from 0 to 2, or a name such as {name}": {torch.tensor(3): [0]},
         f"layer 'nowhere': must be from 0 to 2, or a name such as {name}": {"nowhere": [0]},
         "head 4 of layer 1: must be from 0 to 3": {0: [0], 1: [4]},
         "heads [0, 1, 2, 3] of layer 1: must leave one head": {0: [0], 1: range(4)},
@@ -258,6 +259,13 @@ def test_a_parameter_of_unknown_heads_is_refused_before_any_change():
     with pytest.raises(HeadsError) as error:
         attentions[1].cut({"mixed": [0]})
     assert str(error.value) == f"b: {problem}"
+
+
+def test_stages_that_no_attention_has_are_refused():
+    attention = AssemblyAttention("one", definition.build(mixing="none"))
+    with pytest.raises(HeadsError) as error:
+        importance([attention], [None], lambda batch: torch.ones(()), lambda batch: 1, ["source"])
+    assert str(error.value) == "stages source: must be some of mixed, which the attentions have"
 
 
 def test_each_head_is_scored_without_it_and_alone():

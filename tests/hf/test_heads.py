@@ -237,11 +237,16 @@ def test_looking_at_heads_leaves_each_tower_its_own_attention():
 def test_layers_that_no_call_passed_are_named():
     model, inputs = build("T5ForConditionalGeneration")
     told = r"^ablate: had no effect on decoder\..*SelfAttention, which no call passed$"
-    with pytest.warns(UserWarning, match=told), hf.ablate(model, {0: [1], 2: [0]}):
+    with (
+        pytest.warns(UserWarning, match=told) as warned,
+        hf.ablate(model, {0: [1], 2: [0]}),
+    ):
         encode(model, inputs)
+    assert warned[0].filename == __file__
     told = r"^importance: is 0 for decoder\.block\.0.*, on which no loss depends$"
-    with pytest.warns(UserWarning, match=told):
+    with pytest.warns(UserWarning, match=told) as warned:
         hf.importance(model, [inputs], encode)
+    assert warned[0].filename == __file__
 
 
 @torch.no_grad()

@@ -389,10 +389,58 @@ def test_a_layer_of_torchs_encoder_may_be_replaced_by_hand(which, grad):
     torch.testing.assert_close(found, expected)
 
 
-def test_nested_cross_attention_is_refused():
-    nested = torch.nested.nested_tensor([torch.zeros(2, E), torch.zeros(3, E)])
-    with pytest.raises(ValueError, match=r"^nested query: must be key and value, too"):
-        MixedAttention(E, H, batch_first=True)(nested, nested, nested)
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_torchs_encoder_gives_a_layer_mask_and_padding_together():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, E, batch_first=True), 2).eval()
+    x = torch.randn(B, NQ, E)
+    hidden = torch.arange(NQ) >= torch.arange(NQ - B + 1, NQ + 1)[:, None]
+    call = {
+        "mask": torch.ones(NQ, NQ).triu(1) > 0,
+        "src_key_padding_mask": hidden,
+        "is_causal": True,
+    }
+    expected = encoder(x, **call)[~hidden]
+    second = encoder.layers[1]
+    state = second.self_attn.state_dict()
+    second.self_attn = MixedAttention(E, H, batch_first=True, head_mixing="position-wise").eval()
+    second.self_attn.load_state_dict(state)
+    torch.testing.assert_close(encoder(x, **call)[~hidden], expected)
+
+
+def nested():
+    return torch.nested.nested_tensor([torch.randn(2, E), torch.randn(3, E)])
+
+
+@torch.no_grad()
+def test_rows_of_a_nested_query_are_causal_each():
+    attention = MixedAttention(E, H, batch_first=True, head_mixing="position-wise")
+    rows = nested()
+    out, _ = attention(rows, rows, rows, need_weights=False, is_causal=True)
+    for row, found in zip(rows.unbind(), out.unbind(), strict=True):
+        torch.testing.assert_close(found, attention(row, row, row, is_causal=True)[0])
+
+
+# By the message: the arguments of a call with a nested query.
+NOT_WITH_NESTED = {
+    "nested query: must be key and value, too, with batch_first and need_weights=False": {
+        "need_weights": True
+    },
+    "key_padding_mask: must be None with a nested query": {
+        "key_padding_mask": torch.zeros(2, 3, dtype=torch.bool)
+    },
+    "attn_mask: must be None with a nested query": {"attn_mask": torch.zeros(3, 3)},
+    "cache: must be None with a nested query": {"cache": {}},
+}
+
+
+@pytest.mark.parametrize("message", NOT_WITH_NESTED)
+def test_what_a_nested_query_cannot_have_is_refused(message):
+    rows = nested()
+    call = {"need_weights": False, **NOT_WITH_NESTED[message]}
+    with pytest.raises(ValueError) as refused:
+        MixedAttention(E, H, batch_first=True)(rows, rows, rows, **call)
+    assert str(refused.value) == message
 
 
 # Every value of an option that has tensors of its own, and what of them starts as random numbers.

@@ -119,6 +119,43 @@ def test_the_page_of_a_language_model_has_the_words_that_follow(tmp_path):
     assert [found["site"] for found in sentence["attentions"]] == ["decoder-self"]
 
 
+class Reader(nn.Module):
+    """Reads words and sees all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(29, 16)
+        self.attention = door.MixedAttention(16, HEADS, batch_first=True)
+
+    def forward(self, words):
+        x = self.embedding(words)
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize(
+    "kind, site",
+    [(Reader, "encoder-self"), (LanguageModel, "decoder-self")],
+    ids=["reads", "writes"],
+)
+@pytest.mark.parametrize("texts", [["a"], ["a", "hello"]], ids=["alone", "beside another"])
+def test_a_text_of_one_token_is_shown_as_longer_ones(kind, site, texts, tmp_path):
+    door.view(kind(), Letters(), texts, tmp_path / "page.html")
+    for sentence in read_page(tmp_path / "page.html"):
+        assert [found["site"] for found in sentence["attentions"]] == [site]
+
+
+@pytest.mark.parametrize("study", ["ablate", "importance"])
+def test_layers_that_no_call_passed_are_named_at_the_line_of_the_program(study):
+    model = nn.ModuleList([Reader(), Reader()])
+    with pytest.warns(UserWarning, match=study) as warned:
+        if study == "ablate":
+            with door.ablate(model, {0: [0], 1: [0]}):
+                model[0](SOURCE)
+        else:
+            door.importance(model, [SOURCE], lambda model, words: model[0](words).exp().sum())
+    assert warned[0].filename == __file__
+
+
 class TimeFirst(LanguageModel):
     def forward(self, words):
         return super().forward(words.t())

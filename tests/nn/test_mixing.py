@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import sys
 import types
 
@@ -60,10 +61,27 @@ def test_parts_have_the_type_and_the_mode_of_their_module():
 
 def test_random_mixings_differ_and_the_generator_stays():
     model, x = Model().double(), inputs(3)
+    model.packed = nn.ModuleList([nn.MultiheadAttention(C, H) for _ in range(2)]).double()
     state = torch.get_rng_state()
     mix(model, "random", example=(x,))
-    first, second = (layer.head_mixing.weight for layer in model.layers)
-    assert not torch.equal(first, second)
+    mixings = [part.head_mixing.weight for part in (*model.layers, *model.packed)]
+    for first, second in itertools.combinations(mixings, 2):
+        assert not torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("change", ["refuse", "unmix", "load"])
+def test_the_generator_stays(change):
+    plain, mixed = (nn.ModuleList([nn.MultiheadAttention(C, H)]) for _ in range(2))
+    mix(mixed, "position-wise")
+    state = torch.get_rng_state()
+    if change == "refuse":
+        with pytest.raises(ValueError, match="head_dim 5: must be"):
+            mix(plain, "average", head_dim=5)
+    elif change == "unmix":
+        unmix(mixed)
+    else:
+        load(plain, mixed.state_dict())
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -447,8 +465,10 @@ def test_a_subclass_of_torchs_that_calls_the_function_itself_is_mixed():
 
 def test_attentions_that_the_example_missed_are_named():
     model = Model().double()
-    with pytest.warns(UserWarning, match=r"^Model: was mixed without layers\.1; the example did"):
+    told = r"^Model: was mixed without layers\.1; the example did"
+    with pytest.warns(UserWarning, match=told) as warned:
         mix(model, "position-wise", example=lambda model: model.layers[0](inputs(3)))
+    assert warned[0].filename == __file__
     assert type(model.layers[1]) is Attention
 
 

@@ -6,7 +6,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis.loading import Loaded
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.options import SCOPES
-from mixhead_plugin.heads.assembly import AssemblyAttention
+from mixhead_plugin.heads.assembly_attention import AssemblyAttention
 from mixhead_plugin.heads.sites import where
 
 

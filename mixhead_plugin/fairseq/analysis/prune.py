@@ -36,7 +36,7 @@ from mixhead_plugin.fairseq.analysis.profile import (
     updates_of,
 )
 from mixhead_plugin.heads.ablation import without
-from mixhead_plugin.heads.assembly import AssemblyAttention
+from mixhead_plugin.heads.assembly_attention import AssemblyAttention
 from mixhead_plugin.heads.attention import HeadNumbers
 from mixhead_plugin.heads.choosing import (
     Head,

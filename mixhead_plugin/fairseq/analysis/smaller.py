@@ -1,6 +1,6 @@
 """Write the smaller checkpoint of a model without some of its heads.
 
-`heads.assembly` cuts the parameters; here are the config and the file.
+`heads.assembly_attention` cuts the parameters; here are the config and the file.
 """
 
 import copy
@@ -20,7 +20,7 @@ from mixhead_plugin.fairseq import rewriting
 from mixhead_plugin.fairseq.analysis.loading import Loaded
 from mixhead_plugin.fairseq.config import model_name
 from mixhead_plugin.fairseq.options import FLAGS, AttentionOptions
-from mixhead_plugin.heads.assembly import AssemblyAttention
+from mixhead_plugin.heads.assembly_attention import AssemblyAttention
 from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.choosing import KeptHeads
 from mixhead_plugin.heads.cutting import whole_part

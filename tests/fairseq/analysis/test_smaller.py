@@ -8,7 +8,7 @@ import pytest
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis.smaller import cut_parameters, pruned_flags, training_flags
 from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.heads.assembly import AssemblyAttention
+from mixhead_plugin.heads.assembly_attention import AssemblyAttention
 from mixhead_plugin.heads.choosing import KeptHeads
 from tests.fairseq import definition
 

@@ -4,18 +4,15 @@ Where heads mix, source heads and mixed heads are cut apart. A source head j has
 k_proj and a row of M. A mixed head i has rows of v_proj, columns of out_proj and a column of M.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
-from mixhead_plugin.heads.attention import Heads, HeadsError
+from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.choosing import KeptHeads, kept_by
 from mixhead_plugin.heads.cutting import replace, whole_part
-from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.reference import source_weights
+from mixhead_plugin.heads.hooked_attention import HookedAttention
 from mixhead_plugin.parts import Assembly, Axis, cut
 
 # The parameters of every attention of ours, and their dimensions that shrink with the heads.
@@ -34,43 +31,18 @@ PARAMETERS: dict[str, tuple[Axis, ...]] = {
 }
 
 
-class AssemblyAttention:
+class AssemblyAttention(HookedAttention):
     """The adapter of one module, a `heads.Attention`."""
 
     def __init__(self, name: str, module: Assembly):
-        self.name = name
+        super().__init__(name, module)
         self.module = module
 
     @property
     def heads(self) -> dict[str, int]:
-        mixed: int = self.module.num_mixed_heads
         if self.module.head_mixing is None:
-            return {"mixed": mixed}
-        return {"source": self.module.num_heads, "mixed": mixed}
-
-    def gate(self, stage: str, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
-        # A factor on row j of M is a factor on the weights P_j of source head j.
-        def of_sources(module: Assembly, inputs: AttentionInputs) -> AttentionInputs:
-            matrix = inputs.matrix()
-            assert matrix is not None  # only where heads mix, there are source heads
-            mixing = change(matrix)
-            if mixing.dim() == 4:
-                # Gates that are the same for all queries give [B, 1, H, H'], which no kernel takes.
-                mixing = mixing.expand(-1, inputs.query.size(2), -1, -1)  # [B, Nq, H, H']
-            return inputs.with_mixing(mixing)
-
-        def of_outputs(module: Assembly, inputs: AttentionInputs, outputs: Tensor) -> Tensor:
-            return change(outputs.transpose(1, 2)).transpose(1, 2)  # [B, H', Nq, Dv]
-
-        if stage == "source":
-            return self.module.register_attention_pre_hook(of_sources)
-        return self.module.register_attention_hook(of_outputs)
-
-    def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
-        def seen(module: Assembly, inputs: AttentionInputs, outputs: Tensor) -> None:
-            see(Heads(inputs.matrix(), partial(source_weights, inputs)))
-
-        return self.module.register_attention_hook(seen)
+            return {"mixed": self.module.num_mixed_heads}
+        return {"source": self.module.num_heads, "mixed": self.module.num_mixed_heads}
 
     def cut_problem(self, heads: Sequence[int]) -> str:
         if len(heads) == self.heads["mixed"]:
