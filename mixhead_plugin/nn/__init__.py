@@ -6,7 +6,8 @@ It needs torch and nothing else.
 from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.nn.attention import MixedAttention, ShapeError
 from mixhead_plugin.nn.heads import ablate, attentions, importance, prune
-from mixhead_plugin.nn.mixing import load, mix, unmix
+from mixhead_plugin.nn.loading import load
+from mixhead_plugin.nn.mixing import mix, unmix
 from mixhead_plugin.nn.viewing import view
 from mixhead_plugin.parts import Variant, mixing_parameters, parameter_groups
 

@@ -1,6 +1,6 @@
 """Mix the heads of one module that calls F.scaled_dot_product_attention.
 
-    class CausalSelfAttention(nn.Module):         after `attach`, this one instance is of a subclass
+    class CausalSelfAttention(nn.Module):         after `mix`, this one instance is of a subclass
         def forward(self, x):                     whose forward
             q, k, v = ...                           listens to the calls of torch,
             y = F.scaled_dot_product_attention(     runs the forward on the left,
@@ -81,7 +81,7 @@ class MixedCall(TorchFunctionMode):
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
         super().__init__()
         self.module = module
-        self.mixed: MixedSdpa = module.__dict__[ATTRIBUTE]
+        self.attention: MixedSdpa = module.__dict__[ATTRIBUTE]
         self.x = first_tensor(args, kwargs)
         self.attended = 0
 
@@ -136,16 +136,16 @@ class MixedCall(TorchFunctionMode):
         key = _as_autocast(key).expand(batch, -1, -1, -1)
         value = _as_autocast(value).expand(batch, -1, -1, -1)
         x = self.x
-        if self.mixed.reads_input and x is not None:
+        if self.attention.reads_input and x is not None:
             x = x.expand(batch, -1, -1)
 
         mask, causal = _masks(attn_mask, is_causal, query, key)
-        if mask is not None and self.mixed.variant.normalizer != "softmax":
+        if mask is not None and self.attention.variant.normalizer != "softmax":
             # Some models hide keys by the least number of the type. That is far enough for softmax,
             # but other normalizers count the visible keys.
             mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
 
-        out, _ = self.mixed.attend_in(
+        out, _ = self.attention.attend_in(
             self.module,
             query,
             key,
@@ -155,21 +155,22 @@ class MixedCall(TorchFunctionMode):
             attn_mask=mask,
             causal=causal,
             dropout_p=dropout_p,
-            scale=self.mixed.sizes.head_dim**-0.5 if scale is None else scale,
+            scale=self.attention.sizes.head_dim**-0.5 if scale is None else scale,
         )  # [B, Nq, H', ...]
 
-        several = self.mixed.heads_per_mixed
+        several = self.attention.heads_per_mixed
         if several > 1:  # the module wants the outputs of as many heads as it has
             out = out.unflatten(3, (several, -1)).flatten(2, 3)  # [B, Nq, H, Dv]
         return out.transpose(1, 2)
 
     def _count(self) -> None:
         """Refuse a second call, and one that is computed again when the module does not listen."""
+        name = self.attention.name
         self.attended += 1
         if self.attended > 1:
             raise RuntimeError(
-                f"{self.mixed.name}: called scaled_dot_product_attention twice in one call; must "
-                "call it once, because each mixing needs a module of its own"
+                f"{name}: called scaled_dot_product_attention twice in one call; must call it once,"
+                " because each mixing needs a module of its own"
             )
         if torch.compiler.is_compiling():
             return  # a compiled graph has the mixing, whoever computes it again
@@ -177,9 +178,8 @@ class MixedCall(TorchFunctionMode):
         while frame is not None and frame.f_code is not _run.__code__:
             if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
                 raise RuntimeError(
-                    f"{self.mixed.name}: calls scaled_dot_product_attention inside a checkpoint of "
-                    "its own, which would compute it again without mixing; must be checkpointed "
-                    "whole"
+                    f"{name}: calls scaled_dot_product_attention inside a checkpoint of its own, "
+                    "which would compute it again without mixing; must be checkpointed whole"
                 )
             frame = frame.f_back  # type: ignore[assignment]
 
@@ -193,37 +193,39 @@ class MixedCall(TorchFunctionMode):
         enable_gqa: bool,
     ) -> None:
         """Refuse inputs that the parts were not built for, and what torch refuses."""
-        mixed = self.mixed
+        name = self.attention.name
+        seen = self.attention.seen
+        reader = self.attention.reads_input
         if query.dim() != 4:
             raise ValueError(
-                f"{mixed.name}: its query is {list(query.shape)}, must be [batch, heads, positions,"
-                " head size]"
+                f"{name}: its query is {list(query.shape)}, must be [batch, heads, positions, head "
+                "size]"
             )
         sizes = {"heads": query.size(1), "head_dim": query.size(3), "value_dim": value.size(3)}
-        for name, size in sizes.items():
-            if size != getattr(mixed.seen, name):
+        for what, size in sizes.items():
+            wanted = getattr(seen, what)
+            if size != wanted:
                 raise ValueError(
-                    f"{mixed.name}: its {name} is {size}, must be {getattr(mixed.seen, name)}, as "
-                    "when it was mixed"
+                    f"{name}: its {what} is {size}, must be {wanted}, as when it was mixed"
                 )
-        for name, tensor in (("key", key), ("value", value)):
+        for what, tensor in (("key", key), ("value", value)):
             heads = tensor.size(1)
-            if heads in (1, mixed.seen.heads) or (enable_gqa and mixed.seen.heads % heads == 0):
+            if heads in (1, seen.heads) or (enable_gqa and seen.heads % heads == 0):
                 continue
             raise ValueError(
-                f"{mixed.name}: its {name} has {heads} heads, must have {mixed.seen.heads}, or a "
-                "divisor of it with enable_gqa"
+                f"{name}: its {what} has {heads} heads, must have {seen.heads}, or a divisor of it "
+                "with enable_gqa"
             )
         if attn_mask is not None and is_causal:
-            raise RuntimeError(f"{mixed.name}: attn_mask must not be given with is_causal")
-        if not mixed.reads_input:
+            raise RuntimeError(f"{name}: attn_mask must not be given with is_causal")
+        if not reader:
             return
-        wanted = [query.size(0), query.size(2), mixed.sizes.embed_dim]
-        if self.x is None or list(self.x.shape) != wanted:
-            shape = None if self.x is None else list(self.x.shape)
+        shape = None if self.x is None else list(self.x.shape)
+        shape_of_queries = [query.size(0), query.size(2), self.attention.sizes.embed_dim]
+        if shape != shape_of_queries:
             raise ValueError(
-                f"{mixed.name}: the first tensor that it gets is {shape}, must be {wanted}, which "
-                f"{mixed.reads_input} reads"
+                f"{name}: the first tensor that it gets is {shape}, must be {shape_of_queries}, "
+                f"which {reader} reads"
             )
 
 
@@ -302,8 +304,8 @@ class CallsSdpa(nn.Module):
 
 def _new(plain: Any, *arguments: Any) -> nn.Module:
     """Return an instance without attributes, which pickle adds."""
-    mixed = mixed_class(plain)
-    return mixed.__new__(mixed, *arguments)
+    cls = mixed_class(plain)
+    return cls.__new__(cls, *arguments)
 
 
 @functools.cache
@@ -339,39 +341,39 @@ def _run(
     if call.attended == 0:
         mode = "training" if module.training else "evaluation"
         raise RuntimeError(
-            f"{call.mixed.name}: lost the mixing, it did not call scaled_dot_product_attention in "
-            f"this call ({mode} mode); must call it each time"
+            f"{call.attention.name}: lost the mixing, it did not call "
+            f"scaled_dot_product_attention in this call ({mode} mode); must call it each time"
         )
     return output
 
 
 def is_mixed(module: nn.Module) -> bool:
-    """Return whether `attach` has changed a module."""
+    """Return whether `give_mixed_class` has changed a module."""
     return ATTRIBUTE in vars(module)
 
 
-def attach(module: nn.Module, mixed: MixedSdpa) -> None:
+def give_mixed_class(host: nn.Module, attention: MixedSdpa) -> None:
     """Let a module that has got its parts compute its attention with mixed heads.
 
     Args:
-        module: calls scaled_dot_product_attention; `mix` has seen it
-        mixed: what it becomes
+        host: calls scaled_dot_product_attention; `mix` has seen it
+        attention: what it gets beside its parts
     """
-    setattr(module, ATTRIBUTE, mixed)
-    cls: Any = type(module)
+    setattr(host, ATTRIBUTE, attention)
+    cls: Any = type(host)
     # A model that was unmixed may have instances of the subclass that it made by type(module).
-    module.__class__ = mixed_class(getattr(cls, "_mixhead_class", cls))
+    host.__class__ = mixed_class(getattr(cls, "_mixhead_class", cls))
 
 
-def detach(module: Any) -> None:
-    """Give a module its own class back, in place."""
-    delattr(module, ATTRIBUTE)
-    remove_parts(module)
-    module.__class__ = module._mixhead_class
+def give_plain_class(host: Any) -> None:
+    """Give a module its own class back, in place, without parts."""
+    delattr(host, ATTRIBUTE)
+    remove_parts(host)
+    host.__class__ = host._mixhead_class
 
 
 def has_own_class(module: nn.Module) -> bool:
-    """Return whether a mixed module is of the class that `attach` gave it.
+    """Return whether a mixed module is of the class that `give_mixed_class` gave it.
 
     Parametrizations and FSDP put theirs in front.
     """

@@ -684,11 +684,25 @@ def test_a_state_dict_without_metadata_needs_the_arguments_of_mix():
     tensors = dict(model.state_dict())  # as a file of safetensors has them
     again = load(Mixed().double(), tensors, "position-wise", example=(inputs(3),))
     torch.testing.assert_close(again(x), model(x))
-    with pytest.raises(ValueError, match="must") as refused:
-        load(Mixed().double(), tensors)
+
+
+@pytest.mark.parametrize(
+    "variant, name",
+    [
+        ({"head_mixing": "position-wise"}, "head_mixing.query_weight"),
+        ({"relative_gain": 2}, "relative_gain.weight"),
+        ({"normalizer": "l2"}, "q_proj.weight"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_tensors_without_metadata_that_tell_of_a_mixing_are_named(variant, name):
+    mixed, plain = (nn.ModuleList([nn.MultiheadAttention(C, H)]) for _ in range(2))
+    tensors = dict(mix(mixed, **variant).state_dict())
+    with pytest.raises(ValueError) as refused:
+        load(plain, tensors)
     assert str(refused.value) == (
-        "state_dict: has packed.head_mixing.query_weight, but no metadata of the mixing, as in a "
-        "file of safetensors or in a copy of the dict; the arguments of mix must be given, too"
+        f"state_dict: has 0.{name}, but no metadata of the mixing, as in a file of safetensors or "
+        "in a copy of the dict; the arguments of mix must be given, too"
     )
 
 
@@ -755,7 +769,8 @@ def test_a_file_that_is_older_than_a_field_has_its_default():
             Mixed,
             lambda: nn.Linear(1, 1).state_dict(),
             {},
-            "state_dict: has no mixing, must be loaded by load_state_dict",
+            "state_dict: has no metadata of a mixing; the arguments of mix must be given, or, for "
+            "a plain model, load_state_dict must be used",
         ),
         (
             Mixed,

@@ -1,0 +1,123 @@
+"""Load the state dict of a mixed model into one that is mixed in the same way."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from mixhead_plugin.nn import multihead, sdpa
+from mixhead_plugin.nn.attention import MixedAttention
+from mixhead_plugin.nn.example import Example, Sizes, same_random_numbers
+from mixhead_plugin.nn.mixing import asked_for, mix, mix_calling, put
+from mixhead_plugin.nn.refusals import refuse_changed, refuse_tied
+from mixhead_plugin.parts import Variant, record
+from mixhead_plugin.parts.parameters import is_of_a_part
+
+
+def load(
+    model: nn.Module,
+    state_dict: Mapping[str, Any],
+    head_mixing: str | None = None,
+    *,
+    example: Example | None = None,
+    impl: str = "auto",
+    **variant: Any,
+) -> nn.Module:
+    """Mix a model that was built anew as a state dict tells, load it, and return the model.
+
+    The metadata of a state dict tell which modules were mixed, and how. Files of safetensors keep
+    none, and neither does a copy of the dict; then the arguments of `mix` must be given.
+
+    Args:
+        model: as it was before it was mixed, or mixed in the same way
+        state_dict: of the mixed model, from `model.state_dict()`
+        head_mixing: as in `mix`; None for what the metadata tell
+        example: as in `mix`; None where the metadata tell which modules were mixed
+        impl: the implementation of `ops.attention`
+        variant: as in `mix`; what the metadata tell may be left out
+
+    Raises:
+        ValueError: a state dict that does not tell how to mix, or tells something else than the
+            arguments; modules that the model lacks
+        RuntimeError: tensors that are missing or have no place, as `load_state_dict` raises
+    """
+    asked = asked_for(head_mixing, variant)
+    saved = record.entries(state_dict)
+    if saved:
+        _check_saved(saved, asked)
+        _mix_as_saved(model, saved, impl)
+    elif asked:
+        mix(model, example=example, impl=impl, **asked)
+    else:
+        raise ValueError(_not_told(model, state_dict))
+    model.load_state_dict(state_dict)
+    return model
+
+
+def _not_told(model: nn.Module, state_dict: Mapping[str, Any]) -> str:
+    """Return why a state dict without metadata cannot be loaded."""
+    own = model.state_dict()
+    of_parts = [name for name in state_dict if is_of_a_part(name)]
+    # Every `MixedAttention` has a q_proj, also one without parts.
+    projections = [name for name in state_dict if name.endswith("q_proj.weight")]
+    telling = of_parts + [name for name in projections if name not in own]
+    if telling:
+        return (
+            f"state_dict: has {telling[0]}, but no metadata of the mixing, as in a file of "
+            "safetensors or in a copy of the dict; the arguments of mix must be given, too"
+        )
+    return (
+        "state_dict: has no metadata of a mixing; the arguments of mix must be given, or, for a "
+        "plain model, load_state_dict must be used"
+    )
+
+
+def _check_saved(saved: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> None:
+    """Raise ValueError if the arguments ask for something else than the metadata tell."""
+    for name, entry in saved.items():
+        told = {**entry, **entry["variant"]}
+        for field, value in asked.items():
+            if field in told and told[field] != value:
+                raise ValueError(
+                    f"{field} {value}: must be {told[field]}, as in the state dict, at "
+                    f"{name or 'the model'}"
+                )
+
+
+def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: str) -> None:
+    """Mix the modules that the metadata name, as far as they are not mixed yet."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    replaced: dict[nn.MultiheadAttention, dict[str, Any]] = {}
+    hosted = {}
+    for name, entry in saved.items():
+        if name not in modules:
+            raise ValueError(f"{name}: is mixed in the state dict, must be in the model, too")
+        module = modules[name]
+        if sdpa.is_mixed(module) or isinstance(module, MixedAttention):
+            continue  # `load_state_dict` compares them
+        variant = dict(entry["variant"])
+        numbers = {field: entry[field] for field in entry if field != "variant"}
+        calls = numbers.pop("calls", None)
+        if calls == record.CALLS_INTERFACE:
+            raise ValueError(
+                f"{name}: is of a model of transformers, must be loaded by mixhead_plugin.hf.load"
+            )
+        if calls == record.CALLS_SDPA:
+            fields = Variant.of({**variant, "impl": impl})
+            hosted[module] = sdpa.MixedSdpa(name or type(model).__name__, fields, Sizes(**numbers))
+        elif type(module) is nn.MultiheadAttention and module is not model:
+            refuse_changed(model, module)
+            replaced[module] = {**variant, "causal": numbers["causal"], "impl": impl}
+        else:
+            raise ValueError(
+                f"{name or 'the model'}: is a {type(module).__name__}, must be an "
+                "nn.MultiheadAttention inside of a model, as before it was mixed"
+            )
+    refuse_tied(model, list(replaced))
+
+    new = {}
+    with same_random_numbers(model.parameters()):
+        for module, keywords in replaced.items():
+            new[module] = multihead.mixed_of(module, keywords)
+    put(model, new)
+    mix_calling(model, hosted)

@@ -1,0 +1,249 @@
+"""What stands in the way of mixing, unmixing or loading a model, each in one line."""
+
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from mixhead_plugin.nn import multihead, sdpa
+from mixhead_plugin.nn.attention import MixedAttention
+from mixhead_plugin.nn.example import Example, Sizes
+from mixhead_plugin.parts import PARTS, Assembly, Variant
+
+# Keywords for an attention that projects its input itself, as `MixedAttention` does.
+OF_PROJECTIONS = ("head_dim", "value_head_dim", "relative_position", "relative_gain", "causal")
+# Keywords that do not fit an attention to other keys than its own.
+OF_SELF_ATTENTION = ("causal", "relative_gain", "relative_position")
+
+
+def name_of(model: nn.Module, module: nn.Module) -> str:
+    """Return the name of a module in the model; of the model itself, that of its class."""
+    for name, other in model.named_modules():
+        if other is module and name:
+            return name
+    return type(module).__name__
+
+
+def nothing_found(model: nn.Module, example: Example | None) -> str:
+    """Return why a model has nothing to mix, and what would help."""
+    class_name = type(model).__name__
+    if any(of_transformers(module) for module in model.modules()):
+        return f"{class_name}: is a model of transformers, must be mixed by mixhead_plugin.hf.mix"
+    if example is None:
+        return (
+            f"{class_name}: has no nn.MultiheadAttention inside; if it calls "
+            "F.scaled_dot_product_attention, an example must be given, as example=(x,)"
+        )
+    return (
+        f"{class_name}: the example reached no call of F.scaled_dot_product_attention, and there "
+        "is no nn.MultiheadAttention inside; must have one of them"
+    )
+
+
+def of_transformers(module: nn.Module) -> bool:
+    """Return whether a module is a whole model of transformers, which need not be installed."""
+    return any(
+        cls.__name__ == "PreTrainedModel" and cls.__module__.startswith("transformers.")
+        for cls in type(module).__mro__
+    )
+
+
+def refuse_mixed(model: nn.Module) -> None:
+    for module in model.modules():
+        if sdpa.is_mixed(module):
+            raise ValueError(f"{name_of(model, module)}: is mixed already; must be unmixed first")
+
+
+def check_of_torch(
+    model: nn.Module, of_torch: list[nn.MultiheadAttention], asked: Mapping[str, Any]
+) -> None:
+    """Raise ValueError if an `nn.MultiheadAttention` cannot be replaced."""
+    for module in of_torch:
+        if module is model:
+            raise ValueError(
+                f"{type(model).__name__}: must be inside of a model, where a MixedAttention can "
+                "take its place"
+            )
+        if type(module) is not nn.MultiheadAttention:
+            raise ValueError(
+                f"{name_of(model, module)}: is a {type(module).__name__}, must be exactly "
+                "nn.MultiheadAttention, or call F.scaled_dot_product_attention and be reached by "
+                "an example"
+            )
+        refuse_changed(model, module)
+    refuse_tied(model, of_torch)
+    if not any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules()):
+        return
+    for name in OF_SELF_ATTENTION:
+        if asked.get(name, 0) not in (0, "none"):
+            raise ValueError(
+                f"{name}: must not be given where there is cross-attention, only for self-attention"
+            )
+
+
+def refuse_changed(model: nn.Module, module: nn.MultiheadAttention) -> None:
+    """Raise ValueError if a tool has changed an attention, which would be lost."""
+    changed = multihead.problem_of(module)
+    if changed:
+        raise ValueError(
+            f"{name_of(model, module)}: {changed}, which a tool has put there; must be mixed before"
+        )
+
+
+def refuse_tied(
+    model: nn.Module, attentions: Sequence[nn.MultiheadAttention | MixedAttention]
+) -> None:
+    """Raise ValueError if a parameter that is copied belongs to another module, too."""
+    copied: set[int] = set()
+    for attention in attentions:
+        copied.update(id(parameter) for parameter in multihead.copied_of(attention))
+    owners: dict[int, str] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(path, recurse=False):
+            other = owners.setdefault(id(parameter), name)
+            if other != name and id(parameter) in copied:
+                raise ValueError(
+                    f"{name}: is {other}, too; each attention must have its own parameters"
+                )
+
+
+def check_calling(
+    model: nn.Module, calling: Mapping[nn.Module, Sizes], asked: Mapping[str, Any]
+) -> None:
+    """Raise ValueError if a module that calls scaled_dot_product_attention cannot be mixed."""
+    for name in OF_PROJECTIONS:
+        if name in asked:
+            raise ValueError(
+                f"{name}: must be left out, a module that calls scaled_dot_product_attention has "
+                "its own"
+            )
+    variant = Variant.of(asked)
+    if "query" in variant.part_kinds()["feature_mixing"].parameters:
+        raise ValueError(
+            f"feature_mixing {variant.feature_mixing}: acts on projections, which a module that "
+            "calls scaled_dot_product_attention does not show; must be none or output"
+        )
+    for module, sizes in calling.items():
+        _refuse_of_transformers(model, module)
+        _refuse_nested(model, module, calling)
+        _refuse_taken(model, module)
+        _refuse_unknown_input(model, module, sizes, variant)
+
+
+def _refuse_of_transformers(model: nn.Module, module: nn.Module) -> None:
+    for name, other in model.named_modules():
+        if of_transformers(other) and module in set(other.modules()):
+            raise ValueError(
+                f"{name or type(model).__name__}: is a model of transformers, must be mixed by "
+                "mixhead_plugin.hf.mix, which saves and loads it"
+            )
+
+
+def _refuse_nested(model: nn.Module, module: nn.Module, calling: Mapping[nn.Module, Sizes]) -> None:
+    """Raise ValueError if a module inside computes attention, too.
+
+    Its call would be taken for that of the module around it.
+    """
+    for inner in module.modules():
+        attends = inner in calling or isinstance(inner, (nn.MultiheadAttention, Assembly))
+        if inner is not module and attends:
+            raise ValueError(
+                f"{name_of(model, module)}: calls scaled_dot_product_attention, and so does "
+                f"{name_of(model, inner)} inside of it; must be beside each other"
+            )
+
+
+def _refuse_taken(model: nn.Module, module: nn.Module) -> None:
+    """Raise ValueError if a name that the mixing needs is there already."""
+    name = name_of(model, module)
+    if "forward" in vars(module):
+        raise ValueError(
+            f"{name}: has a forward of its own, which a tool has put there; must be mixed before"
+        )
+    for taken in (sdpa.ATTRIBUTE, *PARTS):
+        if hasattr(module, taken):
+            raise ValueError(f"{name}.{taken}: is an attribute, must be free for the mixing")
+
+
+def _refuse_unknown_input(
+    model: nn.Module, module: nn.Module, sizes: Sizes, variant: Variant
+) -> None:
+    """Raise ValueError if a part reads the input of the queries, and the example shows none."""
+    reader = sdpa.reads_input(variant)
+    if reader and sizes.embed_dim is None:
+        raise ValueError(
+            f"{reader} {getattr(variant, reader)}: reads the input of the queries; so the first "
+            f"argument of {name_of(model, module)} must be it, [batch, positions, features], with "
+            "another number of positions than of examples in the batch"
+        )
+
+
+def refuse_kept(model: nn.Module, old: Iterable[nn.Module]) -> None:
+    """Raise ValueError if something goes on with a module that is replaced, and not with the new.
+
+    So does the wrapper that `torch.compile(attention)` is, whoever has put the module into a list
+    of Python, and whoever keeps one of its methods.
+    """
+    old = set(old)
+    for path, module in model.named_modules():
+        if module._modules.get("_orig_mod") in old:
+            raise ValueError(
+                f"{path or 'the model'}: is compiled, and its graph would go on with the former "
+                "attention; must be compiled afterwards"
+            )
+    for place, kept in _holders(model, old):
+        raise ValueError(
+            f"{name_of(model, kept)}: is kept as {place}, too, which would go on without the "
+            "change; must not be kept there"
+        )
+
+
+def _holders(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the attributes of a model that hold modules of `old`, each with the module.
+
+    Children do not count: they are where the new module is put. Neither does what a module of `old`
+    has, because it is replaced, too.
+    """
+    by_id = {id(module): module for module in old}
+    for path, module in model.named_modules():
+        if module in old:
+            continue
+        for attribute, value in vars(module).items():
+            if attribute == "_modules":
+                continue
+            # By their ids, because what a program keeps need not have a hash.
+            for owner in map(_owner, _inside(value)):
+                if id(owner) in by_id:
+                    yield f"{path}.{attribute}" if path else attribute, by_id[id(owner)]
+
+
+def _owner(kept: Any) -> Any:
+    """Return the object of a method, also of one in a `functools.partial`; others as they are."""
+    if isinstance(kept, functools.partial):
+        kept = kept.func
+    return kept.__self__ if isinstance(kept, MethodType) else kept
+
+
+def _inside(value: Any) -> list[Any]:
+    """Return what an attribute holds: itself, or the elements of containers, however deep."""
+    leaves = []
+    waiting = [value]
+    seen = set()  # a list may contain itself
+    while waiting:
+        held = waiting.pop()
+        if isinstance(held, (Mapping, list, tuple, set)):
+            if id(held) not in seen:
+                seen.add(id(held))
+                waiting.extend(held.values() if isinstance(held, Mapping) else held)
+        else:
+            leaves.append(held)
+    return leaves
+
+
+def refuse_loss(model: nn.Module, module: nn.Module, lost: str) -> None:
+    if lost:
+        raise ValueError(
+            f"{name_of(model, module)}: without {lost} its outputs would change; must stay mixed"
+        )
