@@ -11,7 +11,8 @@ It needs torch alone, and matplotlib for pictures.
 | `gates`, `views` | what acts while a call lasts: factors on heads, and those who look |
 | `importance`, `ablation` | weigh heads, leave heads out |
 | `choosing`, `cutting` | name and choose heads, cut them off |
-| `spectrum`, `mixing` | how many dimensions P has; how far M is from the identity |
+| `spectrum`, `spectrum_figures` | how many dimensions P has |
+| `mixing_statistics`, `mixing_figures` | how far M is from the identity |
 | `numbers`, `correlation` | a number for each head: table, JSON, pictures |
 | `figures`, `page`, `text` | the style of pictures; one HTML page; a text for it |
 """

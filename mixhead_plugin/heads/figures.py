@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -82,13 +83,14 @@ def colours(names: Iterable[str]) -> dict[str, str]:
     return {name: VARIANTS.get(name) or next(left) for name in names}
 
 
-def lines(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the colour and the style of each series; no two have the same of both."""
-    looks: dict[str, dict[str, Any]] = {}
+def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the colour and the style of each line; no two have the same of both."""
+    look_of: dict[str, dict[str, Any]] = {}
+    used: Counter[str] = Counter()  # how many lines have a colour
     for name, colour in colours(names).items():
-        same = sum(look["color"] == colour for look in looks.values())
-        looks[name] = {"color": colour, "linestyle": LINES[same % len(LINES)]}
-    return looks
+        look_of[name] = {"color": colour, "linestyle": LINES[used[colour] % len(LINES)]}
+        used[colour] += 1
+    return look_of
 
 
 def integer_axis(axis: Any, ticks: int = 8) -> None:
@@ -102,12 +104,12 @@ def heat_maps(
     panels: Sequence[Sequence[tuple[str, Any] | None]],
     size: tuple[float, float],
     label: str,
-    colours: str = SEQUENTIAL,
+    colour_map: str = SEQUENTIAL,
     square: bool = False,
     xlabel: str = "",
     ylabel: str = "",
 ) -> Any:
-    """Draw matrices in one scale of colours; in all colours but SEQUENTIAL, 0 is in the middle.
+    """Draw matrices in one scale of colours; in all maps but SEQUENTIAL, 0 is in the middle.
 
     `panels` has rows of titles and matrices; None is an empty panel. The rows of a matrix may have
     different lengths.
@@ -116,7 +118,7 @@ def heat_maps(
     drawn = [ragged(panel[1]) for panel in itertools.chain(*panels) if panel is not None]
     low = min(np.nanmin(matrix) for matrix in drawn)
     high = max(np.nanmax(matrix) for matrix in drawn)
-    if colours != SEQUENTIAL:
+    if colour_map != SEQUENTIAL:
         high = max(-low, high, 1e-9)
         low = -high
     look = {
@@ -131,7 +133,7 @@ def heat_maps(
                 axis.axis("off")
                 continue
             title, matrix = panel
-            image = axis.imshow(ragged(matrix), colours, **look)
+            image = axis.imshow(ragged(matrix), colour_map, **look)
             integer_axis(axis.xaxis, ticks=4 if square else 8)
             integer_axis(axis.yaxis)
             axis.grid(False)

@@ -58,7 +58,7 @@ def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
     return entries
 
 
-def heat_maps(values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
+def heat_maps(values: HeadNumbers, label: str, colour_map: str = figures.SEQUENTIAL) -> Any:
     """Draw `values`, layer by head: a row of panels for each site, and a column for each stage."""
     stages = shown_stages(values)
     panels = [_row(values, site, names, stages) for site, names in by_site(values).items()]
@@ -73,7 +73,7 @@ def heat_maps(values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL
 
     with figures.style():
         figure = figures.heat_maps(
-            panels, (width, height), "", colours, xlabel="head", ylabel="layer"
+            panels, (width, height), "", colour_map, xlabel="head", ylabel="layer"
         )
         # as a label of the colour bar, one row of panels would cut it off
         figure.suptitle(label, fontsize=10)

@@ -10,14 +10,15 @@ mix(model, example=...)
   which attentions were left out?              nn/left_out.py
 
 model(x)
-  MixedAttention.forward       or              its own forward, inside a MixedCall of nn/sdpa.py,
-      |                                          whose `attend` takes the place of the function
-      |                                        HostedAttention.attend_in: parts/hosted.py
-      |                                            |
-  UsesParts.inputs_of: what M, sinks and positions make of the call     parts/assembly.py
-  Hooked.attend: whoever studies heads may change the call              parts/hooks.py
-  ops.attention                                                         ops/api.py
-  UsesParts.gated: mixed features, gates                                parts/assembly.py
+  MixedAttention.forward       or   the module's own forward,     nn/attention.py, nn/sdpa.py
+            |                       whose call of the function
+            |                       becomes MixedCall.attend      nn/sdpa.py
+            |                       HostedAttention.attend_in     parts/hosted.py
+            |                                  |
+  UsesParts.inputs_of: what M, sinks and positions make of it     parts/assembly.py
+  Hooked.attend: studies of heads may look and change it          parts/hooks.py
+  ops.attention                                                   ops/api.py
+  UsesParts.gated: mixed features and gates                       parts/assembly.py
 """
 
 from collections.abc import Mapping

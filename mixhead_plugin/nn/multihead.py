@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.parts import PARTS, effective
+from mixhead_plugin.parts.parameters import PART_NAMES
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
@@ -240,7 +241,7 @@ def _addition(module: nn.MultiheadAttention | MixedAttention) -> str:
         if hasattr(type(module), name) or name in both:
             return f"has a {name} of its own"
     for name in (*module._buffers, *module._modules):
-        if name not in (*PROJECTIONS, *PARTS, "relative_gain"):
+        if name not in (*PROJECTIONS, *PART_NAMES):
             return f"has {name}"
     return ""
 

@@ -201,22 +201,23 @@ def refuse_kept(model: nn.Module, old: Iterable[nn.Module]) -> None:
 
 
 def _holders(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the attributes of a model that hold modules of `old`, each with the module.
-
-    Children do not count: they are where the new module is put. Neither does what a module of `old`
-    has, because it is replaced, too.
-    """
+    """Yield the attributes of a model that hold modules of `old`, each with the module."""
+    # By their ids, because what a program keeps need not have a hash.
     by_id = {id(module): module for module in old}
+    for place, value in _attributes(model, old):
+        for owner in map(_owner, _inside(value)):
+            if id(owner) in by_id:
+                yield place, by_id[id(owner)]
+
+
+def _attributes(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes in a model that stay when the modules of `old` are replaced."""
     for path, module in model.named_modules():
         if module in old:
-            continue
-        for attribute, value in vars(module).items():
-            if attribute == "_modules":
-                continue
-            # By their ids, because what a program keeps need not have a hash.
-            for owner in map(_owner, _inside(value)):
-                if id(owner) in by_id:
-                    yield f"{path}.{attribute}" if path else attribute, by_id[id(owner)]
+            continue  # what it has is replaced with it
+        for name, value in vars(module).items():
+            if name != "_modules":  # the new modules are put there
+                yield f"{path}.{name}" if path else name, value
 
 
 def _owner(kept: Any) -> Any:

@@ -24,8 +24,8 @@ def test_matrices_share_one_scale_with_0_in_its_middle():
 
 
 def test_a_variant_has_its_colour_beside_any_other_and_no_two_series_look_alike():
-    alone = {name: figures.lines([name])[name]["color"] for name in figures.VARIANTS}
-    looks = figures.lines([*figures.VARIANTS, *"abcdefgh"])
+    alone = {name: figures.looks([name])[name]["color"] for name in figures.VARIANTS}
+    looks = figures.looks([*figures.VARIANTS, *"abcdefgh"])
     assert {name: looks[name]["color"] for name in alone} == alone
     assert len({tuple(look.values()) for look in looks.values()}) == len(looks)
 

@@ -29,7 +29,8 @@ from mixhead_plugin.fairseq.padding import not_padding
 from mixhead_plugin.fairseq.sites import side_of_attention
 from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.attention import Attention, Heads
-from mixhead_plugin.heads.mixing import LayerMixing, MixingSums, draw_matrices, of_matrix
+from mixhead_plugin.heads.mixing_figures import draw_matrices
+from mixhead_plugin.heads.mixing_statistics import LayerMixing, MixingSums, as_json, of_matrix
 from mixhead_plugin.heads.sites import by_site, where
 from mixhead_plugin.heads.views import watched
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
@@ -92,10 +93,7 @@ def run(args: Namespace) -> None:
         if math.isnan(layer.from_identity):
             first = "rectangular"
         print(f"{where(name)}: M {shape}, {first}, from orthogonal {layer.from_orthogonal:.3f}")
-        results[name] = {}
-        for key, value in layer._asdict().items():
-            if value is not None:
-                results[name][key] = value
+        results[name] = as_json(layer)
 
     sites = {}
     for site, names in by_site(layers).items():

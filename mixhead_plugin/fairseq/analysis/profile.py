@@ -10,7 +10,7 @@ from mixhead_plugin.fairseq.analysis import scores
 from mixhead_plugin.fairseq.analysis.loading import Loaded
 from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.ablation import without
-from mixhead_plugin.heads.assembly import AssemblyAttention
+from mixhead_plugin.heads.assembly_attention import AssemblyAttention
 from mixhead_plugin.heads.attention import HeadNumbers
 from mixhead_plugin.heads.choosing import all_heads, least_important
 
@@ -117,12 +117,12 @@ def draw_profiles(profiles: dict[str, list[Step]], metric: str) -> Any:
     several = len(profiles) > 1
     with figures.style():
         figure, ((panel,),) = figures.subplots(1, 1, (4.6, 3.4))
-        lines = figures.lines(profiles)
+        looks = figures.looks(profiles)
         for label, profile in profiles.items():
             x = [100 * step.fraction for step in profile]
             y = worse_by(profile, metric) if several else [step.score for step in profile]
             legend = f"{label} ({profile[0].score:.2f} with all heads)"
-            look = {**lines[label], "marker": "o", "markersize": 3, "label": legend}
+            look = {**looks[label], "marker": "o", "markersize": 3, "label": legend}
             panel.plot(x, y, **look)
         if several:
             panel.axhline(0, color="grey", linewidth=0.8, zorder=0)  # the whole models

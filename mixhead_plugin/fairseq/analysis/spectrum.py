@@ -34,15 +34,8 @@ from mixhead_plugin.fairseq.analysis.loading import Loaded
 from mixhead_plugin.fairseq.padding import target_dictionary
 from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.attention import HeadsError
-from mixhead_plugin.heads.spectrum import (
-    NOTE,
-    Measured,
-    Spectra,
-    as_json,
-    draw_curves,
-    draw_logs,
-    draw_ranks,
-)
+from mixhead_plugin.heads.spectrum import NOTE, Measured, Spectra, as_json
+from mixhead_plugin.heads.spectrum_figures import draw_curves, draw_logs, draw_ranks
 from mixhead_plugin.heads.views import watched
 
 

@@ -1,4 +1,4 @@
-"""Test the matrices that mix the heads, and their distances."""
+"""Test the command that shows the matrices which mix the heads."""
 
 import numpy as np
 import pytest
@@ -6,19 +6,7 @@ import torch
 
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.analysis.loading import batches, load
-from mixhead_plugin.heads.mixing import LayerMixing, distances, draw_matrices
 from tests.commands import LM_SIZES, SIZES
-
-
-def test_distances_are_frobenius_norms():
-    mixing = torch.tensor(
-        [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]], [[2.0, 0.0], [0.0, 1.0]]]
-    )
-    torch.testing.assert_close(
-        distances(mixing), torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]])
-    )
-    identity, orthogonal = distances(2 * torch.eye(4)[:, :3])  # rectangular
-    assert identity.isnan() and orthogonal.item() == pytest.approx(3 * 3**0.5)
 
 
 def test_a_constant_mixing_is_the_one_of_the_checkpoint(
@@ -103,22 +91,6 @@ def test_a_mixing_by_position_averages_real_tokens(
         assert entry["from_orthogonal"] == pytest.approx(orthogonal.mean(), rel=1e-4)
         np.testing.assert_allclose(entry["spread"], mixing.std(0), rtol=1e-3, atol=1e-5)
     assert numbers_alone == ["mixing", "mixing_spread"]
-
-
-def test_the_picture_shows_what_the_ones_of_the_diagonal_would_hide():
-    mixing = torch.eye(3).double() + 0.1 * torch.randn(3, 3).double()
-    layers = {
-        "cross": [
-            LayerMixing("cross", 0, "position-wise", m, 0.0, 0.0, 5, m / 2)
-            for m in (mixing, mixing[:, :2])
-        ]
-    }
-    square, whole = (axes.images[0] for axes in draw_matrices(layers).axes[:2])
-    np.testing.assert_allclose(square.get_array(), mixing - torch.eye(3))
-    np.testing.assert_allclose(whole.get_array(), mixing[:, :2])
-    np.testing.assert_allclose(
-        draw_matrices(layers, spread=True).axes[0].images[0].get_array(), mixing / 2
-    )
 
 
 def test_heads_of_other_numbers_in_each_layer(write_checkpoint, text_data, numbers):

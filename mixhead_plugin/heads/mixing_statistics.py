@@ -1,6 +1,6 @@
-"""The matrices M that mix the heads: distances and pictures (mixhead section 3).
+"""How far the matrices M that mix the heads are from the identity and from orthogonality.
 
-The distances are those from the identity and from orthogonality.
+mixhead section 3.
 """
 
 import math
@@ -9,10 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.sites import where
-
-PANELS_IN_A_ROW = 8
 
 
 def distances(mixing: Tensor) -> Tensor:
@@ -31,12 +28,12 @@ def distances(mixing: Tensor) -> Tensor:
 
 
 class LayerMixing(NamedTuple):
-    """The mixing of one attention, as in mixing.json.
+    """The mixing of one attention.
 
     Where M depends on the position, the numbers are means over the tokens.
     """
 
-    place: str  # its site
+    site: str  # one of SITES
     layer: int
     head_mixing: str
     mixing: Tensor  # [H, H']
@@ -71,7 +68,7 @@ class MixingSums:
         far = torch.as_tensor(self.distances / self.tokens)  # [2]
         site, layer = where(name)
         return LayerMixing(
-            place=site,
+            site=site,
             layer=layer,
             head_mixing=head_mixing,
             mixing=mean,
@@ -89,46 +86,10 @@ def of_matrix(name: str, head_mixing: str, mixing: Tensor) -> LayerMixing:
     return LayerMixing(*where(name), head_mixing, mixing, from_identity, from_orthogonal)
 
 
-def draw_matrices(sites: dict[str, list[LayerMixing]], spread: bool = False) -> Any:
-    """Draw M - I, or the spread of M, of each layer.
-
-    A site has a row of panels for eight of its layers.
-    """
-    panels: list[list[tuple[str, Any] | None]] = []
-    rectangular = False
-    for layers in sites.values():
-        for start in range(0, len(layers), PANELS_IN_A_ROW):
-            row = layers[start : start + PANELS_IN_A_ROW]
-            panels.append([_panel(layer, spread) for layer in row])
-        rectangular = rectangular or not all(map(_is_square, layers))
-
-    if spread:
-        label = "standard deviation of M[j, i] over tokens"
-    elif rectangular:
-        label = "(M - I)[j, i]; M[j, i] where the title says M"
-    else:
-        label = "(M - I)[j, i]"
-    return figures.heat_maps(
-        panels,
-        (2.0, 2.3),
-        label,
-        figures.SEQUENTIAL if spread else "PuOr",
-        square=True,
-        xlabel="mixed head i",
-        ylabel="source head j",
-    )
-
-
-def _is_square(layer: LayerMixing) -> bool:
-    sources, mixed = layer.mixing.shape
-    return sources == mixed
-
-
-def _panel(layer: LayerMixing, spread: bool) -> tuple[str, Any]:
-    title = f"{layer.place} {layer.layer}"
-    if spread:
-        assert layer.spread is not None  # M depends on the position
-        return title, layer.spread.tolist()
-    if not _is_square(layer):
-        return f"{title}: M", layer.mixing.tolist()
-    return title, (layer.mixing - torch.eye(len(layer.mixing))).tolist()
+def as_json(mixing: LayerMixing) -> dict[str, Any]:
+    """Return what mixing.json has of an attention, where its site is called its place."""
+    entry = {"place": mixing.site}
+    for name, value in mixing._asdict().items():
+        if name != "site" and value is not None:
+            entry[name] = value
+    return entry
