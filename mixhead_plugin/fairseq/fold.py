@@ -210,13 +210,13 @@ def _without_plugin(value: Any, names: dict[str, str]) -> Any:
         return flags
     if not isinstance(value, dict):
         return value
-    plain = {}
+    kept = {}
     for name, entry in value.items():
         if name not in PLUGIN_FLAGS:
-            plain[name] = _without_plugin(entry, names)
+            kept[name] = _without_plugin(entry, names)
     for name in ("arch", "_name", "criterion"):
-        if name in plain and not isinstance(plain[name], dict):
-            plain[name] = names.get(plain[name], plain[name])
-    if "user_dir" in plain:
-        plain["user_dir"] = None
-    return plain
+        if name in kept and not isinstance(kept[name], dict):
+            kept[name] = names.get(kept[name], kept[name])
+    if "user_dir" in kept:
+        kept["user_dir"] = None
+    return kept
