@@ -54,6 +54,18 @@ class Model(nn.Module):
         return x
 
 
+class Mixed(nn.Module):
+    """A model with attentions of both kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed = nn.MultiheadAttention(C, H, batch_first=True)
+        self.calling = Attention()
+
+    def forward(self, x):
+        return x + self.packed(x, x, x, need_weights=False)[0] + self.calling(x)
+
+
 def move(model):
     """Give all trained numbers other values, so that the mixing is away from the identity."""
     torch.manual_seed(3)

@@ -8,35 +8,8 @@ from torch import nn
 
 import mixhead_plugin.nn as door
 from tests.heads.models import HEADS, Translator, torch_model
-from tests.heads.pages import assert_shows, read_page
 from tests.nn import calling as calls
-
-
-class Letters:
-    """A tokenizer that cuts text into letters."""
-
-    def __call__(self, text=None, text_target=None, return_tensors="pt"):
-        letters = text_target if text is None else text
-        return {"input_ids": torch.tensor([[3 + ord(c) % 26 for c in letters]])}
-
-    def decode(self, tokens):
-        return f" <{tokens[0]}>"
-
-
-class LanguageModel(nn.Module):
-    """Reads words and sees none that are later."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(29, 16)
-        self.attention = door.MixedAttention(
-            16, HEADS, batch_first=True, head_mixing="position-wise"
-        )
-
-    def forward(self, words):
-        x = self.embedding(words)
-        return self.attention(x, x, x, is_causal=True, need_weights=False)[0]
-
+from tests.nn.reading import LanguageModel, Reader
 
 SOURCE = torch.tensor([[3, 4, 5], [6, 7, 8]])
 TARGET = torch.tensor([[9, 8], [7, 6]])
@@ -92,58 +65,6 @@ def test_a_state_dict_of_a_pruned_model_loads_into_one_that_was_pruned_by_the_sa
     assert torch.equal(fresh(SOURCE, TARGET), pruned(SOURCE, TARGET))
 
 
-def test_the_page_shows_the_weights_of_an_encoder_decoder(tmp_path):
-    model = torch_model({"head_mixing": "position-wise"}).train()
-    door.view(model, Letters(), ["hello", "you"], tmp_path / "page.html", target=["welt", "dus"])
-    assert model.training
-    sentence, second = read_page(tmp_path / "page.html")
-    source = Letters()("hello")["input_ids"]
-    target = Letters()("welt")["input_ids"]
-    words = [f"<{token}>" for token in target[0].tolist()]
-    assert (sentence["decoder"], sentence["written"]) == (words[:-1], words[1:])
-    assert len(sentence["encoder"]) == 5 and len(second["encoder"]) == 3
-    expected = door.attentions(model, (source, target[:, :-1]))
-    sites = ["encoder-self", "decoder-self", "cross"]
-    for found, site, heads in zip(sentence["attentions"], sites, expected.values(), strict=True):
-        assert (found["site"], found["layer"]) == (site, 0)
-        mixing = heads.mixing[0].detach().float()
-        assert_shows(found, heads.source[0].detach(), mixing, heads.mixed[0].detach())
-
-
-def test_the_page_of_a_language_model_has_the_words_that_follow(tmp_path):
-    door.view(LanguageModel(), Letters(), "hello", tmp_path / "page.html")
-    (sentence,) = read_page(tmp_path / "page.html")
-    words = [f"<{token}>" for token in Letters()("hello")["input_ids"][0].tolist()]
-    assert sentence["encoder"] == []
-    assert (sentence["decoder"], sentence["written"]) == (words, words[1:])
-    assert [found["site"] for found in sentence["attentions"]] == ["decoder-self"]
-
-
-class Reader(nn.Module):
-    """Reads words and sees all of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(29, 16)
-        self.attention = door.MixedAttention(16, HEADS, batch_first=True)
-
-    def forward(self, words):
-        x = self.embedding(words)
-        return self.attention(x, x, x, need_weights=False)[0]
-
-
-@pytest.mark.parametrize(
-    "kind, site",
-    [(Reader, "encoder-self"), (LanguageModel, "decoder-self")],
-    ids=["reads", "writes"],
-)
-@pytest.mark.parametrize("texts", [["a"], ["a", "hello"]], ids=["alone", "beside another"])
-def test_a_text_of_one_token_is_shown_as_longer_ones(kind, site, texts, tmp_path):
-    door.view(kind(), Letters(), texts, tmp_path / "page.html")
-    for sentence in read_page(tmp_path / "page.html"):
-        assert [found["site"] for found in sentence["attentions"]] == [site]
-
-
 @pytest.mark.parametrize("study", ["ablate", "importance"])
 def test_layers_that_no_call_passed_are_named_at_the_line_of_the_program(study):
     model = nn.ModuleList([Reader(), Reader()])
@@ -154,11 +75,6 @@ def test_layers_that_no_call_passed_are_named_at_the_line_of_the_program(study):
         else:
             door.importance(model, [SOURCE], lambda model, words: model[0](words).exp().sum())
     assert warned[0].filename == __file__
-
-
-class TimeFirst(LanguageModel):
-    def forward(self, words):
-        return super().forward(words.t())
 
 
 REFUSED = {
@@ -174,14 +90,6 @@ REFUSED = {
     "no batch": (
         lambda: door.importance(LanguageModel(), [], by_words),
         "importance: must have a batch",
-    ),
-    "a text that is too long": (
-        lambda: door.view(LanguageModel(), Letters(), "hello", "page.html", length=4),
-        "a text of 5 tokens: must have 1 to length 4",
-    ),
-    "words as sentences": (
-        lambda: door.view(TimeFirst(), Letters(), "hello", "page.html"),
-        "attention: its weights are [1, 1], must be [5, 5]; the model must take tokens [1, N]",
     ),
 }
 

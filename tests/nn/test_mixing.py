@@ -1,7 +1,6 @@
-"""`mix` finds every attention or says why not, `unmix` removes what it did, `load` repeats it."""
+"""`mix` finds every attention or says why not, and `unmix` removes what it did."""
 
 import functools
-import io
 import itertools
 import sys
 import types
@@ -20,20 +19,7 @@ from mixhead_plugin.nn import (
     parameter_groups,
     unmix,
 )
-from mixhead_plugin.parts import record
-from tests.nn.calling import Attention, C, H, Model, inputs, move
-
-
-class Mixed(nn.Module):
-    """A model with attentions of both kinds."""
-
-    def __init__(self):
-        super().__init__()
-        self.packed = nn.MultiheadAttention(C, H, batch_first=True)
-        self.calling = Attention()
-
-    def forward(self, x):
-        return x + self.packed(x, x, x, need_weights=False)[0] + self.calling(x)
+from tests.nn.calling import Attention, C, H, Mixed, Model, inputs, move
 
 
 def test_both_kinds_of_attention_are_mixed_under_the_same_names():
@@ -554,14 +540,6 @@ def test_an_attention_of_torch_whose_class_was_patched_is_refused(monkeypatch):
         mix(model, "average")
 
 
-def test_a_state_dict_is_not_loaded_into_an_attention_that_a_tool_has_changed():
-    model = nn.ModuleList([nn.MultiheadAttention(C, H)])
-    state = mix(nn.ModuleList([nn.MultiheadAttention(C, H)]), "position-wise").state_dict()
-    patched(model[0])
-    with pytest.raises(ValueError, match=r"^0: has a forward of its own, which a tool has put"):
-        load(model, state)
-
-
 def test_unmixing_gives_back_torchs_attention_and_the_class_of_the_others():
     model, x = Mixed().double(), inputs()
     model.packed.in_proj_weight.requires_grad_(False)
@@ -645,156 +623,4 @@ def test_unmixing_is_refused_where_outputs_would_change(message):
     model = NOT_UNMIXED[message]()
     with pytest.raises(ValueError) as refused:
         unmix(model)
-    assert str(refused.value) == message
-
-
-def saved(model):
-    """Return the state dict of a model from a file."""
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    return torch.load(file)
-
-
-def trained(**variant):
-    return move(mix(Mixed().double(), example=(inputs(3),), **variant))
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [
-        {"head_mixing": "position-wise"},
-        {"head_mixing": "low-rank", "attention_gate": "head"},
-        {"normalizer": "l2"},
-        {"attention_sink": "zero"},
-    ],
-    ids=lambda variant: " ".join(variant.values()),
-)
-def test_a_state_dict_tells_how_a_new_model_was_mixed(variant):
-    model, x = trained(**variant), inputs()
-    again = load(Mixed().double(), saved(model))
-    torch.testing.assert_close(again(x), model(x))
-    # Also into a model that is mixed already.
-    again = mix(Mixed().double(), example=(inputs(3),), **variant)
-    torch.testing.assert_close(load(again, saved(model))(x), model(x))
-
-
-def test_a_state_dict_without_metadata_needs_the_arguments_of_mix():
-    model, x = trained(head_mixing="position-wise"), inputs()
-    tensors = dict(model.state_dict())  # as a file of safetensors has them
-    again = load(Mixed().double(), tensors, "position-wise", example=(inputs(3),))
-    torch.testing.assert_close(again(x), model(x))
-
-
-@pytest.mark.parametrize(
-    "variant, name",
-    [
-        ({"head_mixing": "position-wise"}, "head_mixing.query_weight"),
-        ({"relative_gain": 2}, "relative_gain.weight"),
-        ({"normalizer": "l2"}, "q_proj.weight"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
-)
-def test_tensors_without_metadata_that_tell_of_a_mixing_are_named(variant, name):
-    mixed, plain = (nn.ModuleList([nn.MultiheadAttention(C, H)]) for _ in range(2))
-    tensors = dict(mix(mixed, **variant).state_dict())
-    with pytest.raises(ValueError) as refused:
-        load(plain, tensors)
-    assert str(refused.value) == (
-        f"state_dict: has 0.{name}, but no metadata of the mixing, as in a file of safetensors or "
-        "in a copy of the dict; the arguments of mix must be given, too"
-    )
-
-
-class Function(nn.Module):
-    """Has no tensor by which a state dict could tell that it was saved."""
-
-    def forward(self, *tensors):
-        return F.scaled_dot_product_attention(*tensors)
-
-
-class Apart(Attention):
-    def __init__(self):
-        super().__init__()
-        self.function = Function()
-
-    def attend(self, *tensors):
-        return self.function(*tensors)
-
-
-@pytest.mark.parametrize("kind", [Mixed, Apart])
-def test_a_plain_state_dict_starts_the_mixing_anew(kind):
-    plain = kind().double()
-    x = inputs()
-    model = move(mix(kind().double(), "position-wise", example=(inputs(3),)))
-    model.load_state_dict(plain.state_dict())
-    torch.testing.assert_close(model(x), plain(x))
-    again = load(kind().double(), plain.state_dict(), "position-wise", example=(inputs(3),))
-    torch.testing.assert_close(again(x), plain(x))
-
-
-def test_a_part_is_not_started_anew_by_tensors_of_another_module():
-    model = move(mix(Apart().double(), "position-wise", example=(inputs(3),)))
-    before = model.function.head_mixing.bias.clone()
-    model.load_state_dict({"q.bias": model.q.bias}, strict=False)
-    assert torch.equal(model.function.head_mixing.bias, before)
-
-
-def test_a_state_dict_of_another_variant_is_refused():
-    state = saved(trained(normalizer="l2"))
-    other = mix(Mixed().double(), normalizer="sigsoftmax", example=(inputs(3),))
-    with pytest.raises(RuntimeError) as refused:
-        other.load_state_dict(state)
-    for name in ("packed", "calling"):
-        told = f"{name} was saved with normalizer l2, this module has sigsoftmax."
-        assert told in str(refused.value)
-
-
-def test_a_file_that_is_older_than_a_field_has_its_default():
-    model = nn.ModuleList([MixedAttention(C, H, head_dim=5, value_head_dim=7)])
-    older = model.state_dict()
-    entry = older._metadata["0"]["mixhead"]
-    assert entry["variant"].pop("value_head_dim") == 7
-    with pytest.raises(RuntimeError, match="0 was saved with value_head_dim 5, this module has 7"):
-        model.load_state_dict(older)
-
-    entry["variant"].pop("mixed_features")
-    assert record.difference(entry, MixedAttention(C, H, head_dim=5).entry()) == ""
-
-
-@pytest.mark.parametrize(
-    ("made", "state", "keywords", "message"),
-    [
-        (
-            Mixed,
-            lambda: nn.Linear(1, 1).state_dict(),
-            {},
-            "state_dict: has no metadata of a mixing; the arguments of mix must be given, or, for "
-            "a plain model, load_state_dict must be used",
-        ),
-        (
-            Mixed,
-            lambda: trained(head_mixing="average").state_dict(),
-            {"head_mixing": "position-wise"},
-            "head_mixing position-wise: must be average, as in the state dict, at packed",
-        ),
-        (
-            Model,
-            lambda: trained(head_mixing="average").state_dict(),
-            {},
-            "packed: is mixed in the state dict, must be in the model, too",
-        ),
-        (
-            lambda: nn.ModuleDict({"packed": Attention(), "calling": Attention()}),
-            lambda: trained(head_mixing="average").state_dict(),
-            {},
-            "packed: is a Attention, must be an nn.MultiheadAttention inside of a model, as before "
-            "it was mixed",
-        ),
-    ],
-    ids=["plain", "other arguments", "another model", "another class"],
-)
-def test_loading_is_refused_in_one_line(made, state, keywords, message):
-    with pytest.raises(ValueError, match="must") as refused:
-        load(made().double(), state(), **keywords)
     assert str(refused.value) == message
