@@ -49,7 +49,7 @@ from position_probe.probe import (
     train,
 )
 
-from mixhead_plugin.fairseq.analysis.output import plain
+from mixhead_plugin.fairseq.analysis.output import json_value
 
 DEFAULTS = {"n": 16, "seeds": 3, "steps": 800}
 QUICK = {"n": 6, "seeds": 1, "steps": 100}
@@ -277,7 +277,7 @@ def main(arguments: list[str] | None = None) -> None:
         "against_theory": problems,
         "rows": rows,
     }
-    text = json.dumps(plain(results), indent=1, allow_nan=False)
+    text = json.dumps(json_value(results), indent=1, allow_nan=False)
     (options.output / "results.json").write_text(text + "\n")
     draw(options.output, rows, options.n)
     print(f"\n{results['seconds']} s; results.json, position_probe.png and .svg: {options.output}")

@@ -33,7 +33,8 @@ PAUSE = 2.5
 class NotCopied(OptionError):
     """A checkpoint was written, but its copy could not be."""
 
-    def __init__(self, message: str, whole: str):
+    # `whole` has a default, because torch builds the errors of its workers from the message alone.
+    def __init__(self, message: str, whole: str = ""):
         super().__init__(message)
         self.whole = whole  # the path of the checkpoint
 
