@@ -2,7 +2,7 @@
 
 A model is a list of `Attention` here. The adapters that make one are `assembly_attention.py` for
 the modules of this package, fairseq's and torch's, `nn/adapter.py` for modules that call
-F.scaled_dot_product_attention, and `hf/adapter.py` for those of `transformers`.
+F.scaled_dot_product_attention, and `hf/studied_attention.py` for those of `transformers`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
+from mixhead_plugin.hf.attention_hooks import THREADS, Call, MixedHeads, mixed_heads_of
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.hf.mixed import THREADS, Call, MixedHeads, mixed_heads_of
 from mixhead_plugin.ops.masks import by_head
 
 
@@ -73,7 +73,7 @@ def mixed_attention(
         is_causal = implementation != "eager" and getattr(module, "is_causal", True)
     masks = _masks(mixed, attention_mask, bool(is_causal), position_bias, query)
     # Whoever asks for weights asks by an argument of the model, by its config, or by "eager".
-    asked = output_attentions or THREADS.own.wants_weights or mixed.config.output_attentions
+    asked = output_attentions or THREADS.own.wants_weights() or mixed.config.output_attentions
 
     outputs, weights = mixed.attend_in(
         module,
@@ -99,7 +99,7 @@ def _current_call(mixed: MixedHeads, query: Tensor) -> Call:
 
     Raise RuntimeError if its projection of queries did not give these queries [B, H, Nq, D].
     """
-    class_name = type(mixed.attention).__name__
+    class_name = type(mixed.host).__name__
     call = THREADS.own.call
     if call is None or call.mixed is not mixed or call.projected is None:
         raise RuntimeError(

@@ -1,16 +1,36 @@
-"""Is an attention as its row says, and would it go on with fewer heads? A `Trial` tells."""
+"""Is an attention as its row says, and would it go on with fewer heads? A `Trial` tells.
 
-import warnings
+The checks before `mix`, in the drawing of `trial.py`:
+
+    given                                          arrived          returned     outputs
+    q_proj    | head 0 | head 1 | head 2 |    -->  queries 0 1 2    0 1 2   -->  | 0 | 1 | 2 |
+    kv_proj   | keys 0 1 2 | values 0 1 2 |   -->  keys 0 1 2
+                                              -->  values 0 1 2
+
+- Sizes: as many heads, of the size that the row names.
+- `_comes_from`: queries depend on the features of q_proj alone, and on all of them. Keys depend on
+  the first half of kv_proj, values on the second.
+- `_in_order`: head 1 of the queries comes from the second block of q_proj, and so on. Some models
+  norm all heads together, so that each depends a little on the others; `_within_a_head` takes that
+  away.
+- `_keeps_the_order`: the output projection gets head 1 as its second block.
+- `_check_settings`: the attention asks its attention function for nothing that ours cannot do.
+
+All of it is read off gradients: a feature that an output depends on has one that is not 0.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixhead_plugin.hf.layouts import ROLES, Site
+from mixhead_plugin.errors import warn_caller
+from mixhead_plugin.hf.layouts import ROLES, FoundAttention, slices
 from mixhead_plugin.hf.trial import (
     Features,
     Trial,
+    call_alone,
     can_be_tried,
     random_features,
     random_like,
@@ -27,54 +47,52 @@ HARMLESS = ("output_attentions", "sliding_window", "position_ids", "deterministi
 
 
 @with_gradients()
-def check_row(site: Site, model: nn.Module, variant: Variant) -> None:
+def check_row(attention: FoundAttention, model: nn.Module, variant: Variant) -> None:
     """Raise ValueError unless the attention is as its row says.
 
     Queries, keys and values have to arrive from where the row says, and outputs have to go where
     it says. `mixed_attention` has to serve all that the attention asks of it, together with the
     variant.
     """
-    if not can_be_tried(site):
+    if not can_be_tried(attention):
         return
-    widths = site.widths(model)
-    trial = Trial(site, model, random_features(site, model, widths))
+    widths = attention.widths(model)
+    trial = call_alone(attention, model, random_features(attention, model, widths))
     if not trial.arrived and trial.problem is None:
         raise ValueError(
-            f"{site.class_name}: computes its attention itself; "
+            f"{attention.class_name}: computes its attention itself; "
             "must call it through the AttentionInterface"
         )
     if not trial.arrived:
         problem = _first_line(trial.problem)
         raise ValueError(
-            f"{site.class_name}: must work alone, or its projections cannot be checked; {problem}"
+            f"{attention.class_name}: must work alone, or its projections cannot be checked; "
+            f"{problem}"
         )
     _check_settings(trial, variant)
 
-    heads, size = trial.arrived["queries"].shape[1::2]
-    if (heads, size) != (site.heads, site.head_dim):
+    _, heads, _, size = trial.arrived["queries"].shape  # [B, H, Nq, D]
+    if (heads, size) != (attention.heads, attention.head_dim):
         raise ValueError(
-            f"{site.class_name}: its queries have {heads} heads of {size}, "
-            f"but its row names {site.heads} of {site.head_dim}"
+            f"{attention.class_name}: its queries have {heads} heads of {size}, "
+            f"but its row names {attention.heads} of {attention.head_dim}"
         )
-    value_size = trial.arrived["values"].size(3)
+    value_size = trial.arrived["values"].size(3)  # of [B, G, Nk, Dv]
     if value_size != size:
         raise ValueError(
-            f"{site.class_name}: its values have heads of {value_size}, its queries of {size}"
+            f"{attention.class_name}: its values have heads of {value_size}, its queries of {size}"
         )
-    for path, roles in site.packed().items():
-        end = 0
-        for role in roles:
-            start = end
-            end = start + widths[role]
-            if not _comes_from(trial, role, path, start, end):
-                raise ValueError(f"{site.class_name}: {_wrong(path, role, roles)}")
+    for path, roles in attention.packed().items():
+        for role, where in slices(roles, widths).items():
+            if not _comes_from(trial, role, path, where.start, where.stop):
+                raise ValueError(f"{attention.class_name}: {_wrong(path, role, roles)}")
     if _keeps_the_order(trial) is False:
-        raise ValueError(_another_order(site, "cannot be mixed"))
+        raise ValueError(_another_order(attention, "cannot be mixed"))
 
 
 def _check_settings(trial: Trial, variant: Variant) -> None:
     """Raise ValueError if an attention asks for what `mixed_attention` does not do."""
-    class_name = trial.site.class_name
+    class_name = trial.attention.class_name
     for name, value in trial.settings.items():
         if name not in (*TAKEN, *HARMLESS) and value is not None:
             raise ValueError(f"{class_name}: {name} cannot be used with mixed heads")
@@ -88,22 +106,22 @@ def _check_settings(trial: Trial, variant: Variant) -> None:
 
 
 @with_gradients()
-def check_outputs(site: Site, model: nn.Module) -> None:
+def check_outputs(attention: FoundAttention, model: nn.Module) -> None:
     """Raise ValueError if the output projection gets the heads in another order than they have.
 
     Warn if that cannot be seen, because the attention cannot be called alone.
     """
-    if not can_be_tried(site):
+    if not can_be_tried(attention):
         return
-    trial = Trial(site, model, random_features(site, model, site.widths(model)))
+    features = random_features(attention, model, attention.widths(model))
+    trial = call_alone(attention, model, features)
     keeps = _keeps_the_order(trial)
     if keeps is False:
-        raise ValueError(_another_order(site, "its heads cannot be told apart"))
+        raise ValueError(_another_order(attention, "its heads cannot be told apart"))
     if keeps is None:
         why = "does not work alone" if trial.problem else "computes them in its own way"
-        warnings.warn(
-            f"{site.class_name}: the order of its heads could not be checked, because it {why}",
-            stacklevel=2,
+        warn_caller(
+            f"{attention.class_name}: the order of its heads could not be checked, because it {why}"
         )
 
 
@@ -111,9 +129,12 @@ def _first_line(problem: Exception | None) -> str:
     return str(problem).partition("\n")[0]
 
 
-def _another_order(site: Site, what: str) -> str:
-    output = site.paths["output"]
-    return f"{site.class_name}: {what}, {output} does not get the outputs of one head after another"
+def _another_order(attention: FoundAttention, what: str) -> str:
+    output = attention.paths["output"]
+    return (
+        f"{attention.class_name}: {what}, {output} does not get the outputs of one head after "
+        "another"
+    )
 
 
 def _comes_from(trial: Trial, role: str, path: str, start: int, end: int) -> bool:
@@ -130,10 +151,12 @@ def _comes_from(trial: Trial, role: str, path: str, start: int, end: int) -> boo
     others = [*gradient_of.values(), own[..., :start], own[..., end:], own[:-1]]
     if role == "queries":
         others.append(own[:, :-1])
-    if any(each.any() for each in others) or not own[-1, -1, start:end].all():
+    depends_on_others = any(bool(each.any()) for each in others)
+    depends_on_all_of_its_own = bool(own[-1, -1, start:end].all())
+    if depends_on_others or not depends_on_all_of_its_own:
         return False
 
-    number = (end - start) // trial.site.head_dim
+    number = (end - start) // trial.attention.head_dim
     if heads.size(0) % number != 0:
         return False
     # Some attentions repeat the keys and values that several queries share.
@@ -192,7 +215,15 @@ def _in_order(heads: Tensor, inputs: Tensor, own_of: Callable[[Tensor], Tensor])
     """Return whether head h comes from the h-th part of the inputs, for every h.
 
     Each bit of h decides a sign of the head in a sum. The gradient of the sum by the h-th part has
-    this sign, too.
+    this sign, too. Four heads in order:
+
+        bit   the sum                                its gradient by parts 0 1 2 3 has the signs
+        0     head 0 - head 1 + head 2 - head 3      + - + -
+        1     head 0 + head 1 - head 2 - head 3      + + - -
+
+    If head 1 came from part 2, and head 2 from part 1, the first line would end in + + - -, because
+    1 and 2 differ in bit 0. Any two numbers differ in a bit, so no wrong order has all signs right.
+    For H heads that takes log2 H gradients, not H.
 
     Args:
         heads: [H, n], computed from the inputs
@@ -209,6 +240,7 @@ def _in_order(heads: Tensor, inputs: Tensor, own_of: Callable[[Tensor], Tensor])
         signs = 1 - 2 * ((numbers >> bit) & 1)
         (gradient,) = _gradients(heads, [inputs], signs)
         signed = _within_a_head(own_of(gradient), features, reached)
+        # What became of the gradient by each part: 1 for the same, -1 for the opposite.
         share = (signed * plain).sum(1) / plain.square().sum(1)  # [H]
         if not ((share - signs[:, 0]).abs() < 0.5).all():  # so that NaN is no order, either
             return False
@@ -218,8 +250,15 @@ def _in_order(heads: Tensor, inputs: Tensor, own_of: Callable[[Tensor], Tensor])
 def _within_a_head(gradient: Tensor, features: Tensor, reached: Tensor) -> Tensor:
     """Return what is left of a gradient without changes of the mean and the length of each head.
 
-    A norm over all heads depends on these two of each head. So the rest of the gradient by one head
-    shows nothing of the others, whatever the weights of the norm are.
+    A norm over all heads, as of Olmo 2, divides by the length of all features. So head 0 depends on
+    head 1 a little, but only on how long head 1 is:
+
+        change of head 1    along its features (longer)    across them (turned)
+        head 0              gets smaller                    stays
+
+    A norm that subtracts the mean of all features depends on the mean of head 1 in the same way.
+    So what is left of the gradient by head 1, across these two directions, shows nothing of head 0,
+    whatever the weights of the norm are.
 
     Args:
         gradient: by the features of each head, [H, m]
@@ -250,7 +289,7 @@ def _wrong(path: str, role: str, roles: Sequence[str]) -> str:
 
 @with_gradients()
 def check_fewer(
-    site: Site,
+    attention: FoundAttention,
     model: nn.Module,
     widths: Mapping[str, int],
     kept: Mapping[str, Sequence[int]],
@@ -260,42 +299,64 @@ def check_fewer(
     """Raise ValueError if an attention would not go on in the same way with fewer heads.
 
     Args:
-        site: the attention
+        attention: that would have fewer heads
         model: has it
         widths: the present numbers of features of queries, keys and values
         kept: the heads of queries, keys and values that stay; of values, zeros may stand in place
             of the others
-        numbers: as in Trial, with fewer heads
-        output: as in Trial, with fewer heads
+        numbers: as in `call_alone`, with fewer heads
+        output: as in `call_alone`, with fewer heads
     """
-    if not can_be_tried(site):
+    if not can_be_tried(attention):
         return
-    features = random_features(site, model, widths)
-    whole = Trial(site, model, features, output=output)
+    features = random_features(attention, model, widths)
+    whole = call_alone(attention, model, features, output=output)
 
     fewer: Features = {}
     for path, by_role in features.items():
         fewer[path] = {
-            role: _some_heads(given, kept[role], site) for role, given in by_role.items()
+            role: _some_heads(given, kept[role], attention) for role, given in by_role.items()
         }
     # Behind mixing, queries and keys have all heads, and some attentions want as many values.
-    if len(kept["keys"]) * site.head_dim == widths["keys"]:
-        of_values = fewer[site.paths["values"]]
+    if len(kept["keys"]) * attention.head_dim == widths["keys"]:
+        of_values = fewer[attention.paths["values"]]
         missing = widths["values"] - of_values["values"].size(-1)
         of_values["values"] = F.pad(of_values["values"], (0, missing))
-    trial = Trial(site, model, fewer, numbers, output)
+    trial = call_alone(attention, model, fewer, numbers, output)
 
-    right = trial.problem is None and trial.outputs.size(-1) == output[0] * output[1]
-    if not (right and all(_goes_on(whole, trial, role, kept[role], widths) for role in ROLES)):
-        what = trial.culprit() or "its forward"
+    culprit = _what_needs_all_heads(whole, trial, kept, widths)
+    if culprit:
         raise ValueError(
-            f"{site.class_name}: cannot be cut, because {what} needs all heads; "
+            f"{attention.class_name}: cannot be cut, because {culprit} needs all heads; "
             "ablate them, or mix them first"
         ) from trial.problem
 
 
-def _some_heads(features: Tensor, heads: Sequence[int], site: Site) -> Tensor:
-    by_head = features.unflatten(-1, (-1, site.head_dim))  # [B, N, heads, D]
+def _what_needs_all_heads(
+    whole: Trial, trial: Trial, kept: Mapping[str, Sequence[int]], widths: Mapping[str, int]
+) -> str:
+    """Return the module inside an attention that needs all heads, or 'its forward'; '' for none.
+
+    Args:
+        whole: of the attention with all heads
+        trial: of the attention with fewer
+        kept: as in `check_fewer`
+        widths: as in `check_fewer`
+    """
+    if trial.problem is not None:
+        return trial.culprit() or "its forward"
+    assert trial.output is not None  # `check_fewer` has given it
+    heads, size = trial.output
+    if trial.outputs.size(-1) != heads * size:
+        return "its forward"  # the output projection would get other features
+    for role in ROLES:
+        if not _goes_on(whole, trial, role, kept[role], widths):
+            return "its forward"
+    return ""
+
+
+def _some_heads(features: Tensor, heads: Sequence[int], attention: FoundAttention) -> Tensor:
+    by_head = features.unflatten(-1, (-1, attention.head_dim))  # [B, N, heads, D]
     return by_head[..., heads, :].flatten(-2)
 
 

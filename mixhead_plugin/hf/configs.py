@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mixhead_plugin.hf import saving
-from mixhead_plugin.hf.layouts import MIXHEAD, Site
+from mixhead_plugin.hf.layouts import MIXHEAD, FoundAttention, is_inside
 from mixhead_plugin.parts import Variant
 
 # of the entry of a config that has the heads that `prune` removed, by layer
@@ -21,23 +21,44 @@ PRUNED = "mixhead_pruned"
 ATTENTIONS = "mixhead_attentions"
 # Files without that entry are older: these classes, and those with a row, were mixed then.
 OLDER_ATTENTIONS = {
-    f"{name}Attention"
-    for name in (
-        "BertSelf BertCross RobertaSelf RobertaCross XLMRobertaSelf XLMRobertaCross ElectraSelf "
-        "ElectraCross DistilBertSelf GPT2 Llama Mistral Qwen2 Qwen3 Gemma ViT Phi Marian Bart "
-        "MBart Whisper OPT T5 MT5"
-    ).split()
+    "BartAttention",
+    "BertCrossAttention",
+    "BertSelfAttention",
+    "DistilBertSelfAttention",
+    "ElectraCrossAttention",
+    "ElectraSelfAttention",
+    "GPT2Attention",
+    "GemmaAttention",
+    "LlamaAttention",
+    "MBartAttention",
+    "MT5Attention",
+    "MarianAttention",
+    "MistralAttention",
+    "OPTAttention",
+    "PhiAttention",
+    "Qwen2Attention",
+    "Qwen3Attention",
+    "RobertaCrossAttention",
+    "RobertaSelfAttention",
+    "T5Attention",
+    "ViTAttention",
+    "WhisperAttention",
+    "XLMRobertaCrossAttention",
+    "XLMRobertaSelfAttention",
 }
 # The fields of a variant that its config does not keep: `impl` belongs to the machine.
 NOT_SAVED = ("impl", "head_dim", "value_head_dim", "relative_gain")
 # The attribute of a mixed module that names the attention of transformers that it had before.
 FORMER = "mixhead_former_attention"
-# These entries of config.json make `from_pretrained` refuse a mixed model, and its message shows
-# the value. The second one does where `from_pretrained` is told to use another attention.
-REFUSED = dict.fromkeys(
-    ("attn_implementation", "experts_implementation"),
-    "mixed heads, load this model by mixhead_plugin.hf.load",
-)
+# Entries of config.json with a value that transformers does not know. So `from_pretrained`, which
+# would drop the mixing, raises an error that shows the value. It looks at the second entry alone
+# where it is told to use another attention, as by attn_implementation="sdpa". `hf.load` overrides
+# both.
+_ADVICE = "mixed heads, load this model by mixhead_plugin.hf.load"
+REFUSED = {
+    "attn_implementation": _ADVICE,
+    "experts_implementation": _ADVICE,
+}
 
 
 def saved_fields(variant: Variant) -> dict[str, Any]:
@@ -46,15 +67,15 @@ def saved_fields(variant: Variant) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in NOT_SAVED}
 
 
-def give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> None:
+def give_configs(model: nn.Module, attentions: Sequence[FoundAttention], variant: Variant) -> None:
     """Give a model and its modules configs of their own, which tell of the variant.
 
     Args:
         model: gets them
-        sites: its attentions that are mixed
+        attentions: its attentions that are mixed
         variant: what they compute
     """
-    classes = {site.class_name for site in sites}
+    classes = {found.class_name for found in attentions}
     entries = {MIXHEAD: saved_fields(variant), ATTENTIONS: sorted(classes), **REFUSED}
     # Attentions of models that know eager alone may be causal without saying so: with the masks of
     # eager they need not say it.
@@ -73,7 +94,7 @@ def give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> N
         former = module.config._attn_implementation
         config: Any = copy.deepcopy(module.config, memo)
         module.config = config
-        if not any(_is_around(name, site) for site in sites):
+        if not any(is_inside(found.name, name) for found in attentions):
             continue  # another tower, which stays as it is
 
         vars(module)[FORMER] = former
@@ -84,13 +105,8 @@ def give_configs(model: nn.Module, sites: Sequence[Site], variant: Variant) -> N
             config._attn_implementation_internal = MIXHEAD
 
 
-def _is_around(name: str, site: Site) -> bool:
-    """Return whether a module of this name is an attention, or around it."""
-    return name in ("", site.name) or site.name.startswith(f"{name}.")
-
-
 def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
-    """Remove all that `attach` and `prune` have written into a config, and into those inside it."""
+    """Remove all that `mix` and `prune` have written into a config, and into those inside it."""
     if MIXHEAD in vars(config):
         config._attn_implementation_internal = attn_implementation
         if saving.auto_map_of(config):  # which is empty if it is not ours

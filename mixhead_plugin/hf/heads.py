@@ -16,9 +16,8 @@ from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.heads.choosing import choose
 from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.hf import pruning
-from mixhead_plugin.hf.adapter import SiteAttention, attentions_of
 from mixhead_plugin.hf.configs import PRUNED
-from mixhead_plugin.hf.mixing import attach, unfit
+from mixhead_plugin.hf.mixing import add_mixing, unfit
 from mixhead_plugin.hf.refusals import (
     refuse_adapters,
     refuse_offloaded,
@@ -26,6 +25,7 @@ from mixhead_plugin.hf.refusals import (
     refuse_shared_outputs,
     refuse_shared_weights,
 )
+from mixhead_plugin.hf.studied_attention import StudiedAttention, attentions_of
 from mixhead_plugin.parts import Variant
 
 
@@ -74,10 +74,10 @@ def importance(
     return weighing.importance_by_layer(model, layers, batches, lambda batch: loss(model, batch))
 
 
-def _silenced(model: PreTrainedModel) -> list[SiteAttention]:
+def _silenced(model: PreTrainedModel) -> list[StudiedAttention]:
     """Return the attentions of a model; raise ValueError if gates on one would act on another."""
     layers = attentions_of(model)
-    refuse_shared_outputs(model, [each.site for each in layers])
+    refuse_shared_outputs(model, [each.found for each in layers])
     return layers
 
 
@@ -95,8 +95,9 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
     if model.can_generate():
         arguments["use_cache"] = False
     with contextlib.ExitStack() as stack:
-        if all(each.mixed is None for each in layers):
-            stack.enter_context(_eager(model))  # the others return no weights
+        if any(each.mixed is None for each in layers):
+            # No other attention of transformers returns weights. Towers that are mixed stay mixed.
+            stack.enter_context(_eager(model))
         stack.enter_context(evaluating(model))
         return views.seen(layers, lambda: model(**arguments))
 
@@ -136,35 +137,42 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
             or quantised
     """
     layers = attentions_of(model)
-    sites = [each.site for each in layers]
+    all_found = [each.found for each in layers]
     refuse_adapters(model, "pruned before they are added")
     refuse_offloaded(model, "pruned")
-    refuse_quantised(model, sites, "pruned")
-    refuse_shared_weights(model, sites, "pruned")
+    refuse_quantised(model, all_found, "pruned")
+    refuse_shared_weights(model, all_found, "pruned")
+
+    chosen = {layer: some for layer, some in choose(layers, heads).items() if some}
+    if not chosen:
+        return model  # and its config does not tell of a change
 
     is_plain = all(each.mixed is None for each in layers)
-    problems = unfit(model, sites, Variant()) if is_plain else {}  # what is mixed was checked then
-    chosen = choose(layers, heads)
+    problems = {}
+    if is_plain:  # what is mixed was checked when it was mixed
+        problems = unfit(model, all_found, Variant())
     for layer in chosen:
-        class_name = layers[layer].site.class_name
+        class_name = layers[layer].found.class_name
         if class_name in problems:
             raise ValueError(problems[class_name])
         if not is_plain and layers[layer].mixed is None:
             raise ValueError(f"{class_name}: is not mixed, other attentions of the model are")
     cutting.refuse_what_cannot_go(layers, chosen)
     for layer, some in chosen.items():
-        pruning.try_out(layers[layer].site, model, some)
+        pruning.try_out(layers[layer].found, model, some)
 
     if is_plain:
-        attach(model, Variant(), [site for site in sites if site.class_name not in problems])
+        # Plain heads can be cut only where hooks keep count of them.
+        fitting = [found for found in all_found if found.class_name not in problems]
+        add_mixing(model, Variant(), fitting)
     cut(model, layers, chosen)
     return model
 
 
 def cut(
-    model: PreTrainedModel, layers: Sequence[SiteAttention], chosen: Mapping[int, Sequence[int]]
+    model: PreTrainedModel, layers: Sequence[StudiedAttention], chosen: Mapping[int, Sequence[int]]
 ) -> None:
-    """Cut heads of a model that `attach` has seen; its weights may be empty and loaded later.
+    """Cut heads of a model that `add_mixing` has seen; its weights may be empty and loaded later.
 
     Args:
         model: its config then says which heads are gone
@@ -176,5 +184,6 @@ def cut(
     for layer, each in enumerate(layers):
         if each.mixed is not None and each.mixed.removed():
             gone[layer] = each.mixed.removed()
-    config: Any = model.config
-    setattr(config, PRUNED, gone)
+    if gone:
+        config: Any = model.config
+        setattr(config, PRUNED, gone)

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,13 +72,20 @@ USUAL = Layout(
 LAYOUTS: dict[str, Layout | None] = {}
 
 
-class Site(NamedTuple):
-    """One attention of a model."""
+class FoundAttention(NamedTuple):
+    """One attention of a model, as `find_attentions` found it.
+
+    Attributes:
+        name: of its module in the model
+        module: of transformers
+        layout: its row
+        paths: the names in the model of its projections, by field of Layout
+    """
 
     name: str
     module: Any
     layout: Layout
-    paths: dict[str, str]  # names in the model of its projections, by field of Layout
+    paths: dict[str, str]
 
     @property
     def class_name(self) -> str:
@@ -88,11 +95,16 @@ class Site(NamedTuple):
     @property
     def heads(self) -> int:
         """The number of heads before mixing."""
-        return _number(self.module, self.layout.heads)
+        return self._number("heads")
 
     @property
     def head_dim(self) -> int:
-        return _number(self.module, self.layout.head_dim)
+        return self._number("head_dim")
+
+    def _number(self, field: str) -> int:
+        number = _number_of(self.module, getattr(self.layout, field))
+        assert number is not None  # `find_attentions` returns no attention that lacks it
+        return number
 
     def sizes(self, model: nn.Module) -> AttentionSizes:
         """Return its sizes without mixing, before any head is cut off."""
@@ -119,13 +131,16 @@ class Site(NamedTuple):
         """
         widths = {}
         for path, roles in self.packed().items():
-            left = out_features(model.get_submodule(path))
-            others = list(roles)
+            features = out_features(model.get_submodule(path))
+            sharing = roles
             if len(roles) > 1 and roles[0] == "queries":
+                # A packed projection: its queries have the features of all heads. Keys and values
+                # may have fewer heads, but both as many, so they share the rest.
                 widths["queries"] = self.heads * self.head_dim
-                left -= widths["queries"]
-                others = roles[1:]
-            widths |= dict.fromkeys(others, left // len(others))
+                features -= widths["queries"]
+                sharing = roles[1:]
+            for role in sharing:
+                widths[role] = features // len(sharing)
         return widths
 
     def lacks(self, model: nn.Module) -> str:
@@ -135,7 +150,7 @@ class Site(NamedTuple):
                 return f"no projection of {field} named {' or '.join(getattr(self.layout, field))}"
         for field in ("heads", "head_dim"):
             names = several(getattr(self.layout, field))
-            if _number(self.module, names) is None:
+            if _number_of(self.module, names) is None:
                 return f"no number {field} named {' or '.join(names)}"
         return ""
 
@@ -179,11 +194,39 @@ def several(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-def _number(module: nn.Module, names: str | tuple[str, ...]) -> Any:
-    """Return the first number of some names that an attention has, or else its config."""
-    for place in (module, getattr(module, "config", None)):
+def slices(roles: Sequence[str], widths: Mapping[str, int]) -> dict[str, slice]:
+    """Return where queries, keys and values are among the outputs of one projection.
+
+        c_attn of GPT-2    | queries      | keys         | values       |
+                           0              H D            2 H D          3 H D
+
+    Args:
+        roles: what it gives, in this order, as `FoundAttention.packed` returns it
+        widths: how many features queries, keys and values have
+    """
+    where = {}
+    start = 0
+    for role in roles:
+        where[role] = slice(start, start + widths[role])
+        start += widths[role]
+    return where
+
+
+def is_inside(name: str, outer: str) -> bool:
+    """Return whether a module is another one, or inside of it.
+
+    Args:
+        name: of the module in the model
+        outer: of the other one; "" for the model itself
+    """
+    return outer in ("", name) or name.startswith(f"{outer}.")
+
+
+def _number_of(module: nn.Module, names: str | tuple[str, ...]) -> int | None:
+    """Return the first number of some names that an attention has, or else its config; or None."""
+    for owner in (module, getattr(module, "config", None)):
         for name in several(names):
-            number = getattr(place, name, None)
+            number = getattr(owner, name, None)
             if isinstance(number, int):
                 return number
     return None
@@ -227,37 +270,38 @@ def _names_the_interface(cls: Any) -> bool:
     return False
 
 
-def sites_of(model: nn.Module) -> list[Site]:
+def find_attentions(model: nn.Module) -> list[FoundAttention]:
     """Return the attentions of a model in its order.
 
     Raise ValueError if there are none, or one lacks what its row names.
     """
-    sites = []
+    attentions = []
     for name, module in model.named_modules():
-        site = _site(model, name, module)
-        if site is not None:
-            sites.append(site)
-    if not sites:
+        found = _found(model, name, module)
+        if found is not None:
+            attentions.append(found)
+    if not attentions:
         raise ValueError(
             f"{type(model).__name__}: has no attention that goes through the AttentionInterface "
             "and whose projections are known; "
             "docs/huggingface.md says how to add a row to hf.LAYOUTS"
         )
-    return sites
+    return attentions
 
 
-def _site(model: nn.Module, name: str, module: nn.Module) -> Site | None:
+def _found(model: nn.Module, name: str, module: nn.Module) -> FoundAttention | None:
+    """Return a module as an attention; None if it is none, or its projections are not known."""
     class_name = type(module).__name__
     row = LAYOUTS.get(class_name)
     if row is None and (class_name in LAYOUTS or not calls_the_interface(module)):
         return None
     layout = USUAL if row is None else row
     paths = {role: _path(model, name, getattr(layout, role)) for role in (*ROLES, "output")}
-    site = Site(name, module, layout, paths)
+    found = FoundAttention(name, module, layout, paths)
 
-    lacks = site.lacks(model)
+    lacks = found.lacks(model)
     if not lacks:
-        return site
+        return found
     # A wrapper of an older version may have the name of a row, but none of its projections.
     if row is None or not _is_projection(model, paths["queries"]):
         return None
@@ -284,18 +328,17 @@ def _is_projection(model: nn.Module, path: str) -> bool:
     return hasattr(module, "out_features") or hasattr(module, "nf")
 
 
-def left_out(model: nn.Module, sites: Sequence[Site]) -> dict[str, list[str]]:
-    """Return the names of attentions that are not among the sites, by their class.
+def left_out(model: nn.Module, attentions: Sequence[FoundAttention]) -> dict[str, list[str]]:
+    """Return the names of attentions that are not among those found, by their class.
 
     Other towers of a model may have attentions whose projections are not known.
     """
     names_of: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         class_name = type(module).__name__
-        # BertAttention is around a BertSelfAttention, which is a site.
+        # A BertAttention is around a BertSelfAttention, which is among the found ones.
         related = any(
-            f"{site.name}.".startswith(f"{name}.") or name.startswith(f"{site.name}.")
-            for site in sites
+            is_inside(found.name, name) or is_inside(name, found.name) for found in attentions
         )
         weights = [getattr(child, "weight", None) for child in module.children()]
         has_projections = any(isinstance(w, torch.Tensor) and w.dim() == 2 for w in weights)

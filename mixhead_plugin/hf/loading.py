@@ -17,7 +17,6 @@ from transformers.utils import (
 )
 
 from mixhead_plugin.heads.cutting import chosen_to_cut
-from mixhead_plugin.hf.adapter import attentions_of
 from mixhead_plugin.hf.configs import (
     ATTENTIONS,
     OLDER_ATTENTIONS,
@@ -27,9 +26,10 @@ from mixhead_plugin.hf.configs import (
 )
 from mixhead_plugin.hf.heads import cut
 from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD
-from mixhead_plugin.hf.mixing import attach, is_mixed, sites_of_classes
+from mixhead_plugin.hf.mixing import add_mixing, attentions_of_classes, is_mixed
 from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.hf.saving import LOADER, file_of
+from mixhead_plugin.hf.studied_attention import attentions_of
 from mixhead_plugin.parts import Variant, is_of_a_part
 
 
@@ -71,7 +71,7 @@ def load(
             forget(config, None)  # a model made from it has no mixing at first
             super().__init__(config, *args, **kwargs)
             if not is_mixed(self):  # a class of one's own may mix where it is made
-                attach(self, variant, sites_of_classes(self, classes))
+                add_mixing(self, variant, attentions_of_classes(self, classes))
             if PRUNED in saved:
                 gone: Any = {int(layer): heads for layer, heads in saved[PRUNED].items()}
                 layers = attentions_of(self)

@@ -1,28 +1,29 @@
 """Mix the heads of a model, and take the mixing away again."""
 
-import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mixhead_plugin.errors import warn_caller
+from mixhead_plugin.hf.attention_hooks import (
+    FEATURES,
+    MixedHeads,
+    install_model_hooks,
+    mixed_heads_of,
+    remove_model_hooks,
+)
 from mixhead_plugin.hf.checks import check_row
 from mixhead_plugin.hf.configs import FORMER, PRUNED, forget, give_configs
 from mixhead_plugin.hf.layouts import (
     LAYOUTS,
     USUAL,
-    Site,
+    FoundAttention,
     calls_the_interface,
+    find_attentions,
     left_out,
-    sites_of,
-)
-from mixhead_plugin.hf.mixed import (
-    FEATURES,
-    MixedHeads,
-    mixed_heads_of,
-    note_wishes,
-    remove_hook,
+    slices,
 )
 from mixhead_plugin.hf.refusals import (
     refuse_adapters,
@@ -32,7 +33,7 @@ from mixhead_plugin.hf.refusals import (
     refuse_shared_weights,
     refuse_split,
 )
-from mixhead_plugin.parts import OPTIONS, Variant, check_any_given, place_parts
+from mixhead_plugin.parts import OPTIONS, Variant, check_any_given, place_parts, remove_parts
 
 # What a model of transformers has already.
 OF_THE_MODEL = ("head_dim", "value_head_dim", "relative_position", "relative_gain")
@@ -48,6 +49,9 @@ def mix(
     Mix the outermost model: an outer one could not save what is inside. A warning names the
     attentions, as of another tower, that cannot be mixed and stay as they are.
 
+    Before anything changes, each attention is called once alone, with random features in place of
+    what its projections give. That shows whether its projections are what their names say.
+
     Args:
         model: any model whose attentions go through the AttentionInterface; it gets a config of its
             own, with the variant
@@ -57,13 +61,22 @@ def mix(
             mixing_start than identity, change the outputs.
 
     Raises:
-        ValueError: an unknown value, nothing that is asked for, a model without such attentions, or
-            one that is mixed or pruned already, has adapters, is offloaded, quantised or split, has
-            projections that are compiled alone, or whose attentions cannot be mixed
+        ValueError: the model stays as it is, because
+
+            - a value is unknown, or nothing is asked for
+            - a keyword is for what the model has already, such as head_dim
+            - it has no such attentions, or none of them can be mixed
+            - attentions that cannot be mixed share a config with those that can
+            - it is mixed or pruned already
+            - it has adapters: mix it before they are added
+            - it is offloaded or quantised: mix it before
+            - it is split between processes
+            - a projection is compiled alone: mix it before
     """
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
+    check_any_given(asked)
     chosen = Variant.of({**asked, "impl": impl})
-    sites = sites_of(model)
+    attentions = find_attentions(model)
     for name in OF_THE_MODEL:
         if getattr(chosen, name) != OPTIONS[name].default:
             raise ValueError(f"{name}: must be left out, the model has its own")
@@ -71,37 +84,39 @@ def mix(
         raise ValueError(f"{type(model).__name__}: is mixed already, or pruned")
     refuse_adapters(model, "mixed before they are added")
     refuse_offloaded(model, "mixed")
-    refuse_quantised(model, sites, "mixed")
-    refuse_compiled(model, sites)
+    refuse_quantised(model, attentions, "mixed")
+    refuse_compiled(model, attentions)
     refuse_split(model)
-    check_any_given(asked)
-    problems = unfit(model, sites, chosen)
-    fitting = [site for site in sites if site.class_name not in problems]
-    attach(model, chosen, fitting)
+    problems = unfit(model, attentions, chosen)
+    fitting = [found for found in attentions if found.class_name not in problems]
+    add_mixing(model, chosen, fitting)
     _warn_of_others(model, fitting, problems)
     return model
 
 
-def _warn_of_others(model: nn.Module, fitting: Sequence[Site], problems: dict[str, str]) -> None:
+def _warn_of_others(
+    model: nn.Module, fitting: Sequence[FoundAttention], problems: dict[str, str]
+) -> None:
     """Name the attentions that stay as they are, and say why."""
     for class_name, names in left_out(model, fitting).items():
         if class_name in LAYOUTS and LAYOUTS[class_name] is None:
             continue  # the user wants it so
         unknown = "it does not go through the AttentionInterface, or its projections are not known"
         problem = problems.get(class_name, unknown).removeprefix(f"{class_name}: ")
-        warnings.warn(
+        warn_caller(
             f"{type(model).__name__}: was mixed without {len(names)} {class_name}, as {names[0]}; "
-            f"{problem}",
-            stacklevel=3,
+            f"{problem}"
         )
 
 
-def unfit(model: nn.Module, sites: Sequence[Site], variant: Variant) -> dict[str, str]:
+def unfit(
+    model: nn.Module, attentions: Sequence[FoundAttention], variant: Variant
+) -> dict[str, str]:
     """Return why attentions cannot compute a variant, by their class.
 
     Args:
         model: has the attentions
-        sites: the attentions
+        attentions: those that may be mixed
         variant: what is asked for
 
     Raises:
@@ -109,16 +124,16 @@ def unfit(model: nn.Module, sites: Sequence[Site], variant: Variant) -> dict[str
             can
     """
     problems: dict[str, str] = {}
-    for site in sites:
+    for found in attentions:
         try:
-            site.check_sizes(model)
-            check_row(site, model, variant)
+            found.check_sizes(model)
+            check_row(found, model, variant)
         except ValueError as error:
-            if site.layout is not USUAL:
+            if found.layout is not USUAL:
                 raise  # whoever writes a row wants this class to be mixed
-            problems.setdefault(site.class_name, str(error))
+            problems.setdefault(found.class_name, str(error))
 
-    fitting = [site for site in sites if site.class_name not in problems]
+    fitting = [found for found in attentions if found.class_name not in problems]
     if not fitting:
         raise ValueError(next(iter(problems.values())))
     _refuse_shared_configs(model, fitting, problems)
@@ -126,14 +141,14 @@ def unfit(model: nn.Module, sites: Sequence[Site], variant: Variant) -> dict[str
 
 
 def _refuse_shared_configs(
-    model: nn.Module, fitting: Sequence[Site], problems: dict[str, str]
+    model: nn.Module, fitting: Sequence[FoundAttention], problems: dict[str, str]
 ) -> None:
     """Raise ValueError if another attention has the same config as those that can be mixed.
 
     A config chooses the attention function and the masks for all that share it.
     """
-    classes = {site.class_name for site in fitting}
-    shared = {id(getattr(site.module, "config", None)) for site in fitting}
+    classes = {found.class_name for found in fitting}
+    shared = {id(getattr(found.module, "config", None)) for found in fitting}
     for module in model.modules():
         class_name = type(module).__name__
         if class_name in classes or not calls_the_interface(module):
@@ -150,24 +165,36 @@ def is_mixed(model: nn.Module) -> bool:
     return any(mixed_heads_of(module) is not None for module in model.modules())
 
 
-def attach(model: PreTrainedModel, variant: Variant, sites: Sequence[Site]) -> None:
-    """Make some attentions of a model compute a variant, which may be the plain one."""
-    mixed: list[MixedHeads] = []  # before any change: one may be refused
-    for site in sites:
-        site.check_sizes(model)
-        mixed.append(MixedHeads(site, model, variant))
+def add_mixing(
+    model: PreTrainedModel, variant: Variant, attentions: Sequence[FoundAttention]
+) -> None:
+    """Make some attentions of a model compute a variant, which may be the plain one.
 
-    give_configs(model, sites, variant)
-    likes: list[Any] = [model.get_submodule(site.paths["queries"]).weight for site in sites]
-    place_parts(zip([site.module for site in sites], mixed, likes))
-    for heads in mixed:
-        heads.attach()
+    Args:
+        model: has the attentions
+        variant: what they compute then
+        attentions: those that are mixed
+    """
+    hosted: list[MixedHeads] = []  # before any change: one may be refused
+    for found in attentions:
+        found.check_sizes(model)
+        hosted.append(MixedHeads(found, model, variant))
+
+    give_configs(model, attentions, variant)
+    with_parts = []
+    for found, each in zip(attentions, hosted):
+        queries: Any = model.get_submodule(found.paths["queries"])
+        with_parts.append((found.module, each, queries.weight))
+    place_parts(with_parts)
+
+    for each in hosted:
+        each.install_hooks()
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            module.register_forward_pre_hook(note_wishes, with_kwargs=True)
+            install_model_hooks(module)
 
 
-def sites_of_classes(model: nn.Module, classes: Collection[str]) -> list[Site]:
+def attentions_of_classes(model: nn.Module, classes: Collection[str]) -> list[FoundAttention]:
     """Return the attentions of some classes, in the order of the model.
 
     Args:
@@ -177,17 +204,17 @@ def sites_of_classes(model: nn.Module, classes: Collection[str]) -> list[Site]:
     Raises:
         ValueError: the model has none of them, or one whose projections are not known
     """
-    sites = [site for site in sites_of(model) if site.class_name in classes]
-    known = {site.class_name for site in sites}
+    attentions = [found for found in find_attentions(model) if found.class_name in classes]
+    known = {found.class_name for found in attentions}
     for module in model.modules():
         class_name = type(module).__name__
         if class_name in classes and class_name not in known:
             raise ValueError(
                 f"{class_name}: its projections are not known; add its row to hf.LAYOUTS"
             )
-    if not sites:
+    if not attentions:
         raise ValueError(f"{type(model).__name__}: has none of {', '.join(sorted(classes))}")
-    return sites
+    return attentions
 
 
 def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
@@ -198,17 +225,17 @@ def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
         folded: a part that may have an effect
     """
     removable = []
-    for site in sites_of(model):
-        mixed = mixed_heads_of(site.module)
-        if mixed is not None:
-            removable.append(mixed)
+    for found in find_attentions(model):
+        hosted = mixed_heads_of(found.module)
+        if hosted is not None:
+            removable.append(hosted)
     if not removable:
         raise ValueError(f"{type(model).__name__}: has no mixing")
     if hasattr(model.config, PRUNED):
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
     refuse_offloaded(model, "unmixed")
-    for mixed in removable:
-        lost = mixed.lost_without(mixed.attention, but=folded)
+    for each in removable:
+        lost = each.lost_without(each.host, but=folded)
         if lost:
             raise ValueError(f"{type(model).__name__}: without {lost} its outputs would change")
     return removable
@@ -230,13 +257,14 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
     removable = _removable(model)
     if attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)
-    for heads in removable:
-        heads.detach()
+    for each in removable:
+        each.remove_hooks()
+        remove_parts(each.host)
     # From the inside out, because towers may have had different attentions, and the config of the
     # whole model holds theirs.
     for module in reversed([*model.modules()]):
         if isinstance(module, PreTrainedModel):
-            remove_hook(module, note_wishes)
+            remove_model_hooks(module)
         if FORMER in vars(module):
             former = vars(module).pop(FORMER)
             config: Any = module.config
@@ -259,26 +287,28 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
     """
     refuse_adapters(model, "folded after they are merged")
     _removable(model, folded="feature_mixing")
-    sites = sites_of(model)
-    refuse_quantised(model, sites, "folded")
-    refuse_shared_weights(model, sites, "folded")
-    for site in sites:
-        mixed = mixed_heads_of(site.module)
-        feature_mixing: Any = getattr(site.module, "feature_mixing", None)
-        if mixed is not None and feature_mixing is not None:
-            feature_mixing.fold(_tensors_of(site, model, mixed))
+    attentions = find_attentions(model)
+    refuse_quantised(model, attentions, "folded")
+    refuse_shared_weights(model, attentions, "folded")
+    for found in attentions:
+        hosted = mixed_heads_of(found.module)
+        feature_mixing: Any = getattr(found.module, "feature_mixing", None)
+        if hosted is not None and feature_mixing is not None:
+            feature_mixing.fold(_tensors_of(found, model, hosted))
     return unmix(model, attn_implementation)
 
 
-def _tensors_of(site: Site, model: nn.Module, mixed: MixedHeads) -> dict[str, list[Tensor]]:
+def _tensors_of(
+    found: FoundAttention, model: nn.Module, hosted: MixedHeads
+) -> dict[str, list[Tensor]]:
     """Return the weights and biases of an attention as views, a row for each feature, by role."""
-    tensors = {"output": [_rows(model.get_submodule(site.paths["output"]))]}
-    for path, roles in site.packed().items():
+    tensors = {"output": [_rows(model.get_submodule(found.paths["output"]))]}
+    for path, roles in found.packed().items():
         projection: Any = model.get_submodule(path)
         given = [_rows(projection)]
         if projection.bias is not None:
             given.append(projection.bias)
-        for role, where in mixed.slices(roles).items():
+        for role, where in slices(roles, hosted.widths()).items():
             tensors[FEATURES[role]] = [tensor[where] for tensor in given]
     return tensors
 

@@ -7,24 +7,24 @@ import torch
 from torch import nn
 
 from mixhead_plugin.heads.cutting import cut_part, replace, whole_part
+from mixhead_plugin.hf.attention_hooks import mixed_heads_of
 from mixhead_plugin.hf.checks import check_fewer
-from mixhead_plugin.hf.layouts import Site, several
-from mixhead_plugin.hf.mixed import mixed_heads_of
+from mixhead_plugin.hf.layouts import FoundAttention, several, slices
 from mixhead_plugin.parts import AttentionSizes, PartKind
 
 # Numbers of heads that stay, by field of Layout.
-Left = dict[str, list[int]]
+HeadsLeft = dict[str, list[int]]
 
 
-def sizes_of(site: Site, model: nn.Module) -> AttentionSizes:
+def sizes_of(attention: FoundAttention, model: nn.Module) -> AttentionSizes:
     """Return the present sizes of an attention, mixed or not."""
-    mixed = mixed_heads_of(site.module)
-    return site.sizes(model) if mixed is None else mixed.sizes
+    mixed = mixed_heads_of(attention.module)
+    return attention.sizes(model) if mixed is None else mixed.sizes
 
 
-def mixes(site: Site) -> bool:
+def mixes(attention: FoundAttention) -> bool:
     """Return whether heads mix: then a head needs the queries and keys of all."""
-    return getattr(site.module, "head_mixing", None) is not None
+    return getattr(attention.module, "head_mixing", None) is not None
 
 
 def problem(sizes: AttentionSizes, parts: Mapping[str, PartKind], heads: Sequence[int]) -> str:
@@ -48,12 +48,14 @@ def problem(sizes: AttentionSizes, parts: Mapping[str, PartKind], heads: Sequenc
     return ""
 
 
-def _left(site: Site, sizes: AttentionSizes, heads: Sequence[int]) -> Left:
+def _heads_left(
+    attention: FoundAttention, sizes: AttentionSizes, heads: Sequence[int]
+) -> HeadsLeft:
     """Return what is left of an attention without some heads."""
     kept = [head for head in range(sizes.mixed_heads) if head not in heads]
     # Whole groups go, `problem` has made sure of that: so every first one of a group stands for it.
     groups = [head // sizes.heads_per_key for head in kept[:: sizes.heads_per_key]]
-    if mixes(site):
+    if mixes(attention):
         queries = list(range(sizes.num_heads))
         keys = list(range(sizes.key_heads))
     else:
@@ -62,54 +64,56 @@ def _left(site: Site, sizes: AttentionSizes, heads: Sequence[int]) -> Left:
     return {"queries": queries, "keys": keys, "values": groups, "output": kept}
 
 
-def try_out(site: Site, model: nn.Module, heads: Sequence[int]) -> None:
+def try_out(attention: FoundAttention, model: nn.Module, heads: Sequence[int]) -> None:
     """Raise ValueError if an attention would not go on without some heads."""
-    sizes = sizes_of(site, model)
-    left = _left(site, sizes, heads)
+    sizes = sizes_of(attention, model)
+    left = _heads_left(attention, sizes, heads)
     # Where values were cut before, zeros stand in their place: they have the width of keys.
     keys = sizes.key_heads * sizes.head_dim
     widths = {"queries": sizes.num_heads * sizes.head_dim, "keys": keys, "values": keys}
     output = len(left["output"]), sizes.value_dim
-    check_fewer(site, model, widths, left, _numbers(site, left), output)
+    check_fewer(
+        attention, model, widths, left, _attributes_that_count_heads(attention, left), output
+    )
 
 
-def _numbers(site: Site, left: Left) -> dict[str, int]:
+def _attributes_that_count_heads(attention: FoundAttention, left: HeadsLeft) -> dict[str, int]:
     """Return the attributes of an attention that count its heads, as they are afterwards."""
     # With mixing, queries and keys still have all heads. T5's layers share biases of all heads.
-    if mixes(site) or hasattr(site.module, "has_relative_attention_bias"):
+    if mixes(attention) or hasattr(attention.module, "has_relative_attention_bias"):
         return {}
     kept = len(left["output"])
     numbers = {
-        **dict.fromkeys(several(site.layout.heads), kept),
-        "split_size": kept * site.head_dim,
-        "all_head_size": kept * site.head_dim,
+        **dict.fromkeys(several(attention.layout.heads), kept),
+        "split_size": kept * attention.head_dim,
+        "all_head_size": kept * attention.head_dim,
     }
-    return {name: number for name, number in numbers.items() if name in vars(site.module)}
+    return {name: number for name, number in numbers.items() if name in vars(attention.module)}
 
 
-def cut(site: Site, model: nn.Module, heads: Sequence[int]) -> None:
-    """Remove heads of an attention that `attach` has seen, where `problem` finds none."""
-    mixed = mixed_heads_of(site.module)
+def cut(attention: FoundAttention, model: nn.Module, heads: Sequence[int]) -> None:
+    """Remove heads of an attention that `add_mixing` has seen, where `problem` finds none."""
+    mixed = mixed_heads_of(attention.module)
     assert mixed is not None
     sizes = mixed.sizes
-    left = _left(site, sizes, heads)
+    left = _heads_left(attention, sizes, heads)
 
-    for path, roles in site.packed().items():
+    for path, roles in attention.packed().items():
         rows: list[int] = []
-        for role, where in mixed.slices(roles).items():
+        for role, where in slices(roles, mixed.widths()).items():
             rows += [where.start + row for row in _features(left[role], sizes.head_dim)]
         _keep(model.get_submodule(path), rows, of_outputs=True)
     kept = left["output"]
     columns = _features(kept, sizes.value_dim)
-    _keep(model.get_submodule(site.paths["output"]), columns, of_outputs=False)
+    _keep(model.get_submodule(attention.paths["output"]), columns, of_outputs=False)
 
     stay = {"source": left["queries"], "mixed": kept}
     for option, part_kind in mixed.variant.part_kinds().items():
-        part = getattr(site.module, option)
+        part = getattr(attention.module, option)
         if part is not None:
             cut_part(part, part_kind, stay, sizes)
 
-    if mixes(site):
+    if mixes(attention):
         before = sizes.mixed_heads // sizes.heads_per_key
         mixed.missing_values += (before - len(left["values"])) * sizes.head_dim
     kept_before = mixed.kept
@@ -119,7 +123,7 @@ def cut(site: Site, model: nn.Module, heads: Sequence[int]) -> None:
     mixed.sizes = sizes._replace(
         num_heads=len(left["queries"]), key_heads=len(left["keys"]), mixed_heads=len(kept)
     )
-    vars(site.module).update(_numbers(site, left))
+    vars(attention.module).update(_attributes_that_count_heads(attention, left))
 
 
 def _features(heads: Sequence[int], size: int) -> list[int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mixhead_plugin.hf.layouts import Site
+from mixhead_plugin.hf.layouts import FoundAttention
 
 SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
 
@@ -41,18 +41,18 @@ def refuse_offloaded(model: nn.Module, what: str) -> None:
             )
 
 
-def refuse_quantised(model: nn.Module, sites: Sequence[Site], what: str) -> None:
+def refuse_quantised(model: nn.Module, attentions: Sequence[FoundAttention], what: str) -> None:
     """Raise ValueError if projections keep no weights of floats.
 
     `mix` follows their dtype, and `fold` and `prune` change them.
 
     Args:
         model: has the attentions
-        sites: the attentions
+        attentions: those that are changed
         what: what has to be done before, as "mixed"
     """
-    for site in sites:
-        for path in (*site.packed(), site.paths["output"]):
+    for attention in attentions:
+        for path in (*attention.packed(), attention.paths["output"]):
             weight: Any = getattr(model.get_submodule(path), "weight", None)
             if not isinstance(weight, Tensor) or not weight.is_floating_point():
                 raise ValueError(
@@ -61,13 +61,13 @@ def refuse_quantised(model: nn.Module, sites: Sequence[Site], what: str) -> None
                 )
 
 
-def refuse_compiled(model: nn.Module, sites: Sequence[Site]) -> None:
+def refuse_compiled(model: nn.Module, attentions: Sequence[FoundAttention]) -> None:
     """Raise ValueError if a projection is compiled alone.
 
     Its graph would not see the hook of the mixing, because torch does not look for new hooks.
     """
-    for site in sites:
-        for path in site.packed():
+    for attention in attentions:
+        for path in attention.packed():
             projection: Any = model.get_submodule(path)
             if hasattr(projection, "_orig_mod") or projection._compiled_call_impl is not None:
                 raise ValueError(
@@ -76,36 +76,50 @@ def refuse_compiled(model: nn.Module, sites: Sequence[Site]) -> None:
                 )
 
 
-def refuse_shared_weights(model: nn.Module, sites: Sequence[Site], what: str) -> None:
+def refuse_shared_weights(
+    model: nn.Module, attentions: Sequence[FoundAttention], what: str
+) -> None:
     """Raise ValueError if a change of the weights of an attention would change another one, too.
 
     Args:
         model: has the attentions
-        sites: the attentions
+        attentions: those that are changed
         what: what cannot be done then, as "folded"
     """
-    _refuse_shared(model, sites, ("queries", "keys", "values", "output"), "weight", what)
+    _refuse_shared(model, attentions, ("queries", "keys", "values", "output"), "weight", what)
 
 
-def refuse_shared_outputs(model: nn.Module, sites: Sequence[Site]) -> None:
+def refuse_shared_outputs(model: nn.Module, attentions: Sequence[FoundAttention]) -> None:
     """Raise ValueError if attentions share an output projection, which silences heads."""
-    _refuse_shared(model, sites, ("output",), "", "silenced or weighed")
+    _refuse_shared(model, attentions, ("output",), "", "silenced or weighed")
 
 
 def _refuse_shared(
-    model: nn.Module, sites: Sequence[Site], roles: Sequence[str], entry: str, what: str
+    model: nn.Module,
+    attentions: Sequence[FoundAttention],
+    roles: Sequence[str],
+    entry: str,
+    what: str,
 ) -> None:
-    """Raise ValueError if two attentions share a projection, or a tensor in it with a name."""
+    """Raise ValueError if two attentions share a projection, or a tensor of it.
+
+    Args:
+        model: has the attentions
+        attentions: those that are changed
+        roles: which of their projections, fields of Layout
+        entry: the name of a tensor in them; empty for the whole projection
+        what: what cannot be done then
+    """
     owners: dict[int, tuple[str, str]] = {}  # the attention and the path of each
-    for site in sites:
+    for attention in attentions:
         for role in roles:
-            path = site.paths[role]
+            path = attention.paths[role]
             projection: Any = model.get_submodule(path)
             shared = getattr(projection, entry, None) if entry else projection
             if shared is None:
                 continue
-            owner, other = owners.setdefault(id(shared), (site.name, path))
-            if owner != site.name:
+            owner, other = owners.setdefault(id(shared), (attention.name, path))
+            if owner != attention.name:
                 raise ValueError(
                     f"{type(model).__name__}: {path} and {other} are one; each attention must have "
                     f"its own to be {what}"

@@ -1,9 +1,8 @@
 """Keep the tensors of a mixing and the config that tells of it together.
 
-`save_pretrained` writes the tensors of a whole model, but only the config of the outermost.
-Adapters are saved without the tensors of their base. A model that is made from a config has the
-plain attentions, whatever the config says. None of them asks the modules inside, so each gets a
-check in front.
+`save_pretrained` writes the tensors of a whole model, but only the config of the outermost. A model
+that is made from a config has the plain attentions, whatever the config says. None of them asks the
+modules inside. So `guard_models` puts a check in front of each.
 """
 
 import functools
@@ -37,24 +36,45 @@ AUTO_CLASSES = [
 ]
 
 
-def watch_models() -> None:
+def guard_models() -> None:
     """Let models refuse to be made from the config of a mixed model, or to be saved without one.
 
     Mixed ones are saved with what the Auto classes load them by.
     """
     if hasattr(PreTrainedModel.save_pretrained, MIXHEAD):
-        return
+        return  # patched already: this module was imported a second time, as by importlib.reload
     model: Any = PreTrainedModel
-    model.__init__ = _checked(PreTrainedModel.__init__, _refuse_to_forget)
-    model.save_pretrained = _checked(_with_file(PreTrainedModel.save_pretrained), _refuse_inner)
-    model._save_to_state_dict = _checked(model._save_to_state_dict, _tell_mixed)
-    model._load_from_state_dict = _checked(model._load_from_state_dict, _refuse_unmixed)
-    model.from_pretrained = classmethod(_checked(model.from_pretrained.__func__, _refuse_to_lose))
+
+    # `AutoModel.from_config` and every class make a plain model, whatever else the config says.
+    model.__init__ = _call_first(model.__init__, _refuse_new_model_from_mixed_config)
+
+    # Of a model that is mixed inside alone, the file would have the tensors, but no entry.
+    with_file = _with_file(model.save_pretrained)
+    model.save_pretrained = _call_first(with_file, _refuse_config_without_entry)
+
+    # Another program saves and loads state dicts itself. An attention that is plain there asks
+    # nothing, so the model around it names the mixed ones, and compares.
+    model._save_to_state_dict = _call_first(model._save_to_state_dict, _write_names_of_mixed)
+    model._load_from_state_dict = _call_first(
+        model._load_from_state_dict, _refuse_mixed_state_for_plain_model
+    )
+
+    # A config that is given by hand hides the one in the folder, which would be refused.
+    from_pretrained = model.from_pretrained.__func__
+    model.from_pretrained = classmethod(
+        _call_first(from_pretrained, _refuse_plain_config_for_mixed_folder)
+    )
+
+    # `Trainer.train(resume_from_checkpoint=...)` reads the tensors alone into its own model.
     trainer: Any = Trainer
-    trainer._load_from_checkpoint = _checked(trainer._load_from_checkpoint, _refuse_to_resume)
+    trainer._load_from_checkpoint = _call_first(
+        trainer._load_from_checkpoint, _refuse_checkpoint_of_another_variant
+    )
 
 
 def _with_file(save: Any) -> Any:
+    """Return a `save_pretrained` that also writes what the Auto classes load a mixed model by."""
+
     @functools.wraps(save)
     def saved(
         model: Any,
@@ -90,17 +110,19 @@ def auto_map_of(config: PreTrainedConfig) -> dict[str, str]:
     }
 
 
-def _checked(function: Any, check: Any) -> Any:
+def _call_first(function: Any, before: Any) -> Any:
+    """Return a function that calls `before` first, with the same arguments."""
+
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        check(*args, **kwargs)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        before(*args, **kwargs)
         return function(*args, **kwargs)
 
-    setattr(checked, MIXHEAD, True)
-    return checked
+    setattr(both, MIXHEAD, True)
+    return both
 
 
-def _refuse_to_forget(model: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+def _refuse_new_model_from_mixed_config(model: Any, config: Any, *args: Any, **kwargs: Any) -> None:
     if hasattr(config, MIXHEAD):
         raise ValueError(
             f"{type(model).__name__}: its config is for mixed heads, load this model by "
@@ -108,7 +130,7 @@ def _refuse_to_forget(model: Any, config: Any, *args: Any, **kwargs: Any) -> Non
         )
 
 
-def _refuse_to_lose(
+def _refuse_plain_config_for_mixed_folder(
     cls: Any,
     pretrained_model_name_or_path: Any,
     *args: Any,
@@ -149,7 +171,7 @@ def file_of(folder: Any, name: str, settings: dict[str, Any], **more: Any) -> st
     return None if folder is None else cached_file(folder, name, **{**where, **more})
 
 
-def _refuse_inner(model: Any, *args: Any, **kwargs: Any) -> None:
+def _refuse_config_without_entry(model: Any, *args: Any, **kwargs: Any) -> None:
     inside = [name for name, module in model.named_modules() if MIXHEAD in vars(module)]
     if inside and not hasattr(model.config, MIXHEAD):
         raise ValueError(
@@ -159,7 +181,9 @@ def _refuse_inner(model: Any, *args: Any, **kwargs: Any) -> None:
         )
 
 
-def _tell_mixed(model: Any, destination: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+def _write_names_of_mixed(
+    model: Any, destination: Any, prefix: str, *args: Any, **kwargs: Any
+) -> None:
     """Let the metadata of a state dict name the attentions of a model that are mixed.
 
     Their own entries would be read by nobody where an attention is plain. Somebody may give a plain
@@ -171,7 +195,7 @@ def _tell_mixed(model: Any, destination: Any, prefix: str, *args: Any, **kwargs:
         metadata[prefix[:-1]][MIXED_INSIDE] = names
 
 
-def _refuse_unmixed(
+def _refuse_mixed_state_for_plain_model(
     model: Any, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Refuse the state dict of a mixed model in one that is plain there.
@@ -188,7 +212,9 @@ def _refuse_unmixed(
             )
 
 
-def _refuse_to_resume(trainer: Any, resume_from_checkpoint: Any, *args: Any, **kwargs: Any) -> None:
+def _refuse_checkpoint_of_another_variant(
+    trainer: Any, resume_from_checkpoint: Any, *args: Any, **kwargs: Any
+) -> None:
     """Refuse the checkpoint of a model that was mixed in another way than that of a Trainer.
 
     It has the tensors in a file of safetensors, which does not tell a variant, and the config.

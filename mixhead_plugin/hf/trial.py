@@ -1,12 +1,24 @@
 """Call one attention alone, with known features in place of what its projections give.
 
 A row can be wrong in ways that names and sizes do not show: the order of queries, keys and values,
-an attention that computes everything itself, a norm over all heads. `checks.py` asks a trial for
-them before anything changes.
+an attention that computes everything itself, a norm over all heads. `checks.py` looks at a trial
+for them before anything changes. A copy of the attention is called:
+
+    x = 0
+    |-- q_proj: a stub, gives random features ------ given["...q_proj"]
+    |-- k_proj, v_proj: likewise
+    |   what the attention itself does with them: norms, rotations, heads apart
+    |-- attention function: `_attend` -------------- arrived["queries"], ["keys"], ["values"],
+    |       gives random outputs                     settings, returned
+    |   what the attention itself does with them: heads side by side
+    '-- o_proj: a stub, ends the call -------------- outputs
+
+Whoever derives `arrived` by `given`, and `outputs` by `returned`, sees which feature goes where.
 """
 
 import contextlib
 import copy
+import dataclasses
 import inspect
 import traceback
 from collections import OrderedDict
@@ -17,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from mixhead_plugin.hf.layouts import MIXHEAD, ROLES, Site, in_features
+from mixhead_plugin.hf.layouts import MIXHEAD, ROLES, FoundAttention, in_features, is_inside
 
 _TRIAL = f"{MIXHEAD}_trial"
 # Sentences and positions. Two different numbers, because some attentions change the order of both.
@@ -28,118 +40,156 @@ _LENGTH = 3
 Features = dict[str, dict[str, Tensor]]
 
 
-def can_be_tried(site: Site) -> bool:
+def can_be_tried(attention: FoundAttention) -> bool:
     """Return whether an attention can be called now.
 
     Without a config, no attention function can be put in place. On the device meta, where
     `from_pretrained` makes models, and where offloaded weights are between the calls, nothing
     computes.
     """
-    on_meta = any(parameter.is_meta for parameter in site.module.parameters())
-    return hasattr(site.module, "config") and not on_meta
+    on_meta = any(parameter.is_meta for parameter in attention.module.parameters())
+    return hasattr(attention.module, "config") and not on_meta
 
 
 class _Ended(Exception):
-    """Ends a trial where the outputs of the heads reach the output projection."""
+    """Ends a call where the outputs of the heads reach the output projection."""
 
 
+@dataclasses.dataclass
 class Trial:
-    """One call of an attention alone, and what was seen of it.
+    """What was seen of one call of an attention alone; `call_alone` makes it.
+
+    Attributes:
+        attention: the attention
+        given: by path, all that a projection gave [B, N, features]: the features of its roles, one
+            after another
+        output: the number of heads and of features of a head that the attention function returned
+        arrived: what the attention function got, by role [B, H or G, N, D]; empty if nothing has
+            called it
+        settings: the other arguments that it got
+        returned: what it returned [B, N, H', Dv]
+        outputs: what went to the output projection [B, N, features], or what the attention returned
+        problem: why the call ended too early
+    """
+
+    attention: FoundAttention
+    given: dict[str, Tensor]
+    output: tuple[int, int] | None = None
+    arrived: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    returned: Any = None
+    outputs: Any = None
+    problem: Exception | None = None
+
+    def culprit(self) -> str:
+        """Return the name of the module in the attention that had the problem, '' for none."""
+        if self.problem is None:
+            return ""
+        names = {id(module): name for name, module in self.attention.module.named_modules()}
+        innermost = ""
+        for frame, _ in traceback.walk_tb(self.problem.__traceback__):
+            innermost = names.get(id(frame.f_locals.get("self")), innermost)
+        return innermost
+
+
+def call_alone(
+    attention: FoundAttention,
+    model: nn.Module,
+    features: Features,
+    numbers: Mapping[str, int] | None = None,
+    output: tuple[int, int] | None = None,
+) -> Trial:
+    """Call an attention alone, in the first way that works, and return what was seen.
 
     The attention of the model is not touched, because other threads may call it: a copy is called,
     which shares its weights, and which has other modules in place of the projections.
 
     Args:
-        site: the attention
+        attention: that is called
         model: has it
         features: what each projection gives
         numbers: attributes that the attention has in this call
         output: the number of heads and of features of a head that the attention function returns;
             None for those that it gets
     """
+    given = {}
+    for path, by_role in features.items():
+        given[path] = torch.cat(list(by_role.values()), -1).requires_grad_()
+    trial = Trial(attention, given, output)
 
-    def __init__(
-        self,
-        site: Site,
-        model: nn.Module,
-        features: Features,
-        numbers: Mapping[str, int] | None = None,
-        output: tuple[int, int] | None = None,
-    ):
-        self.site = site
-        self.output = output
-        # All that a projection gives: the features of its roles, one after another.
-        self.given: dict[str, Tensor] = {}
-        for path, by_role in features.items():
-            self.given[path] = torch.cat(list(by_role.values()), -1).requires_grad_()
-        # What the attention function got, by role [B, H or G, N, D], and its other arguments.
-        self.arrived: dict[str, Tensor] = {}
-        self.settings: dict[str, Any] = {}
-        # What it returned [B, N, H', Dv].
-        self.returned: Any = None
-        self.outputs: Any = None  # what goes to the output projection [B, N, features]
-        self.problem: Exception | None = None
-
-        module = self._copied(model)
-        vars(module).update(numbers or {})
-        projection = model.get_submodule(site.paths["queries"])
-        x = _floats_of(projection).new_zeros(_BATCH, _LENGTH, in_features(projection))
-        for arguments in _ways_to_call(module, x, site.head_dim):
-            self._call(module, arguments)
-            if self.arrived or self.problem is None:
-                break
-
-    def _copied(self, model: nn.Module) -> nn.Module:
-        """Return the attention with a config that chooses `_attend`, and with its stubs."""
-        module = copy.copy(self.site.module)
-        module.config = copy.copy(module.config)
-        module.config._attn_implementation_internal = _TRIAL
-        vars(module)[_TRIAL] = self
-
-        stubs: dict[str, Callable[..., Any]] = {}
-        for path, given in self.given.items():
-            # A copy, because some attentions scale it in place.
-            stubs[path] = lambda *args, given=given, **kwargs: given.clone()
-        stubs.setdefault(self.site.paths["output"], self._end)
-        inside = f"{self.site.name}." if self.site.name else ""
-        for path, forward in stubs.items():
-            if path.startswith(inside):  # an output projection may be around the attention
-                stub = _stub(model.get_submodule(path), forward)
-                _put(module, path.removeprefix(inside), stub)
-        return module
-
-    def _call(self, module: nn.Module, arguments: dict[str, Any]) -> None:
-        self.problem = None
+    module = _copy_for(trial, model)
+    vars(module).update(numbers or {})
+    projection = model.get_submodule(attention.paths["queries"])
+    x = _floats_of(projection).new_zeros(_BATCH, _LENGTH, in_features(projection))
+    for arguments in _ways_to_call(module, x, attention.head_dim):
+        trial.problem = None
         try:
             returned = module.forward(**arguments)
-            self.outputs = returned[0] if isinstance(returned, tuple) else returned
+            trial.outputs = returned[0] if isinstance(returned, tuple) else returned
         except _Ended:
             pass
         except Exception as error:  # any: the next way to call it may fit
-            self.problem = error
+            trial.problem = error
+        if trial.arrived or trial.problem is None:
+            break
+    return trial
 
-    def _end(self, outputs: Tensor) -> None:
-        self.outputs = outputs
+
+def _copy_for(trial: Trial, model: nn.Module) -> nn.Module:
+    """Return a copy of the attention of a trial, which keeps in the trial what it sees."""
+    found = trial.attention
+    module = copy.copy(found.module)
+    module.config = copy.copy(module.config)
+    module.config._attn_implementation_internal = _TRIAL  # chooses `_attend`
+    vars(module)[_TRIAL] = trial
+
+    def end(outputs: Tensor) -> None:
+        trial.outputs = outputs
         raise _Ended
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, settings: dict[str, Any]) -> Tensor:
-        self.arrived = dict(zip(ROLES, (query, key, value)))
-        self.settings = settings
-        if self.output is None:
-            self.output = query.size(1), value.size(3)
-        shape = query.size(0), query.size(2), *self.output
-        self.returned = random_like(query, shape, seed=len(ROLES)).requires_grad_()
-        return self.returned.clone()  # as some attentions change it in place
+    forwards: dict[str, Callable[..., Any]] = {}
+    for path, given in trial.given.items():
+        forwards[path] = _gives(given)
+    # A wrong row may name one projection for both.
+    forwards.setdefault(found.paths["output"], end)
+    for path, forward in forwards.items():
+        if is_inside(path, found.name):  # an output projection may be around the attention
+            inner_path = path.removeprefix(found.name).removeprefix(".")
+            _put(module, inner_path, _stub(model.get_submodule(path), forward))
+    return module
 
-    def culprit(self) -> str:
-        """Return the name of the module in the attention that had the problem, '' for none."""
-        if self.problem is None:
-            return ""
-        names = {id(module): name for name, module in self.site.module.named_modules()}
-        innermost = ""
-        for frame, _ in traceback.walk_tb(self.problem.__traceback__):
-            innermost = names.get(id(frame.f_locals.get("self")), innermost)
-        return innermost
+
+def _gives(features: Tensor) -> Callable[..., Tensor]:
+    """Return a forward that gives the same features, whatever it is called with."""
+
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        return features.clone()  # because some attentions scale them in place
+
+    return forward
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """Be the attention function of a copied attention: keep what arrives, return random numbers."""
+    trial: Trial = vars(module)[_TRIAL]
+    trial.arrived = dict(zip(ROLES, (query, key, value)))
+    trial.settings = {**settings, "attention_mask": attention_mask}
+    if trial.output is None:
+        trial.output = query.size(1), value.size(3)
+    shape = query.size(0), query.size(2), *trial.output
+    trial.returned = random_like(query, shape, seed=len(ROLES)).requires_grad_()
+    return trial.returned.clone(), None  # because some attentions change it in place
+
+
+def register() -> None:
+    """Let the copies of attentions find `_attend` by its name."""
+    AttentionInterface.register(_TRIAL, _attend)
 
 
 @contextlib.contextmanager
@@ -156,16 +206,18 @@ def random_like(like: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.rand(*shape, generator=numbers, device="cpu").to(like) + 0.5
 
 
-def random_features(site: Site, model: nn.Module, widths: Mapping[str, int]) -> Features:
+def random_features(
+    attention: FoundAttention, model: nn.Module, widths: Mapping[str, int]
+) -> Features:
     """Return features for every projection of an attention.
 
     Args:
-        site: the attention
+        attention: that is called
         model: has it
         widths: how many features queries, keys and values have
     """
     given: Features = {}
-    for path, roles in site.packed().items():
+    for path, roles in attention.packed().items():
         like = _floats_of(model.get_submodule(path))
         given[path] = {
             role: random_like(like, (_BATCH, _LENGTH, widths[role]), seed=ROLES.index(role))
@@ -203,23 +255,6 @@ def _put(module: nn.Module, path: str, new: nn.Module) -> None:
         _put(child, rest, new)
         new = child
     vars(module)["_modules"] = {**module._modules, name: new}
-
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
-    **settings: Any,
-) -> tuple[Tensor, None]:
-    settings["attention_mask"] = attention_mask
-    return vars(module)[_TRIAL].attend(query, key, value, settings), None
-
-
-def register() -> None:
-    """Let the copies of attentions find the function by its name."""
-    AttentionInterface.register(_TRIAL, _attend)
 
 
 def _ways_to_call(module: nn.Module, x: Tensor, size: int) -> Iterator[dict[str, Any]]:

@@ -162,11 +162,14 @@ class Assembly(UsesParts, Hooked, nn.Module):
         if variant.relative_gain > 0:
             self.relative_gain = DistanceGain(sizes.num_heads, variant.relative_gain)
 
+    # One method each, alike but for two names, because TorchScript looks up no attribute by a name
+    # in a variable. It cannot pass a module to `project` either, so its code mixes the features.
+
     def queries(self, x: Tensor) -> Tensor:
         """Return the queries [..., H * D] of x [..., C], with mixed features."""
         if self.feature_mixing is None:
             return self.q_proj(x)
-        if not torch.jit.is_scripting():  # TorchScript passes no module to a function
+        if not torch.jit.is_scripting():
             return self.feature_mixing.project(self.q_proj, x, "query")
         return self.feature_mixing(self.q_proj(x), "query")
 

@@ -5,107 +5,70 @@ Each value of --feature-mixing is one row of FEATURE_MIXINGS.
 Features are the queries, keys, values or outputs of heads. A mixing is linear in them and no
 position depends on another. So any kernel serves what is mixed, and a trained mixing folds into the
 projections.
+
+    FeatureMixing                  what attentions and penalties call; no parameters
+    |-- ProjectionMixing           a matrix each for queries, keys and values: query, key, value
+    |   |-- MixingOfHeads          A [H, H]: a head becomes a sum of heads
+    |   '-- MixingInsideHeads      T [D, D]: a feature becomes a sum of features of its head
+    '-- OutputMixing               left, right: U V^T on the outputs of heads
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_modules
 
 from mixhead_plugin.ops.normalizers import exporting
 from mixhead_plugin.parts.head_mixing import own_numbers
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
+from mixhead_plugin.parts.plain_linear import is_plain
 
 OUTPUT_RANK = 4  # of U V^T
 
-# What a plain projection is made of: a module's own tables, all empty, and two sizes. Whatever has
-# more, or has any of them filled, may compute something else.
-_TABLES = {
-    name: table
-    for name, table in vars(nn.Module()).items()
-    if name not in ("training", "_parameters")
-}
-_ATTRIBUTES = {*vars(nn.Module()), "in_features", "out_features"}
-_FORWARD = nn.Linear.forward
-_CALL = nn.Linear.__call__
-
-
-def is_plain(linear: Any) -> bool:
-    """Return whether a call of `linear` is certainly weight times input plus bias, no more.
-
-    LoRA tools patch `forward` or add modules, quantisation changes the weight's type, offloading
-    and pruning add hooks, and so does whoever reads or changes inputs, outputs and gradients, of
-    one module or of all. A mode of torch may look for the product with this weight.
-    """
-    # Another class, or a program that replaced methods of nn.Linear itself.
-    if type(linear) is not nn.Linear:
-        return False
-    if nn.Linear.forward is not _FORWARD or nn.Linear.__call__ is not _CALL:
-        return False
-    if has_hooks_on_all_modules() or torch._C._len_torch_function_stack() > 0:
-        return False
-
-    # Own attributes, child modules, or hooks.
-    state = vars(linear)
-    if state.keys() != _ATTRIBUTES:
-        return False
-    if any(state[name] != table for name, table in _TABLES.items()):
-        return False
-
-    # Weights of a type of their own, as of quantisation.
-    if linear._parameters.keys() != {"weight", "bias"}:
-        return False
-    return all(
-        tensor is None or type(tensor) in (Tensor, nn.Parameter)
-        for tensor in linear._parameters.values()
-    )
-
-
-def has_hooks_on_all_modules() -> bool:
-    """Return whether a hook acts on the calls of every module.
-
-    torch has a function for this, `_has_any_global_hook`, but torch 2.6 does not have it yet.
-    """
-    return bool(
-        torch_modules._global_forward_pre_hooks
-        or torch_modules._global_forward_hooks
-        or torch_modules._global_backward_pre_hooks
-        or torch_modules._global_backward_hooks
-    )
-
 
 class FeatureMixing(Part):
+    """Mix queries, keys, values or outputs of heads; they start as they are.
+
+    `forward(features, name)` returns the mixed features. Those of "query", "key" or "value" are
+    [..., H * D], those of "output" [..., H', Dv]. What a kind does not mix stays.
+    """
+
+    def matrices(self) -> list[Tensor]:
+        """Return every matrix that multiplies features, [H, H] or [D, D]."""
+        raise NotImplementedError
+
+    @torch.jit.unused
+    def project(self, linear: Any, x: Tensor, name: str) -> Tensor:
+        """Return the mixed features [..., H * D] of a projection of x [..., C].
+
+        Args:
+            linear: the projection
+            x: its input
+            name: "query", "key" or "value"
+        """
+        return self(linear(x), name)
+
+    def fold(self, tensors: dict[str, list[Tensor]]) -> None:
+        """Multiply the mixing into projections in place, in float64, and become the identity.
+
+        Args:
+            tensors: for "query", "key" and "value" the weight [H * D, C] and, where there is one,
+                the bias [H * D]; for "output" the weight [C, H' * Dv]
+        """
+        raise NotImplementedError
+
+
+class ProjectionMixing(FeatureMixing):
     """Mix queries, keys and values by a trained matrix each; all start as the identity.
 
     Args:
-        sizes: of the attention
-        of_heads: True: head h becomes the sum of A[j, h] times head j (Interleaved Head Attention
-            with one pseudo-head). False: each head is multiplied by the same T [D, D]
-            (Knocking-Heads Attention).
+        lengths: of the rows of the matrix for "query", "key" and "value"
         mixed_features: which of them have a matrix, letters of "qkv"
     """
 
-    def __init__(self, sizes: AttentionSizes, of_heads: bool, mixed_features: str = "qkv"):
+    def __init__(self, lengths: dict[str, int], mixed_features: str):
         super().__init__()
-        self.of_heads = of_heads
-
-        # Heads of queries that share keys and values have fewer of them, of size head_dim.
-        if sizes.key_heads:
-            key_heads = value_heads = sizes.key_heads
-            value_dim = sizes.head_dim
-        else:
-            key_heads = sizes.num_heads
-            value_heads = sizes.mixed_heads
-            value_dim = sizes.value_dim
-
-        if of_heads:  # A [H, H]
-            lengths = {"query": sizes.num_heads, "key": key_heads, "value": value_heads}
-        else:  # T [D, D]
-            lengths = {"query": sizes.head_dim, "key": sizes.head_dim, "value": value_dim}
-
         for name, length in lengths.items():
             matrix = None
             if name[0] in mixed_features:
@@ -123,14 +86,22 @@ class FeatureMixing(Part):
         return {name: torch.eye(len(matrix)) for name, matrix in self.named_parameters()}
 
     def matrices(self) -> list[Tensor]:
-        """Return every matrix that multiplies features, [H, H] or [D, D]."""
         return list(self.parameters())
 
-    def forward(self, features: Tensor, name: str) -> Tensor:
-        """Return the mixed features.
+    def mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
+        """Return features [..., H * D], mixed by one of the matrices."""
+        raise NotImplementedError
 
-        Those of "query", "key" or "value" are [..., H * D], those of "output" [..., H', Dv].
+    def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
+        """Return the weight [H * D, C], or the bias [H * D], of a projection to the mixed features.
+
+        Args:
+            weight: the weight or the bias of a projection to features that are not mixed
+            matrix: one of the matrices
         """
+        raise NotImplementedError
+
+    def forward(self, features: Tensor, name: str) -> Tensor:
         # TorchScript looks up no attribute by a name that varies.
         if name == "query":
             matrix = self.query
@@ -140,38 +111,13 @@ class FeatureMixing(Part):
             matrix = self.value
         if matrix is None or name == "output":
             return features
-        return self._mixed(features, matrix)  # type: ignore[arg-type]
-
-    def _mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
-        """Return features [..., H * D], mixed by A [H, H] or T [D, D]."""
-        if self.of_heads:
-            by_head = features.unflatten(-1, [matrix.size(0), -1])  # [..., H, D]
-            return torch.matmul(matrix.t(), by_head).flatten(-2)
-        by_head = features.unflatten(-1, [-1, matrix.size(0)])  # [..., H, D]
-        return torch.matmul(by_head, matrix).flatten(-2)
-
-    def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
-        """Return the weight [H * D, C], or the bias [H * D], of a projection to the mixed features.
-
-        Args:
-            weight: the weight or the bias of a projection to features that are not mixed
-            matrix: A [H, H] or T [D, D]
-        """
-        if self.of_heads:
-            by_head = weight.reshape(matrix.size(0), -1)  # [H, D * C]: a single product serves
-            return torch.matmul(matrix.t(), by_head).view(weight.shape)
-        return self._mixed(weight.t(), matrix).t()
+        return self.mixed(features, matrix)  # type: ignore[arg-type]
 
     @torch.jit.unused
     def project(self, linear: Any, x: Tensor, name: str) -> Tensor:
-        """Return the mixed features [..., H * D] of a projection of x [..., C].
+        """Return the mixed features [..., H * D] of a projection, as in `FeatureMixing`.
 
         With more tokens than C, it costs less to mix the weight of the projection than its outputs.
-
-        Args:
-            linear: the projection
-            x: its input
-            name: "query", "key" or "value"
         """
         matrix = getattr(self, name)
         few_tokens = x.numel() <= x.size(-1) ** 2
@@ -188,12 +134,6 @@ class FeatureMixing(Part):
         return F.linear(x, weight, bias)
 
     def fold(self, tensors: dict[str, list[Tensor]]) -> None:
-        """Multiply the mixing into projections in place, in float64, and become the identity.
-
-        Args:
-            tensors: for "query", "key" and "value" the weight [H * D, C] and, where there is one,
-                the bias [H * D]; for "output" the weight [C, H' * Dv]
-        """
         with torch.no_grad():
             for name, matrix in self.named_parameters():
                 for tensor in tensors[name]:
@@ -201,21 +141,67 @@ class FeatureMixing(Part):
         self.load_state_dict(self.identity())
 
 
+class MixingOfHeads(ProjectionMixing):
+    """Make of head h the sum of A[j, h] times head j, A [H, H].
+
+    This is Interleaved Head Attention with one pseudo-head.
+
+    Args:
+        sizes: of the attention
+        mixed_features: which of queries, keys and values have a matrix, letters of "qkv"
+    """
+
+    def __init__(self, sizes: AttentionSizes, mixed_features: str = "qkv"):
+        # Heads of queries that share keys and values have fewer of them.
+        key_heads = sizes.key_heads or sizes.num_heads
+        value_heads = sizes.key_heads or sizes.mixed_heads
+        lengths = {"query": sizes.num_heads, "key": key_heads, "value": value_heads}
+        super().__init__(lengths, mixed_features)
+
+    def mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
+        by_head = features.unflatten(-1, [matrix.size(0), -1])  # [..., H, D]
+        return torch.matmul(matrix.t(), by_head).flatten(-2)
+
+    def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
+        by_head = weight.reshape(matrix.size(0), -1)  # [H, D * C]: a single product serves
+        return torch.matmul(matrix.t(), by_head).view(weight.shape)
+
+
+class MixingInsideHeads(ProjectionMixing):
+    """Multiply each head by the same T [D, D] (Knocking-Heads Attention).
+
+    Args:
+        sizes: of the attention
+        mixed_features: which of queries, keys and values have a matrix, letters of "qkv"
+    """
+
+    def __init__(self, sizes: AttentionSizes, mixed_features: str = "qkv"):
+        # Values that heads of queries share have the size of keys.
+        value_dim = sizes.head_dim if sizes.key_heads else sizes.value_dim
+        lengths = {"query": sizes.head_dim, "key": sizes.head_dim, "value": value_dim}
+        super().__init__(lengths, mixed_features)
+
+    def mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
+        by_head = features.unflatten(-1, [-1, matrix.size(0)])  # [..., H, D]
+        return torch.matmul(by_head, matrix).flatten(-2)
+
+    def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
+        return self.mixed(weight.t(), matrix).t()
+
+
 class OutputMixing(FeatureMixing):
     """Add sum_j (U V^T)[j, h] O_j to the output of head h; V starts as 0.
 
-    This is the postmix of Virtual Head Attention.
+    This is the postmix of Virtual Head Attention. U is `left`, and V is `right`.
     """
 
     def __init__(self, sizes: AttentionSizes):
-        super().__init__(sizes, of_heads=True, mixed_features="")
-        self.left = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # U
-        self.right = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # V
+        super().__init__()
+        self.left = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # U [H', 4]
+        self.right = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # V [H', 4]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        if not hasattr(self, "right"):  # the __init__ of the class above calls this too early
-            return
         with torch.no_grad(), own_numbers():
             self.left.copy_(torch.randn(self.left.shape, device="cpu") * self.left.size(0) ** -0.5)
             self.right.zero_()
@@ -245,7 +231,7 @@ _MATRICES: dict[str, tuple[Axis, ...]] = {"query": (), "key": (), "value": ()}
 FEATURE_MIXINGS = {
     "none": PartKind(build=None, formula="", source="", parameters={}),
     "heads": PartKind(
-        build=partial(FeatureMixing, of_heads=True),
+        build=MixingOfHeads,
         formula="W_h becomes sum_j A[j, h] W_j, A [H, H]; biases too",
         source="Interleaved Head Attention 2026, one pseudo-head",
         parameters=_MATRICES,
@@ -254,7 +240,7 @@ FEATURE_MIXINGS = {
         why_not_cut="each head is a sum of all",
     ),
     "shared": PartKind(
-        build=partial(FeatureMixing, of_heads=False),
+        build=MixingInsideHeads,
         formula="q_h T, k_h T, v_h T, T [D, D], before any rotation",
         source="Knocking-Heads Attention 2025",
         parameters=_MATRICES,

@@ -1,7 +1,17 @@
 """Mix the heads of a module that is not ours, its host: the parts become children of the host.
 
-The doors of torch and of transformers share this. A part is looked up in the host in each call,
-because an adapter may have put another module in its place.
+The doors of torch and of transformers share this. What a call goes through:
+
+    query [B, H, Nq, D]    key, value [B, G, Nk, ...], one for several heads of queries
+      |                      |
+      |                    _for_each_head      [B, H, Nk, ...]
+      |                    _of_mixed_heads     values alone: [B, H', Nk, ...]
+      |                      |
+    inputs_of              what the parts make of a call: M, sink, relative positions
+      |
+    attend                 ops.attention, with hooks around it: [B, H', Nq, ...]
+      |
+    gated                  [B, Nq, H', ...], with gates and mixed outputs
 """
 
 from collections.abc import Iterable
@@ -25,6 +35,7 @@ class PartsInHost(UsesParts):
 
     def __init__(self, host: nn.Module, normalizer: str):
         self.normalizer = normalizer
+        # In each call anew, because an adapter may have put another module in the place of a part.
         for option in PARTS:
             setattr(self, option, getattr(host, option))
 
@@ -76,6 +87,8 @@ class HostedAttention(Hooked):
         key = _for_each_head(key, query.size(1))
         value = self._of_mixed_heads(_for_each_head(value, query.size(1)))
 
+        # What mixings and gates read, `projected` and `x`, is not what attends: the host may have
+        # rotated the queries since.
         inputs = parts.inputs_of(query, key, value, projected, x, **call)
         if sink is not None:
             inputs = inputs._replace(sink=sink)

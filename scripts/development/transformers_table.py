@@ -44,8 +44,8 @@ from transformers.models.auto import modeling_auto
 from development.errors import one_line
 from development.transformers_results import CHECKS, REFUSES
 from mixhead_plugin import hf
-from mixhead_plugin.hf.adapter import attentions_of
-from mixhead_plugin.hf.layouts import INTERFACE, Site, sites_of
+from mixhead_plugin.hf.layouts import INTERFACE, FoundAttention, find_attentions
+from mixhead_plugin.hf.studied_attention import attentions_of
 
 VOCABULARY = 64
 LENGTH = 7
@@ -248,7 +248,7 @@ def all_inputs(model: PreTrainedModel, first: dict[str, Tensor]) -> Inputs:
     A model of texts and images that is given a text alone does not call its tower for images.
     """
     inputs = {"": first}
-    left = {site.name for site in sites_of(model)} - called(model, inputs)
+    left = {site.name for site in find_attentions(model)} - called(model, inputs)
     towers = [name for name, module in model.named_modules() if isinstance(module, PreTrainedModel)]
     for name in sorted(towers, key=len):
         inside = {site for site in left if site.startswith(f"{name}.")}
@@ -274,7 +274,7 @@ def called(model: PreTrainedModel, inputs: Inputs) -> set[str]:
         model.get_submodule(site.name).register_forward_hook(
             lambda module, args, output, name=site.name: names.add(name)
         )
-        for site in sites_of(model)
+        for site in find_attentions(model)
     ]
     outputs_of(model, inputs)
     for handle in handles:
@@ -371,8 +371,8 @@ def _keep_in(module: nn.Module) -> Callable[..., None]:
     return keep
 
 
-def mixed_sites(model: PreTrainedModel) -> list[Site]:
-    return [site for site in sites_of(model) if hf.MIXHEAD in vars(site.module)]
+def mixed_sites(model: PreTrainedModel) -> list[FoundAttention]:
+    return [site for site in find_attentions(model) if hf.MIXHEAD in vars(site.module)]
 
 
 # The checks
@@ -508,12 +508,12 @@ def _by_steps(model: Any, name: str, inputs: dict[str, Tensor]) -> Tensor:
     return step.logits[:, -1]
 
 
-def _first_called(model: PreTrainedModel, inputs: Inputs) -> Site:
+def _first_called(model: PreTrainedModel, inputs: Inputs) -> FoundAttention:
     reached = called(model, inputs)
     return next(site for site in mixed_sites(model) if site.name in reached)
 
 
-def _group(site: Site, model: PreTrainedModel) -> list[int]:
+def _group(site: FoundAttention, model: PreTrainedModel) -> list[int]:
     """Return heads to remove: a group that shares keys."""
     attention: Any = next(heads for heads in attentions_of(model) if heads.name == site.name)
     return list(range(attention.sizes.heads_per_key))

@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.criterions.penalties import PENALTIES, RegularizedPass
 from mixhead_plugin.ops import fused
-from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS, FeatureMixing, is_plain
+from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS, MixingOfHeads
 from mixhead_plugin.parts.kinds import AttentionSizes
+from mixhead_plugin.parts.plain_linear import is_plain
 from tests.covering import each_once
 from tests.fairseq.definition import E, H, definition, future
 from tests.helpers import shake
@@ -174,7 +175,7 @@ NOT_PLAIN = [
 def test_a_projection_that_is_not_plain_is_called(change):
     """For few tokens it always is; many tokens are computed alike then."""
     torch.manual_seed(4)
-    mixing = FeatureMixing(AttentionSizes(2, 3, 2, 3, 5), of_heads=True)
+    mixing = MixingOfHeads(AttentionSizes(2, 3, 2, 3, 5))
     torch.nn.init.normal_(mixing.query)
     linear = torch.nn.Linear(5, 6)
     x = torch.randn(30, 5, requires_grad=True)

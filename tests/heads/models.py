@@ -91,7 +91,7 @@ def _torch(variant: dict[str, str]) -> Case:
 
 
 def _transformers(variant: dict[str, str]) -> Case:
-    from mixhead_plugin.hf.adapter import attentions_of
+    from mixhead_plugin.hf.studied_attention import attentions_of
     from tests.hf import models
 
     sizes = dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers"), 1)

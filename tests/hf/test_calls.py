@@ -115,6 +115,18 @@ def test_another_projection_in_place_of_one_is_followed():
 
 
 @torch.no_grad()
+def test_weights_are_given_in_the_calls_that_ask_for_them_and_in_no_later_ones():
+    model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
+    layer = model.bert.encoder.layer[0].attention.self
+    x = torch.randn(2, 3, 32).double()
+    assert model(**inputs, output_attentions=True).attentions[0] is not None
+    assert layer(x)[1] is None
+    with pytest.raises(IndexError):  # which ends the call in the middle
+        model(input_ids=torch.tensor([[99]]), output_attentions=True)
+    assert layer(x)[1] is None
+
+
+@torch.no_grad()
 def test_threads_do_not_see_each_others_calls():
     model, inputs = mixed_llama()
     ids = [inputs["input_ids"], inputs["input_ids"].flip(1)]

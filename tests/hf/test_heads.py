@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mixhead_plugin.heads.choosing import choose
-from mixhead_plugin.hf.adapter import attentions_of
+from mixhead_plugin.hf.studied_attention import attentions_of
 from tests.covering import each_once
 from tests.hf.models import GROUPED, HEADS, MODELS, build, hf, whole
 
@@ -173,6 +173,15 @@ def test_a_cut_that_is_refused_for_one_layer_leaves_the_model_as_it_was():
     assert str(error.value) == "heads [1] of layer 1: must be whole groups of 2 that share keys"
     assert torch.equal(model(**inputs).logits, before)
     hf.mix(model, "average")  # which refuses what was mixed or pruned
+
+
+def test_pruning_nothing_changes_nothing():
+    model = llama()
+    for heads in ({}, {0: []}):
+        assert hf.prune(model, heads) is model
+        assert not [name for name in vars(model.config) if "mixhead" in name]
+        # A pruned model is neither mixed nor unmixed.
+        hf.unmix(hf.prune(hf.mix(model, "position-independent"), heads))
 
 
 def test_a_layer_may_be_named_twice_by_number_and_by_name():

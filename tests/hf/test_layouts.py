@@ -4,6 +4,7 @@ Those of other sizes or another order are refused; towers that cannot be mixed a
 """
 
 import copy
+import functools
 import json
 import warnings
 
@@ -192,7 +193,7 @@ def test_a_layer_that_is_refused_leaves_the_heads_of_those_before_it(monkeypatch
     def refused(site, model):
         assert "layers.0" in site.name
 
-    monkeypatch.setattr("mixhead_plugin.hf.adapter.check_outputs", refused)
+    monkeypatch.setattr("mixhead_plugin.hf.studied_attention.check_outputs", refused)
     model, inputs = build("LlamaForCausalLM")
     before = model(**inputs).logits
     with pytest.raises(AssertionError), hf.ablate(model, {0: [1], 1: [1]}):
@@ -204,6 +205,7 @@ def test_heads_whose_order_cannot_be_checked_are_named(monkeypatch):
     model, inputs = build("LlamaForCausalLM")
     forward = type(model.model.layers[0].self_attn).forward
 
+    @functools.wraps(forward)  # whose code names the AttentionInterface
     def with_more(self, hidden_states, *args, table=None, **kwargs):
         assert len(args) or "attention_mask" in kwargs  # as the layers call it
         return forward(self, hidden_states, *args, **kwargs)
@@ -213,8 +215,9 @@ def test_heads_whose_order_cannot_be_checked_are_named(monkeypatch):
         "^LlamaAttention: the order of its heads could not be checked, because it does not work "
         "alone$"
     )
-    with pytest.warns(UserWarning, match=told), hf.ablate(model, {0: [1]}):
+    with pytest.warns(UserWarning, match=told) as said, hf.ablate(model, {0: [1]}):
         found = model(**inputs).logits
+    assert said[0].filename == __file__
     model.model.layers[0].self_attn.o_proj.weight.data[:, 8:16] = 0
     torch.testing.assert_close(found, model(**inputs).logits)
 
@@ -414,6 +417,31 @@ def test_a_tower_that_the_user_leaves_out_stays_as_it_is_and_loading_needs_no_wo
     expected = shake(model)(**inputs).logits
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(hf.load(tmp_path)(**inputs).logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore:CLIPAttention. the order of its heads could not be checked")
+def test_heads_of_a_tower_that_cannot_be_mixed_are_seen_beside_the_mixed_ones(monkeypatch):
+    model, inputs = llava()
+    vision = model.model.vision_tower
+    cls = type(vision.encoder.layers[0].self_attn)
+    forward = cls.forward
+
+    @functools.wraps(forward)
+    def only_in_a_layer(self, hidden_states, *args, **kwargs):
+        assert args or "attention_mask" in kwargs
+        return forward(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(cls, "forward", only_in_a_layer)
+    expected = hf.attentions(model, inputs)
+    with pytest.warns(UserWarning, match="was mixed without 1 CLIPAttention") as said:
+        hf.mix(model, "position-independent")
+    assert said[0].filename == __file__
+    before = vision.config._attn_implementation
+    found = hf.attentions(model, inputs)
+    assert vision.config._attn_implementation == before != "eager"
+    assert len(expected) == 2
+    for layer, heads in expected.items():
+        torch.testing.assert_close(found[layer].mixed, heads.mixed)
 
 
 def test_a_tower_that_computes_its_attention_itself_is_named():

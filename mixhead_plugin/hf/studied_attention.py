@@ -1,4 +1,4 @@
-"""The adapter of the attentions of `transformers` for the studies of heads, mixed or not."""
+"""Let `heads` study the attentions of `transformers`, mixed or not."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,41 +10,50 @@ from transformers import PreTrainedModel
 
 from mixhead_plugin.heads.attention import Heads, HeadsError
 from mixhead_plugin.hf import pruning
+from mixhead_plugin.hf.attention_hooks import MixedHeads, mixed_heads_of
 from mixhead_plugin.hf.checks import check_outputs
-from mixhead_plugin.hf.layouts import Site, sites_of
-from mixhead_plugin.hf.mixed import MixedHeads, mixed_heads_of
+from mixhead_plugin.hf.layouts import FoundAttention, find_attentions, is_inside
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.reference import source_weights
 from mixhead_plugin.parts import AttentionSizes
 
 
-class SiteAttention:
-    """The adapter of one attention, a `heads.Attention`."""
+class StudiedAttention:
+    """One attention of a model as `heads` knows it: it has the methods of `heads.Attention`.
 
-    def __init__(self, site: Site, model: PreTrainedModel):
-        self.site = site
+    Args:
+        found: the attention
+        model: has it
+    """
+
+    def __init__(self, found: FoundAttention, model: PreTrainedModel):
+        self.found = found
         self.model = model
-        self.name = site.name
+        self.name = found.name
         self.is_checked = False
 
     @property
     def mixed(self) -> MixedHeads | None:
         """What `mix` or `prune` has added to the attention; None for a plain one."""
-        return mixed_heads_of(self.site.module)
+        return mixed_heads_of(self.found.module)
 
     @property
     def sizes(self) -> AttentionSizes:
-        return pruning.sizes_of(self.site, self.model)
+        return pruning.sizes_of(self.found, self.model)
 
     @property
     def heads(self) -> dict[str, int]:
         return {"mixed": self.sizes.mixed_heads}
 
     def _check_order(self) -> None:
-        """Raise ValueError if the numbers of heads would mean others for the output projection."""
+        """Raise ValueError if the output projection does not read one head after another.
+
+        It must be that head 3 gives the third block of features that the projection reads, counted
+        from 0. Else "leave out head 3" would silence another one.
+        """
         # What is mixed was checked before it was mixed.
         if self.mixed is None and not self.is_checked:
-            check_outputs(self.site, self.model)
+            check_outputs(self.found, self.model)
             self.is_checked = True
 
     def gate(self, stage: str, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
@@ -52,7 +61,7 @@ class SiteAttention:
         self._check_order()
         number = self.sizes.mixed_heads
         features = number * self.sizes.value_dim
-        around = self._modules_around()
+        around = self._checkpointed_around()
 
         def gated(projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             if any(module.training and module.gradient_checkpointing for module in around):
@@ -69,14 +78,15 @@ class SiteAttention:
             outputs = args[0].unflatten(-1, (number, -1))  # [B, Nq, H', Dv]
             return change(outputs).flatten(-2), *args[1:]
 
-        return self.model.get_submodule(self.site.paths["output"]).register_forward_pre_hook(gated)
+        return self.model.get_submodule(self.found.paths["output"]).register_forward_pre_hook(gated)
 
-    def _modules_around(self) -> list[Any]:
+    def _checkpointed_around(self) -> list[Any]:
         """Return the attention and what it is in, as far as they may be checkpointed."""
-        parts = self.name.split(".")
-        paths = [".".join(parts[:number]) for number in range(len(parts) + 1)]
-        around = [self.model.get_submodule(path) for path in paths]
-        return [module for module in around if hasattr(module, "gradient_checkpointing")]
+        around = []
+        for name, module in self.model.named_modules():
+            if is_inside(self.name, name) and hasattr(module, "gradient_checkpointing"):
+                around.append(module)
+        return around
 
     def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
         mixed = self.mixed
@@ -103,13 +113,13 @@ class SiteAttention:
             if weights:  # else another implementation than eager computed it
                 see(Heads(None, lambda: weights[0]))
 
-        return self.site.module.register_forward_hook(returned)
+        return self.found.module.register_forward_hook(returned)
 
     def _are_weights(self, output: Any) -> bool:
         """Return whether an output has a distribution of each head: T5 returns its bias, too."""
         if not isinstance(output, Tensor) or output.dim() != 4:
             return False
-        if output.size(1) != self.site.heads or not output.is_floating_point():
+        if output.size(1) != self.found.heads or not output.is_floating_point():
             return False
         # Rows of half precision sum to 1 but for their rounding; with sinks, to less.
         sums = output.float().sum(-1)
@@ -121,9 +131,9 @@ class SiteAttention:
         return pruning.problem(self.sizes, parts, heads)
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
-        pruning.cut(self.site, self.model, heads["mixed"])
+        pruning.cut(self.found, self.model, heads["mixed"])
 
 
-def attentions_of(model: PreTrainedModel) -> list[SiteAttention]:
+def attentions_of(model: PreTrainedModel) -> list[StudiedAttention]:
     """Return the attentions of a model in its order; raise ValueError if there are none."""
-    return [SiteAttention(site, model) for site in sites_of(model)]
+    return [StudiedAttention(found, model) for found in find_attentions(model)]

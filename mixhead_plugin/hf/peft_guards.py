@@ -1,4 +1,4 @@
-"""Let adapters of PEFT keep the mixing of their base, and tell of it.
+"""Guard adapters of PEFT: they keep the mixing of their base, and tell of it.
 
 Adapters are saved without the tensors of their base, and without its config. So an adapter whose
 file would lack tensors of a mixing is refused, and adapter_config.json gets an entry with the
@@ -14,12 +14,12 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import is_peft_available
 
+from mixhead_plugin.hf.attention_hooks import mixed_heads_of
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.hf.mixed import mixed_heads_of
 from mixhead_plugin.parts import PARTS, Variant, part_of, record
 
 
-def watch_adapters() -> None:
+def guard_adapters() -> None:
     """Check adapters that are saved and loaded, where PEFT is installed."""
     if not is_peft_available():
         return
@@ -31,14 +31,19 @@ def watch_adapters() -> None:
     if hasattr(PeftConfigMixin.to_dict, MIXHEAD):
         return
 
-    # every way to save an adapter goes through the first one
-    _replace_everywhere(save_and_load.get_peft_model_state_dict, _refuse_lost)
-    _replace_everywhere(save_and_load.set_peft_model_state_dict, _refuse_unmixed)
+    # Every way to save an adapter goes through the first one, and PEFT's to load it through the
+    # second one.
+    _replace_everywhere(save_and_load.get_peft_model_state_dict, _refuse_to_lose_tensors)
+    _replace_everywhere(save_and_load.set_peft_model_state_dict, _refuse_adapter_of_another_base)
+
+    # adapter_config.json is made by `to_dict`, and read by `from_peft_type`.
     config: Any = PeftConfigMixin
-    config.to_dict = _with_entry(config.to_dict)
-    config.from_peft_type = classmethod(_with_entry_again(config.from_peft_type.__func__))
+    config.to_dict = _writing_entry(config.to_dict)
+    config.from_peft_type = classmethod(_reading_entry(config.from_peft_type.__func__))
+
+    # transformers loads adapters without the two functions of PEFT above.
     model: Any = PreTrainedModel
-    model.load_adapter = _then_checked(model.load_adapter)
+    model.load_adapter = _checking_adapters(model.load_adapter)
 
 
 def _replace_everywhere(function: Any, check: Any) -> None:
@@ -57,44 +62,45 @@ def _replace_everywhere(function: Any, check: Any) -> None:
                 setattr(module, name, checked)
 
 
-def _with_entry(to_dict: Any) -> Any:
-    """Let adapter_config.json keep the entry of a config."""
+def _writing_entry(to_dict: Any) -> Any:
+    """Return a `to_dict` that has the entry of a config, so that adapter_config.json has it."""
 
     @functools.wraps(to_dict)
-    def told(config: Any) -> dict[str, Any]:
+    def to_dict_with_entry(config: Any) -> dict[str, Any]:
+        fields = to_dict(config)
         entry = vars(config).get(MIXHEAD)
-        return to_dict(config) if entry is None else {**to_dict(config), MIXHEAD: entry}
+        return fields if entry is None else {**fields, MIXHEAD: entry}
 
-    setattr(told, MIXHEAD, True)
-    return told
+    setattr(to_dict_with_entry, MIXHEAD, True)
+    return to_dict_with_entry
 
 
-def _with_entry_again(from_peft_type: Any) -> Any:
-    """Let a config that is loaded keep the entry, which PEFT would drop with a warning."""
+def _reading_entry(from_peft_type: Any) -> Any:
+    """Return a `from_peft_type` whose config has the entry; PEFT would drop it with a warning."""
 
     @functools.wraps(from_peft_type)
-    def made(cls: Any, **kwargs: Any) -> Any:
+    def from_peft_type_with_entry(cls: Any, **kwargs: Any) -> Any:
         entry = kwargs.pop(MIXHEAD, None)
         config = from_peft_type(cls, **kwargs)
         if entry is not None:
             vars(config)[MIXHEAD] = entry
         return config
 
-    return made
+    return from_peft_type_with_entry
 
 
-def _then_checked(load_adapter: Any) -> Any:
-    """Check an adapter that transformers itself has loaded: it does not ask PEFT to."""
+def _checking_adapters(load_adapter: Any) -> Any:
+    """Return a `load_adapter` of transformers that refuses adapters of another base."""
 
     @functools.wraps(load_adapter)
-    def loaded(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_checked_adapter(model: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_tensors(model, kwargs.get("adapter_state_dict") or {})
         result = load_adapter(model, *args, **kwargs)
         for config in model.peft_config.values():
             _refuse_other_base(model, config)
         return result
 
-    return loaded
+    return load_checked_adapter
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -119,7 +125,7 @@ def _variant_of(model: nn.Module) -> dict[str, Any] | None:
     return None
 
 
-def _refuse_lost(
+def _refuse_to_lose_tensors(
     model: Any, state_dict: Any = None, adapter_name: str = "default", **settings: Any
 ) -> None:
     """Refuse to save an adapter without tensors of a mixing; let its config tell of the base."""
@@ -138,7 +144,7 @@ def _refuse_lost(
         vars(config)[MIXHEAD] = entry
 
 
-def _refuse_unmixed(
+def _refuse_adapter_of_another_base(
     model: Any, state: dict[str, Any], adapter_name: str = "default", **settings: Any
 ) -> None:
     """Refuse an adapter of mixed heads on a base that is not mixed in the same way."""

@@ -12,7 +12,7 @@ import types
 import pytest
 import torch
 
-from mixhead_plugin.hf import adapters
+from mixhead_plugin.hf import peft_guards
 from tests.hf.models import FEW, QUERIES, build, hf, shake, whole
 
 peft = pytest.importorskip("peft")
@@ -181,7 +181,7 @@ def test_a_function_is_checked_wherever_it_has_been_imported(monkeypatch):
     module = types.ModuleType("mine")
     module.save_of_mine = save
     monkeypatch.setitem(sys.modules, "mine", module)
-    adapters._replace_everywhere(save, refuse)
+    peft_guards._replace_everywhere(save, refuse)
     with pytest.raises(ValueError, match="lost"):
         module.save_of_mine(None)
 

@@ -1,9 +1,10 @@
-"""What `mix` adds to one attention of `transformers`, and the state of one of its calls.
+"""The hooks that `mix` puts on one attention of `transformers`, and the state of one of its calls.
 
-model.layers[0].self_attn(x)            hooks of this file
-  q_proj(x), k_proj(x), v_proj(x)       mix their features, and keep what mixings read
-  ALL_ATTENTION_FUNCTIONS[...]          is `attend.mixed_attention`
-  o_proj(outputs)                       is left alone
+model(output_attentions=True)           notes what it is asked for
+  model.layers[0].self_attn(x)          begins and ends a `Call`
+    q_proj(x), k_proj(x), v_proj(x)     mix their features, and keep what mixings read
+    ALL_ATTENTION_FUNCTIONS[...]        is `attend.mixed_attention`, which finds the `Call`
+    o_proj(outputs)                     is left alone
 """
 
 import copy
@@ -17,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from mixhead_plugin.hf.layouts import MIXHEAD, Site
+from mixhead_plugin.hf.layouts import MIXHEAD, FoundAttention, slices
 from mixhead_plugin.hf.refusals import SPLIT
-from mixhead_plugin.parts import HostedAttention, Variant, record, remove_parts
+from mixhead_plugin.parts import HostedAttention, Variant, record
 
-# the matrix of a FeatureMixing for each projection
+# what a FeatureMixing calls the features of each projection
 FEATURES = {"queries": "query", "keys": "key", "values": "value"}
 
 
@@ -48,11 +49,21 @@ class Call:
 
 
 class ThreadState:
-    """The call that runs in this thread. One is enough, because no attention contains another."""
+    """What runs in this thread.
+
+    Attributes:
+        call: of an attention. One is enough, because no attention contains another
+        wishes: for each model that runs, whether it was asked for weights. The outermost is first,
+            because a model may call others
+    """
 
     def __init__(self) -> None:
         self.call: Call | None = None
-        self.wants_weights = False
+        self.wishes: tuple[bool, ...] = ()
+
+    def wants_weights(self) -> bool:
+        """Return whether the innermost model was asked for weights."""
+        return self.wishes[-1] if self.wishes else False
 
 
 class _Threads(threading.local):
@@ -65,33 +76,55 @@ class _Threads(threading.local):
 THREADS = _Threads()
 
 
-def note_wishes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Note whether a call of the model wants weights; GPT-2 does not tell its attentions."""
-    THREADS.own.wants_weights = bool(kwargs.get("output_attentions"))
+def install_model_hooks(model: nn.Module) -> None:
+    """Let the attentions in a model know whether a call of the model wants weights.
+
+    GPT-2 does not tell them.
+    """
+    model.register_forward_pre_hook(_note_wish, with_kwargs=True)
+    # Also after an exception: else the next call in this thread would give weights, too.
+    model.register_forward_hook(_forget_wish, always_call=True)
+
+
+def remove_model_hooks(model: nn.Module) -> None:
+    _remove_hook(model, _note_wish)
+    _remove_hook(model, _forget_wish)
+
+
+def _note_wish(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    THREADS.own.wishes = (*THREADS.own.wishes, bool(kwargs.get("output_attentions")))
+
+
+def _forget_wish(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    THREADS.own.wishes = THREADS.own.wishes[:-1]
 
 
 class MixedHeads(HostedAttention):
     """What `mix` adds to one attention beside its parts: hooks and numbers.
 
     The hook of a projection has to be the last one, because mixings read what other hooks have made
-    of the queries. `mix` places it. Each call looks whether it is still there and last, since hooks
-    and adapters may have come.
+    of the queries. `mix` puts it there. Each call looks whether it is still there and last, since
+    hooks and adapters may have come.
+
+    Args:
+        found: the attention; its module is the host of the parts
+        model: has it
+        variant: what is asked for
     """
 
-    def __init__(self, site: Site, model: nn.Module, variant: Variant):
-        if not hasattr(site.module, "config"):  # T5 before it went through the AttentionInterface
-            class_name = type(site.module).__name__
+    def __init__(self, found: FoundAttention, model: nn.Module, variant: Variant):
+        if not hasattr(found.module, "config"):  # T5 before it went through the AttentionInterface
             raise ValueError(
-                f"{class_name}: has no config to choose its attention by; a later transformers may "
-                "serve it"
+                f"{found.class_name}: has no config to choose its attention by; a later "
+                "transformers may serve it"
             )
-        variant = dataclasses.replace(variant, head_dim=site.head_dim)
-        plain = site.sizes(model)
+        variant = dataclasses.replace(variant, head_dim=found.head_dim)
+        plain = found.sizes(model)
         super().__init__(
-            variant, variant.sizes(site.heads, plain.embed_dim, key_heads=plain.key_heads)
+            variant, variant.sizes(found.heads, plain.embed_dim, key_heads=plain.key_heads)
         )
 
-        self.attention = site.module
+        self.host = found.module
         self.config: Any = None  # the model's
         # The heads that pruning left, as numbered at first.
         self.kept = {
@@ -101,47 +134,47 @@ class MixedHeads(HostedAttention):
         self.original_mixed_heads = self.sizes.mixed_heads
         # Zeros in place of the values of heads that were cut off; `HostedAttention` drops them.
         self.missing_values = 0
-        self.names = {role: site.paths[role].rpartition(".")[2] for role in FEATURES}
+        self.names = {role: found.paths[role].rpartition(".")[2] for role in FEATURES}
         self.hooks: list[RemovableHandle] = []
 
-    def attach(self) -> None:
+    def install_hooks(self) -> None:
         """Follow the calls of the attention, which has got its parts and the config of the model.
 
         It gets a config of its own, so that it calls `mixed_attention`, whatever `transformers`
-        chooses for the model.
+        chooses for the model. `mixed_heads_of` finds the hooks.
         """
-        vars(self.attention)[MIXHEAD] = self
-        self.config = self.attention.config
-        self.attention.config = copy.copy(self.config)
-        self.attention.config._attn_implementation_internal = MIXHEAD
+        vars(self.host)[MIXHEAD] = self
+        self.config = self.host.config
+        self.host.config = copy.copy(self.config)
+        self.host.config._attn_implementation_internal = MIXHEAD
         self.hooks = [
-            self.attention.register_forward_pre_hook(self._begin),
-            self.attention.register_forward_hook(self._end, always_call=True),
+            self.host.register_forward_pre_hook(self._begin),
+            self.host.register_forward_hook(self._end, always_call=True),
             # The public one puts a mark on its hook, which a method cannot have.
-            self.attention._register_state_dict_hook(self._tell),
-            self.attention.register_load_state_dict_pre_hook(self._compare),
+            self.host._register_state_dict_hook(self._write_metadata),
+            self.host.register_load_state_dict_pre_hook(self._check_metadata),
         ]
-        self._place()
+        self._put_hooks_last()
 
-    def detach(self) -> None:
-        self.attention.config = self.config
+    def remove_hooks(self) -> None:
+        """Undo `install_hooks`; the parts stay."""
+        self.host.config = self.config
         for hook in self.hooks:
             hook.remove()
         for projection in self.projections().values():
-            remove_hook(projection, self._project)
-        delattr(self.attention, MIXHEAD)
-        remove_parts(self.attention)
+            _remove_hook(projection, self._project)
+        delattr(self.host, MIXHEAD)
 
     def entry(self) -> dict[str, Any]:
         """Return what the metadata of a state dict tell of the attention."""
         return record.describe(self.variant, calls=record.CALLS_INTERFACE)
 
-    def _tell(
+    def _write_metadata(
         self, module: nn.Module, state_dict: Any, prefix: str, local_metadata: dict[str, Any]
     ) -> None:
         local_metadata[record.METADATA_KEY] = self.entry()
 
-    def _compare(
+    def _check_metadata(
         self,
         module: nn.Module,
         state_dict: dict[str, Any],
@@ -163,10 +196,10 @@ class MixedHeads(HostedAttention):
         """Return the modules that give queries, keys and values, which may be one."""
         by_role = {}
         for role, name in self.names.items():
-            module = getattr(self.attention, name, None)
+            module = getattr(self.host, name, None)
             if not isinstance(module, nn.Module):
                 raise RuntimeError(
-                    f"{type(self.attention).__name__}: lost the mixing, its {name} must be a module"
+                    f"{type(self.host).__name__}: lost the mixing, its {name} must be a module"
                 )
             # What `torch.compile` puts around a module runs no hooks inside a larger graph.
             by_role[role] = getattr(module, "_orig_mod", module)
@@ -174,9 +207,9 @@ class MixedHeads(HostedAttention):
 
     # graphs break here, where a hook or an adapter came since the last call
     @torch.compiler.disable
-    def _place(self) -> None:
+    def _put_hooks_last(self) -> None:
         for projection in self.projections().values():
-            remove_hook(projection, self._project)
+            _remove_hook(projection, self._project)
             projection.register_forward_hook(self._project)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -190,24 +223,18 @@ class MixedHeads(HostedAttention):
             hooks = list(projection._forward_hooks.values())
             # torch.compile does not follow a comparison of methods, but of what they belong to
             if not hooks or getattr(hooks[-1], "__self__", None) is not self:
-                self._place()
+                self._put_hooks_last()
                 break
         THREADS.own.call = Call(self, projections)
 
-    def slices(self, roles: list[str]) -> dict[str, slice]:
-        """Return where queries, keys and values are among the outputs of a projection.
-
-        GPT-2 has one projection for several of them.
-        """
-        heads = {"queries": self.sizes.num_heads, "keys": self.sizes.key_heads}
-        places = {}
-        start = 0
-        for role in roles[:-1]:
-            end = start + heads[role] * self.sizes.head_dim
-            places[role] = slice(start, end)
-            start = end
-        places[roles[-1]] = slice(start, None)
-        return places
+    def widths(self) -> dict[str, int]:
+        """Return how many features queries, keys and values have now, as their projections do."""
+        keys = self.sizes.key_heads * self.sizes.head_dim
+        return {
+            "queries": self.sizes.num_heads * self.sizes.head_dim,
+            "keys": keys,
+            "values": keys - self.missing_values,
+        }
 
     def _project(
         self, projection: nn.Module, args: tuple[Tensor, ...], output: Tensor
@@ -224,10 +251,10 @@ class MixedHeads(HostedAttention):
         if roles == ["queries"]:
             self._check_width(output)
 
-        feature_mixing: Any = self.attention.feature_mixing
+        feature_mixing: Any = self.host.feature_mixing
         if feature_mixing is not None:
             mixed = []
-            for role, where in self.slices(roles).items():
+            for role, where in slices(roles, self.widths()).items():
                 mixed.append(feature_mixing(output[..., where], FEATURES[role]))
             output = torch.cat(mixed, -1)
         if "queries" in roles:
@@ -246,7 +273,7 @@ class MixedHeads(HostedAttention):
             return
         split = torch.distributed.is_available() and torch.distributed.is_initialized()
         why = SPLIT if split and wanted % width == 0 else "as when it was mixed"
-        class_name = type(self.attention).__name__
+        class_name = type(self.host).__name__
         raise ValueError(
             f"{class_name}: its queries have {width} features, must be {wanted}, {why}"
         )
@@ -268,10 +295,12 @@ def mixed_heads_of(module: nn.Module) -> MixedHeads | None:
     return getattr(module, MIXHEAD, None)
 
 
-def remove_hook(module: nn.Module, hook: Callable[..., Any]) -> None:
+def _remove_hook(module: nn.Module, hook: Callable[..., Any]) -> None:
     """Remove a hook, however it came there: torch's quantisation copies hooks to new modules."""
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
         for number, each in list(hooks.items()):
             if each == hook:
                 del hooks[number]
+                # torch keeps beside each hook how it is called.
                 module._forward_pre_hooks_with_kwargs.pop(number, None)
+                module._forward_hooks_always_called.pop(number, None)
