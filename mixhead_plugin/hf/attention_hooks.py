@@ -107,24 +107,25 @@ class MixedHeads(HostedAttention):
     hooks and adapters may have come.
 
     Args:
-        found: the attention; its module is the host of the parts
+        attention: that is mixed; its module is the host of the parts
         model: has it
         variant: what is asked for
     """
 
-    def __init__(self, found: FoundAttention, model: nn.Module, variant: Variant):
-        if not hasattr(found.module, "config"):  # T5 before it went through the AttentionInterface
+    def __init__(self, attention: FoundAttention, model: nn.Module, variant: Variant):
+        # T5 has none before it goes through the AttentionInterface.
+        if not hasattr(attention.module, "config"):
             raise ValueError(
-                f"{found.class_name}: has no config to choose its attention by; a later "
+                f"{attention.class_name}: has no config to choose its attention by; a later "
                 "transformers may serve it"
             )
-        variant = dataclasses.replace(variant, head_dim=found.head_dim)
-        plain = found.sizes(model)
+        variant = dataclasses.replace(variant, head_dim=attention.head_dim)
+        plain = attention.sizes(model)
         super().__init__(
-            variant, variant.sizes(found.heads, plain.embed_dim, key_heads=plain.key_heads)
+            variant, variant.sizes(attention.heads, plain.embed_dim, key_heads=plain.key_heads)
         )
 
-        self.host = found.module
+        self.host = attention.module
         self.config: Any = None  # the model's
         # The heads that pruning left, as numbered at first.
         self.kept = {
@@ -134,7 +135,7 @@ class MixedHeads(HostedAttention):
         self.original_mixed_heads = self.sizes.mixed_heads
         # Zeros in place of the values of heads that were cut off; `HostedAttention` drops them.
         self.missing_values = 0
-        self.names = {role: found.paths[role].rpartition(".")[2] for role in FEATURES}
+        self.names = {role: attention.paths[role].rpartition(".")[2] for role in FEATURES}
         self.hooks: list[RemovableHandle] = []
 
     def install_hooks(self) -> None:

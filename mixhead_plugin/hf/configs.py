@@ -75,7 +75,7 @@ def give_configs(model: nn.Module, attentions: Sequence[FoundAttention], variant
         attentions: its attentions that are mixed
         variant: what they compute
     """
-    classes = {found.class_name for found in attentions}
+    classes = {attention.class_name for attention in attentions}
     entries = {MIXHEAD: saved_fields(variant), ATTENTIONS: sorted(classes), **REFUSED}
     # Attentions of models that know eager alone may be causal without saying so: with the masks of
     # eager they need not say it.
@@ -94,7 +94,7 @@ def give_configs(model: nn.Module, attentions: Sequence[FoundAttention], variant
         former = module.config._attn_implementation
         config: Any = copy.deepcopy(module.config, memo)
         module.config = config
-        if not any(is_inside(found.name, name) for found in attentions):
+        if not any(is_inside(attention.name, name) for attention in attentions):
             continue  # another tower, which stays as it is
 
         vars(module)[FORMER] = former

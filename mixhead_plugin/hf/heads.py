@@ -77,7 +77,7 @@ def importance(
 def _silenced(model: PreTrainedModel) -> list[StudiedAttention]:
     """Return the attentions of a model; raise ValueError if gates on one would act on another."""
     layers = attentions_of(model)
-    refuse_shared_outputs(model, [each.found for each in layers])
+    refuse_shared_outputs(model, [each.attention for each in layers])
     return layers
 
 
@@ -109,8 +109,8 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             former.append((module.config, module.config._attn_implementation))
-    model.set_attn_implementation("eager")
     try:
+        model.set_attn_implementation("eager")
         yield
     finally:
         for config, implementation in former:
@@ -120,7 +120,7 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
 def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
     """Remove some heads of `model`, in place, and return it.
 
-    It computes what it does while they are ablated.
+    It computes what it does while they are ablated. Without any head in `heads`, nothing changes.
 
     Where heads mix, mixed heads lose their values, their columns of M and their share of the output
     projection. Else queries and keys shrink, too. `save_pretrained` writes the smaller model, and
@@ -137,7 +137,7 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
             or quantised
     """
     layers = attentions_of(model)
-    all_found = [each.found for each in layers]
+    all_found = [each.attention for each in layers]
     refuse_adapters(model, "pruned before they are added")
     refuse_offloaded(model, "pruned")
     refuse_quantised(model, all_found, "pruned")
@@ -152,18 +152,18 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     if is_plain:  # what is mixed was checked when it was mixed
         problems = unfit(model, all_found, Variant())
     for layer in chosen:
-        class_name = layers[layer].found.class_name
+        class_name = layers[layer].attention.class_name
         if class_name in problems:
             raise ValueError(problems[class_name])
         if not is_plain and layers[layer].mixed is None:
             raise ValueError(f"{class_name}: is not mixed, other attentions of the model are")
     cutting.refuse_what_cannot_go(layers, chosen)
     for layer, some in chosen.items():
-        pruning.try_out(layers[layer].found, model, some)
+        pruning.try_out(layers[layer].attention, model, some)
 
     if is_plain:
         # Plain heads can be cut only where hooks keep count of them.
-        fitting = [found for found in all_found if found.class_name not in problems]
+        fitting = [attention for attention in all_found if attention.class_name not in problems]
         add_mixing(model, Variant(), fitting)
     cut(model, layers, chosen)
     return model

@@ -277,9 +277,9 @@ def find_attentions(model: nn.Module) -> list[FoundAttention]:
     """
     attentions = []
     for name, module in model.named_modules():
-        found = _found(model, name, module)
-        if found is not None:
-            attentions.append(found)
+        attention = _attention(model, name, module)
+        if attention is not None:
+            attentions.append(attention)
     if not attentions:
         raise ValueError(
             f"{type(model).__name__}: has no attention that goes through the AttentionInterface "
@@ -289,7 +289,7 @@ def find_attentions(model: nn.Module) -> list[FoundAttention]:
     return attentions
 
 
-def _found(model: nn.Module, name: str, module: nn.Module) -> FoundAttention | None:
+def _attention(model: nn.Module, name: str, module: nn.Module) -> FoundAttention | None:
     """Return a module as an attention; None if it is none, or its projections are not known."""
     class_name = type(module).__name__
     row = LAYOUTS.get(class_name)
@@ -297,11 +297,11 @@ def _found(model: nn.Module, name: str, module: nn.Module) -> FoundAttention | N
         return None
     layout = USUAL if row is None else row
     paths = {role: _path(model, name, getattr(layout, role)) for role in (*ROLES, "output")}
-    found = FoundAttention(name, module, layout, paths)
+    attention = FoundAttention(name, module, layout, paths)
 
-    lacks = found.lacks(model)
+    lacks = attention.lacks(model)
     if not lacks:
-        return found
+        return attention
     # A wrapper of an older version may have the name of a row, but none of its projections.
     if row is None or not _is_projection(model, paths["queries"]):
         return None
@@ -328,7 +328,7 @@ def _is_projection(model: nn.Module, path: str) -> bool:
     return hasattr(module, "out_features") or hasattr(module, "nf")
 
 
-def left_out(model: nn.Module, attentions: Sequence[FoundAttention]) -> dict[str, list[str]]:
+def left_out(model: nn.Module, found: Sequence[FoundAttention]) -> dict[str, list[str]]:
     """Return the names of attentions that are not among those found, by their class.
 
     Other towers of a model may have attentions whose projections are not known.
@@ -336,10 +336,8 @@ def left_out(model: nn.Module, attentions: Sequence[FoundAttention]) -> dict[str
     names_of: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         class_name = type(module).__name__
-        # A BertAttention is around a BertSelfAttention, which is among the found ones.
-        related = any(
-            is_inside(found.name, name) or is_inside(name, found.name) for found in attentions
-        )
+        # A BertAttention is around a BertSelfAttention, which was found.
+        related = any(is_inside(each.name, name) or is_inside(name, each.name) for each in found)
         weights = [getattr(child, "weight", None) for child in module.children()]
         has_projections = any(isinstance(w, torch.Tensor) and w.dim() == 2 for w in weights)
         if class_name.endswith("Attention") and has_projections and not related:

@@ -88,7 +88,7 @@ def mix(
     refuse_compiled(model, attentions)
     refuse_split(model)
     problems = unfit(model, attentions, chosen)
-    fitting = [found for found in attentions if found.class_name not in problems]
+    fitting = [attention for attention in attentions if attention.class_name not in problems]
     add_mixing(model, chosen, fitting)
     _warn_of_others(model, fitting, problems)
     return model
@@ -124,16 +124,16 @@ def unfit(
             can
     """
     problems: dict[str, str] = {}
-    for found in attentions:
+    for attention in attentions:
         try:
-            found.check_sizes(model)
-            check_row(found, model, variant)
+            attention.check_sizes(model)
+            check_row(attention, model, variant)
         except ValueError as error:
-            if found.layout is not USUAL:
+            if attention.layout is not USUAL:
                 raise  # whoever writes a row wants this class to be mixed
-            problems.setdefault(found.class_name, str(error))
+            problems.setdefault(attention.class_name, str(error))
 
-    fitting = [found for found in attentions if found.class_name not in problems]
+    fitting = [attention for attention in attentions if attention.class_name not in problems]
     if not fitting:
         raise ValueError(next(iter(problems.values())))
     _refuse_shared_configs(model, fitting, problems)
@@ -147,8 +147,8 @@ def _refuse_shared_configs(
 
     A config chooses the attention function and the masks for all that share it.
     """
-    classes = {found.class_name for found in fitting}
-    shared = {id(getattr(found.module, "config", None)) for found in fitting}
+    classes = {attention.class_name for attention in fitting}
+    shared = {id(getattr(attention.module, "config", None)) for attention in fitting}
     for module in model.modules():
         class_name = type(module).__name__
         if class_name in classes or not calls_the_interface(module):
@@ -176,15 +176,15 @@ def add_mixing(
         attentions: those that are mixed
     """
     hosted: list[MixedHeads] = []  # before any change: one may be refused
-    for found in attentions:
-        found.check_sizes(model)
-        hosted.append(MixedHeads(found, model, variant))
+    for attention in attentions:
+        attention.check_sizes(model)
+        hosted.append(MixedHeads(attention, model, variant))
 
     give_configs(model, attentions, variant)
     with_parts = []
-    for found, each in zip(attentions, hosted):
-        queries: Any = model.get_submodule(found.paths["queries"])
-        with_parts.append((found.module, each, queries.weight))
+    for attention, each in zip(attentions, hosted):
+        queries: Any = model.get_submodule(attention.paths["queries"])
+        with_parts.append((attention.module, each, queries.weight))
     place_parts(with_parts)
 
     for each in hosted:
@@ -204,8 +204,8 @@ def attentions_of_classes(model: nn.Module, classes: Collection[str]) -> list[Fo
     Raises:
         ValueError: the model has none of them, or one whose projections are not known
     """
-    attentions = [found for found in find_attentions(model) if found.class_name in classes]
-    known = {found.class_name for found in attentions}
+    attentions = [each for each in find_attentions(model) if each.class_name in classes]
+    known = {attention.class_name for attention in attentions}
     for module in model.modules():
         class_name = type(module).__name__
         if class_name in classes and class_name not in known:
@@ -225,8 +225,8 @@ def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
         folded: a part that may have an effect
     """
     removable = []
-    for found in find_attentions(model):
-        hosted = mixed_heads_of(found.module)
+    for attention in find_attentions(model):
+        hosted = mixed_heads_of(attention.module)
         if hosted is not None:
             removable.append(hosted)
     if not removable:
@@ -290,20 +290,20 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
     attentions = find_attentions(model)
     refuse_quantised(model, attentions, "folded")
     refuse_shared_weights(model, attentions, "folded")
-    for found in attentions:
-        hosted = mixed_heads_of(found.module)
-        feature_mixing: Any = getattr(found.module, "feature_mixing", None)
+    for attention in attentions:
+        hosted = mixed_heads_of(attention.module)
+        feature_mixing: Any = getattr(attention.module, "feature_mixing", None)
         if hosted is not None and feature_mixing is not None:
-            feature_mixing.fold(_tensors_of(found, model, hosted))
+            feature_mixing.fold(_tensors_of(attention, model, hosted))
     return unmix(model, attn_implementation)
 
 
 def _tensors_of(
-    found: FoundAttention, model: nn.Module, hosted: MixedHeads
+    attention: FoundAttention, model: nn.Module, hosted: MixedHeads
 ) -> dict[str, list[Tensor]]:
     """Return the weights and biases of an attention as views, a row for each feature, by role."""
-    tensors = {"output": [_rows(model.get_submodule(found.paths["output"]))]}
-    for path, roles in found.packed().items():
+    tensors = {"output": [_rows(model.get_submodule(attention.paths["output"]))]}
+    for path, roles in attention.packed().items():
         projection: Any = model.get_submodule(path)
         given = [_rows(projection)]
         if projection.bias is not None:

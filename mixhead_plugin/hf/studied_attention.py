@@ -22,24 +22,24 @@ class StudiedAttention:
     """One attention of a model as `heads` knows it: it has the methods of `heads.Attention`.
 
     Args:
-        found: the attention
+        attention: that is studied
         model: has it
     """
 
-    def __init__(self, found: FoundAttention, model: PreTrainedModel):
-        self.found = found
+    def __init__(self, attention: FoundAttention, model: PreTrainedModel):
+        self.attention = attention
         self.model = model
-        self.name = found.name
+        self.name = attention.name
         self.is_checked = False
 
     @property
     def mixed(self) -> MixedHeads | None:
         """What `mix` or `prune` has added to the attention; None for a plain one."""
-        return mixed_heads_of(self.found.module)
+        return mixed_heads_of(self.attention.module)
 
     @property
     def sizes(self) -> AttentionSizes:
-        return pruning.sizes_of(self.found, self.model)
+        return pruning.sizes_of(self.attention, self.model)
 
     @property
     def heads(self) -> dict[str, int]:
@@ -53,7 +53,7 @@ class StudiedAttention:
         """
         # What is mixed was checked before it was mixed.
         if self.mixed is None and not self.is_checked:
-            check_outputs(self.found, self.model)
+            check_outputs(self.attention, self.model)
             self.is_checked = True
 
     def gate(self, stage: str, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
@@ -63,8 +63,8 @@ class StudiedAttention:
         features = number * self.sizes.value_dim
         around = self._checkpointed_around()
 
-        def gated(projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            if any(module.training and module.gradient_checkpointing for module in around):
+        def gated(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            if any(each.training and each.gradient_checkpointing for each in around):
                 raise ValueError(
                     f"{type(self.model).__name__}: gradient checkpointing may compute heads again "
                     "without their gates; "
@@ -78,7 +78,8 @@ class StudiedAttention:
             outputs = args[0].unflatten(-1, (number, -1))  # [B, Nq, H', Dv]
             return change(outputs).flatten(-2), *args[1:]
 
-        return self.model.get_submodule(self.found.paths["output"]).register_forward_pre_hook(gated)
+        projection = self.model.get_submodule(self.attention.paths["output"])
+        return projection.register_forward_pre_hook(gated)
 
     def _checkpointed_around(self) -> list[Any]:
         """Return the attention and what it is in, as far as they may be checkpointed."""
@@ -113,13 +114,13 @@ class StudiedAttention:
             if weights:  # else another implementation than eager computed it
                 see(Heads(None, lambda: weights[0]))
 
-        return self.found.module.register_forward_hook(returned)
+        return self.attention.module.register_forward_hook(returned)
 
     def _are_weights(self, output: Any) -> bool:
         """Return whether an output has a distribution of each head: T5 returns its bias, too."""
         if not isinstance(output, Tensor) or output.dim() != 4:
             return False
-        if output.size(1) != self.found.heads or not output.is_floating_point():
+        if output.size(1) != self.attention.heads or not output.is_floating_point():
             return False
         # Rows of half precision sum to 1 but for their rounding; with sinks, to less.
         sums = output.float().sum(-1)
@@ -131,9 +132,9 @@ class StudiedAttention:
         return pruning.problem(self.sizes, parts, heads)
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
-        pruning.cut(self.found, self.model, heads["mixed"])
+        pruning.cut(self.attention, self.model, heads["mixed"])
 
 
 def attentions_of(model: PreTrainedModel) -> list[StudiedAttention]:
     """Return the attentions of a model in its order; raise ValueError if there are none."""
-    return [StudiedAttention(found, model) for found in find_attentions(model)]
+    return [StudiedAttention(attention, model) for attention in find_attentions(model)]

@@ -137,8 +137,8 @@ def call_alone(
 
 def _copy_for(trial: Trial, model: nn.Module) -> nn.Module:
     """Return a copy of the attention of a trial, which keeps in the trial what it sees."""
-    found = trial.attention
-    module = copy.copy(found.module)
+    attention = trial.attention
+    module = copy.copy(attention.module)
     module.config = copy.copy(module.config)
     module.config._attn_implementation_internal = _TRIAL  # chooses `_attend`
     vars(module)[_TRIAL] = trial
@@ -151,10 +151,10 @@ def _copy_for(trial: Trial, model: nn.Module) -> nn.Module:
     for path, given in trial.given.items():
         forwards[path] = _gives(given)
     # A wrong row may name one projection for both.
-    forwards.setdefault(found.paths["output"], end)
+    forwards.setdefault(attention.paths["output"], end)
     for path, forward in forwards.items():
-        if is_inside(path, found.name):  # an output projection may be around the attention
-            inner_path = path.removeprefix(found.name).removeprefix(".")
+        if is_inside(path, attention.name):  # an output projection may be around the attention
+            inner_path = path.removeprefix(attention.name).removeprefix(".")
             _put(module, inner_path, _stub(model.get_submodule(path), forward))
     return module
 

@@ -190,7 +190,7 @@ def replicated():
 T5_HAS_ITS_OWN = "must be left out, the model has its own"
 # The message, and the call that is refused with it.
 REFUSED = {
-    "BertForMaskedLM: is mixed already, or pruned": lambda: hf.mix(mixed_bert()),
+    "BertForMaskedLM: is mixed already, or pruned": lambda: hf.mix(mixed_bert(), "position-wise"),
     f"relative_position: {T5_HAS_ITS_OWN}": lambda: hf.mix(
         build("T5Model")[0], relative_position="t5"
     ),
