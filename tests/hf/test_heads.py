@@ -64,9 +64,9 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
     model, inputs = build(name, **variant)
     inputs = whole(model, inputs)
     before = model(**inputs).logits
-    sites = [attention.name for attention in attentions_of(model)]
-    first = sites[0]
-    last = sites[-1]
+    names = [attention.name for attention in attentions_of(model)]
+    first = names[0]
+    last = names[-1]
 
     # Heads that share keys go together. Others go one by one: head 2 is number 1 after 0 is gone.
     grouped = name.startswith(tuple(GROUPED))
@@ -96,7 +96,7 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
     model.save_pretrained(tmp_path)
     for pruned in (model, copy.deepcopy(model), hf.load(tmp_path)):
         torch.testing.assert_close(pruned(**inputs).logits, silenced(**inputs).logits)
-    assert len(hf.attentions(pruned, inputs)) == len(sites)
+    assert len(hf.attentions(pruned, inputs)) == len(names)
     with pytest.raises(ValueError, match=r"hf\.load"):
         type(model).from_pretrained(tmp_path)
 

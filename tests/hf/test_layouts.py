@@ -190,8 +190,8 @@ def test_outputs_of_heads_in_another_order_are_refused(turn, monkeypatch):
 
 
 def test_a_layer_that_is_refused_leaves_the_heads_of_those_before_it(monkeypatch):
-    def refused(site, model):
-        assert "layers.0" in site.name
+    def refused(attention, model):
+        assert "layers.0" in attention.name
 
     monkeypatch.setattr("mixhead_plugin.hf.studied_attention.check_outputs", refused)
     model, inputs = build("LlamaForCausalLM")
