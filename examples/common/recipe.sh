@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # Every prepare.sh, train.sh and evaluate.sh sources this after `set -euo pipefail`.
 #
+# A function that may end the script is called in an assignment of its own: `set -e` does not see that $(...) failed
+# inside an argument.
+#
 # It sets ROOT (the checkout), EXAMPLE and STEP (the caller's folder in examples/, and its name), PLUGIN (for
 # --user-dir), PYTHON, DATA and ARCHIVES. examples/README.md explains the variables of the environment.
 
@@ -54,11 +57,11 @@ flag_value() { # NAMES DEFAULT ARGUMENT...: the last value of a flag, such as "-
     printf '%s' "$value"
 }
 
-prepared() { # FOLDER: end unless prepare.sh has made it
+require_prepared() { # FOLDER: end unless prepare.sh has made it
     [[ -d $1 || ${DRY_RUN:-} ]] || fail "$1: no such folder; examples/$EXAMPLE/prepare.sh makes it"
 }
 
-same_pieces() { # DICTIONARY CHECKPOINT: end if there is another dict.txt beside the checkpoint or in the folder above
+require_same_pieces() { # DICTIONARY CHECKPOINT: end if another dict.txt is beside the checkpoint or in the folder above
     local folder=${2%/*} other
     if [[ ${DRY_RUN:-} || $2 != */* ]]; then return; fi
     for other in "$folder/dict.txt" "$folder/../dict.txt"; do
@@ -71,7 +74,9 @@ same_pieces() { # DICTIONARY CHECKPOINT: end if there is another dict.txt beside
 }
 
 finetuned_from() { # DEFAULT "$@": the checkpoint of --finetune-from-model
-    absolute "$(flag_value --finetune-from-model "$@")"
+    local file
+    file=$(flag_value --finetune-from-model "$@")
+    absolute "$file"
 }
 
 # ---- fairseq's commands ----------------------------------------------------------------------------------------------
@@ -91,17 +96,19 @@ run() { # PROGRAM ARGUMENT...: run it; in train.sh it replaces this shell, so th
     fi
 }
 
-arch() { # DEFAULT "$@": the architecture of the command line
+chosen_arch() { # DEFAULT "$@": the architecture of the command line
     flag_value "--arch -a" "$@"
 }
 
-save_folder() { # DEFAULT_ARCH "$@": where the checkpoints go
-    absolute "${SAVE:-$ROOT/checkpoints/$EXAMPLE/$(arch "$@")}"
+chosen_save() { # DEFAULT_ARCH "$@": where the checkpoints go
+    local arch
+    arch=$(chosen_arch "$@")
+    absolute "${SAVE:-$ROOT/checkpoints/$EXAMPLE/$arch}"
 }
 
 # ---- machines --------------------------------------------------------------------------------------------------------
 
-visible_gpus() { # the number of GPUs that torch sees on this machine
+count_visible_gpus() { # the number of GPUs that torch sees on this machine
     if compgen -G '/dev/nvidia*' >/dev/null || [[ -e /dev/kfd || -e /dev/dxg ]]; then
         "$PYTHON" -c 'import torch; print(torch.cuda.device_count(), end="")'
     else # importing torch takes seconds
@@ -111,31 +118,31 @@ visible_gpus() { # the number of GPUs that torch sees on this machine
 
 # A dry run may be for another machine.
 if [[ $STEP != prepare && ${GPUS:-0} != 0 && ! ${DRY_RUN:-} ]]; then
-    visible=$(visible_gpus)
+    visible=$(count_visible_gpus)
     [[ ${#GPUS} -le 6 && $GPUS -le $visible ]] || fail "GPUS=$GPUS: torch sees $visible on this machine"
 fi
 
-gpus() { # the number of this machine's GPUs that train
-    if [[ ${GPUS:-} ]]; then printf '%s' "$GPUS"; else visible_gpus; fi
+count_gpus() { # the number of this machine's GPUs that train
+    if [[ ${GPUS:-} ]]; then printf '%s' "$GPUS"; else count_visible_gpus; fi
 }
 
 under_torchrun() { [[ ${WORLD_SIZE:-} && ${RANK:-} && ${MASTER_ADDR:-} && ${MASTER_PORT:-} ]]; }
 under_srun() { [[ ${SLURM_STEP_NUM_TASKS:-1} -gt 1 ]]; }
 
-workers() { # the number of processes that train together, on all machines
+count_workers() { # the number of processes that train together, on all machines
     if under_torchrun; then
         printf '%s' "$WORLD_SIZE"
     elif under_srun && [[ $SLURM_STEP_NUM_TASKS != "$SLURM_STEP_NUM_NODES" ]]; then
         printf '%s' "$SLURM_STEP_NUM_TASKS" # one task for each GPU
     else
         local here
-        here=$(gpus) || exit
+        here=$(count_gpus) || exit
         # one task for each machine: fairseq starts its processes itself
         printf '%s' $(((here > 0 ? here : 1) * ${SLURM_STEP_NUM_NODES:-1}))
     fi
 }
 
-update_freq() { # BATCHES "$@": the --update-freq with which all workers together have so many batches an update
+share_batches() { # BATCHES "$@": the --update-freq with which all workers together have so many batches an update
     local count argument
     for argument in "${@:2}"; do
         case $argument in --update-freq | --update-freq=*) # the user's own comes later and wins
@@ -144,7 +151,7 @@ update_freq() { # BATCHES "$@": the --update-freq with which all workers togethe
             ;;
         esac
     done
-    count=$(workers) || exit
+    count=$(count_workers) || exit
     (($1 % count == 0)) || fail "$count workers cannot share the $1 batches of an update evenly: use a divisor of $1" \
         "(GPUS=n), or give --max-tokens and --update-freq yourself"
     printf '%s' $(($1 / count))
@@ -154,11 +161,11 @@ share() { # NUMBER: the tokens (--max-tokens) or rows (--batch-size) of each wor
     # batch. In truncated_bptt_lm a row is a text with its own memory; --update-freq would read fewer texts, and several
     # windows of each in an update.
     local count
-    count=$(workers) || exit
+    count=$(count_workers) || exit
     printf '%s' $((($1 + count - 1) / count))
 }
 
-on_the_cpu() { # end if a variable asks for what a recipe that draws its data, and runs on the CPU alone, does not have
+require_cpu_alone() { # end if a variable asks for what a recipe that draws its data, and runs on the CPU, does not have
     local recipe=examples/$EXAMPLE
     [[ ${GPUS:-0} == 0 ]] || fail "GPUS=$GPUS: must be 0 or left out, $recipe runs on the CPU alone"
     [[ ${PRECISION:-fp32} == fp32 ]] ||
@@ -167,9 +174,9 @@ on_the_cpu() { # end if a variable asks for what a recipe that draws its data, a
     [[ ! ${AVERAGE:-} ]] || fail "AVERAGE=$AVERAGE: must be left out, $recipe saves one model"
 }
 
-machine() { # "$@": fairseq's flags for the processors of this machine and for the number of machines
+machine_flags() { # "$@": fairseq's flags for the processors of this machine and for the number of machines
     local here count argument precision=${PRECISION:-fp16}
-    here=$(gpus) || exit # `set -e` does not act inside $(...)
+    here=$(count_gpus) || exit # `set -e` does not act inside $(...)
     case $precision in
         fp16 | bf16 | amp | fp32) ;;
         *) fail "PRECISION=$precision: must be one of fp16, bf16, amp, fp32" ;;
@@ -178,7 +185,7 @@ machine() { # "$@": fairseq's flags for the processors of this machine and for t
         if ((here == 0)); then echo --cpu; fi
         return
     fi
-    count=$(workers) || exit
+    count=$(count_workers) || exit
     for argument in "$@"; do
         case $argument in
             --fp16 | --bf16 | --amp | --memory-efficient-*) precision=fp32 ;; # the user's own
@@ -209,7 +216,7 @@ machine() { # "$@": fairseq's flags for the processors of this machine and for t
 
 # ---- evaluation ------------------------------------------------------------------------------------------------------
 
-checkpoint() { # DEFAULT_ARCH: CHECKPOINT, or SAVE's best one, or with AVERAGE=n the average of SAVE's last n
+find_checkpoint() { # DEFAULT_ARCH: CHECKPOINT, or SAVE's best one, or with AVERAGE=n the average of SAVE's last n
     local folder
     if [[ ${CHECKPOINT:-} ]]; then
         [[ ! ${AVERAGE:-} ]] || fail "AVERAGE=$AVERAGE: must be left out with CHECKPOINT=$CHECKPOINT, which is one file"
@@ -217,7 +224,7 @@ checkpoint() { # DEFAULT_ARCH: CHECKPOINT, or SAVE's best one, or with AVERAGE=n
         absolute "$CHECKPOINT"
         return
     fi
-    folder=$(save_folder "$1")
+    folder=$(chosen_save "$1")
     if [[ ! ${AVERAGE:-} ]]; then
         [[ -f $folder/checkpoint_best.pt || ${DRY_RUN:-} ]] ||
             fail "SAVE=$folder: has no checkpoint_best.pt; give a train.sh's folder as SAVE, or a file as CHECKPOINT"
@@ -247,7 +254,7 @@ TRANSFORMER_XL=(--task truncated_bptt_lm --tokens-per-sample 64 --batch-size 1 -
 
 evaluate_lm() { # MODULE FOLDER CHECKPOINT FLAG...: run fairseq-eval-lm; MODULE (common.perplexity) reads its log
     local machine
-    machine=$(machine "${@:4}")
+    machine=$(machine_flags "${@:4}")
     # shellcheck disable=SC2086 # $machine is no flag or one
     set -- "$1" "$2" --user-dir "$PLUGIN" --path "$3" $machine --gen-subset test "${@:4}"
     if [[ ${DRY_RUN:-} ]]; then
@@ -260,7 +267,7 @@ evaluate_lm() { # MODULE FOLDER CHECKPOINT FLAG...: run fairseq-eval-lm; MODULE 
 evaluate_masked() { # FOLDER CHECKPOINT FLAG...: run fairseq-validate on a masked language model; common.masked reads its
     # log. --gen-subset names the set, as in the other evaluations. The seed draws the masked words.
     local machine argument previous='' flags=() data=$1 checkpoint=$2
-    machine=$(machine "${@:3}")
+    machine=$(machine_flags "${@:3}")
     for argument in "${@:3}"; do
         if [[ $previous == --gen-subset ]]; then
             flags+=(--valid-subset "$argument")

@@ -7,9 +7,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 source "$ROOT/examples/iwslt14_de_en/variant.sh"
 check_subset "$DATA/$VARIANT/reference" .raw.en "$@"
 
-model=$(checkpoint mixhead_transformer_iwslt_de_en)
+model=$(find_checkpoint mixhead_transformer_iwslt_de_en)
 results=${model%.pt}.translations
-machine=$(machine "$@")
+machine=$(machine_flags "$@")
 
 # fairseq's default ends every translation after 200 pieces
 batches=(--batch-size 128)

@@ -6,8 +6,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 source "$ROOT/examples/iwslt14_de_en/variant.sh"
 
 default=mixhead_transformer_iwslt_de_en
-save=$(save_folder "$default" "$@")
-machine=$(machine "$@")
+save=$(chosen_save "$default" "$@")
+machine=$(machine_flags "$@")
 tokens=$(share 4096)
 
 # A variable, because later flags cannot turn --eval-bleu off. SELECT=loss avoids the beam searches of validation.

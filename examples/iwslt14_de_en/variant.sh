@@ -5,7 +5,7 @@
 VARIANT=${VARIANT:-bpe}
 [[ $VARIANT =~ ^(bpe|bpe-joined|sentencepiece)(-[0-9]+)?$ ]] ||
     fail "VARIANT=$VARIANT: must be bpe, bpe-joined or sentencepiece, followed by -<tokens> for concatenated sentences"
-prepared "$DATA/$VARIANT"
+require_prepared "$DATA/$VARIANT"
 
 if [[ $VARIANT == bpe* ]]; then
     remove_bpe=--remove-bpe

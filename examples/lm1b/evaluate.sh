@@ -6,11 +6,11 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 source "$ROOT/examples/lm1b/form.sh"
 
-checkpoint=$(checkpoint "$default_arch")
+checkpoint=$(find_checkpoint "$default_arch")
 arch=$default_arch
 [[ ${DRY_RUN:-} ]] || arch=$("$PYTHON" -m lm1b.architecture "$checkpoint")
-form=$(form "$arch")
-prepared "$DATA/$form"
+form=$(form_of "$arch")
+require_prepared "$DATA/$form"
 check_subset "$DATA/$form" .idx "$@"
 
 if has_memory "$arch"; then # as its authors evaluate: windows as in training, 128 words of memory

@@ -11,7 +11,7 @@ case ${MODEL:=baevski} in
     *) fail "MODEL=$MODEL: must be one of baevski, transformer-xl, fixhead" ;;
 esac
 
-form() { # ARCHITECTURE
+form_of() { # ARCHITECTURE
     case $1 in
         *_transformer_lm_lm1b) printf subword ;;
         *) printf word ;;

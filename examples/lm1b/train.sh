@@ -9,11 +9,11 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 source "$ROOT/examples/lm1b/form.sh"
 
-arch=$(arch "$default_arch" "$@")
-form=$(form "$arch")
-prepared "$DATA/$form"
-save=$(save_folder "$arch")
-machine=$(machine "$@")
+arch=$(chosen_arch "$default_arch" "$@")
+form=$(form_of "$arch")
+require_prepared "$DATA/$form"
+save=$(chosen_save "$arch")
+machine=$(machine_flags "$@")
 
 if has_memory "$arch"; then
     rows=$(share 224)
@@ -26,7 +26,7 @@ if has_memory "$arch"; then
         --save-interval-updates 5000 --keep-interval-updates 5 --no-epoch-checkpoints \
         --seed 1 --log-interval 100 "$@"
 elif [[ $form == word ]]; then
-    update_freq=$(update_freq 32 "$@")
+    update_freq=$(share_batches 32 "$@")
     # shellcheck disable=SC2086
     run fairseq-train "$DATA/word" --user-dir "$PLUGIN" --save-dir "$save" $machine \
         --task language_modeling --tokens-per-sample 512 --sample-break-mode none \
@@ -37,7 +37,7 @@ elif [[ $form == word ]]; then
         --save-interval-updates 2000 --keep-interval-updates 5 --no-epoch-checkpoints \
         --seed 1 --log-interval 100 "$@"
 else
-    update_freq=$(update_freq 8 "$@")
+    update_freq=$(share_batches 8 "$@")
     # shellcheck disable=SC2086
     run fairseq-train "$DATA/subword" --user-dir "$PLUGIN" --save-dir "$save" $machine \
         --task language_modeling --tokens-per-sample 256 --sample-break-mode none \

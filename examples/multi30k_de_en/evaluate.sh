@@ -4,12 +4,12 @@
 # print the negative log-likelihood of the references instead, in nats a token.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
-prepared "$DATA/binary"
+require_prepared "$DATA/binary"
 check_subset "$DATA/binary/reference" .raw.en "$@"
 
-model=$(checkpoint mixhead_transformer)
+model=$(find_checkpoint mixhead_transformer)
 results=${model%.pt}.translations
-machine=$(machine "$@")
+machine=$(machine_flags "$@")
 
 # shellcheck disable=SC2086 # $machine is several flags
 run fairseq-generate "$DATA/binary" --user-dir "$PLUGIN" --path "$model" --results-path "$results" \

@@ -3,11 +3,11 @@
 # several workers share. The default is Mixhead B in every attention; the others are in README.md.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
-prepared "$DATA/binary"
+require_prepared "$DATA/binary"
 
 default=mixhead_transformer
-save=$(save_folder "$default" "$@")
-machine=$(machine "$@")
+save=$(chosen_save "$default" "$@")
+machine=$(machine_flags "$@")
 tokens=$(share 1500)
 
 # shellcheck disable=SC2086 # $machine is several flags

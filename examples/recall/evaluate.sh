@@ -2,5 +2,5 @@
 # Print the metrics of the model in the folder SAVE, or of the file CHECKPOINT, on test data or of --gen-subset valid.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
-on_the_cpu
+require_cpu_alone
 run "$PYTHON" "$ROOT/examples/recall/run.py" evaluate "$@"

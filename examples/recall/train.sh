@@ -2,5 +2,5 @@
 # Train on multi-query associative recall; --help lists the flags. The model goes to the folder SAVE.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
-on_the_cpu
+require_cpu_alone
 run "$PYTHON" "$ROOT/examples/recall/run.py" train "$@"

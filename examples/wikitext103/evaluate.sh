@@ -5,7 +5,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 data=$DATA/${BREAKS:-lines}
-prepared "$data"
+require_prepared "$data"
 check_subset "$data" .idx "$@"
 
 flags=(--tokens-per-sample 512 --context-window 400 --batch-size 4 --required-batch-size-multiple 1)
@@ -16,5 +16,5 @@ case ${MODEL:=baevski} in
     transformer-xl) arch=mixhead_transformer_xl_wiki103 flags=("${TRANSFORMER_XL[@]}") ;;
     *) fail "MODEL=$MODEL: must be one of baevski, vanilla, transformer-xl, synthesizer" ;;
 esac
-checkpoint=$(checkpoint "$arch")
+checkpoint=$(find_checkpoint "$arch")
 evaluate_lm common.perplexity "$data" "$checkpoint" --softmax-batch 1024 "${flags[@]}" "$@"

@@ -8,15 +8,15 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 data=$DATA/${BREAKS:-lines}
-prepared "$data"
+require_prepared "$data"
 
-machine=$(machine "$@")
+machine=$(machine_flags "$@")
 case ${MODEL:=baevski} in
     baevski | synthesizer)
         arch=mixhead_transformer_lm_wiki103_512
         if [[ $MODEL == synthesizer ]]; then arch=mixhead_synthesizer_lm_wiki103; fi
-        save=$(save_folder "$arch" "$@")
-        update_freq=$(update_freq 8 "$@")
+        save=$(chosen_save "$arch" "$@")
+        update_freq=$(share_batches 8 "$@")
         # shellcheck disable=SC2086 # $machine is several flags
         run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$save" $machine \
             --task language_modeling --tokens-per-sample 512 --sample-break-mode none \
@@ -27,8 +27,8 @@ case ${MODEL:=baevski} in
             --seed 1 --keep-last-epochs 5 --log-interval 100 "$@"
         ;;
     vanilla)
-        save=$(save_folder mixhead_transformer_lm "$@")
-        update_freq=$(update_freq 32 "$@")
+        save=$(chosen_save mixhead_transformer_lm "$@")
+        update_freq=$(share_batches 32 "$@")
         # shellcheck disable=SC2086
         run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$save" $machine \
             --task language_modeling --tokens-per-sample 512 --sample-break-mode none \
@@ -39,7 +39,7 @@ case ${MODEL:=baevski} in
             --keep-last-epochs 5 --log-interval 100 "$@"
         ;;
     transformer-xl)
-        save=$(save_folder mixhead_transformer_xl_wiki103 "$@")
+        save=$(chosen_save mixhead_transformer_xl_wiki103 "$@")
         rows=$(share 60)
         # shellcheck disable=SC2086
         run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$save" $machine \

@@ -6,7 +6,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 data=$DATA/${BREAKS:-lines}
-prepared "$data"
+require_prepared "$data"
 check_subset "$data" .idx "$@"
 
 case ${MODEL:=vanilla} in
@@ -18,11 +18,13 @@ case ${MODEL:=vanilla} in
         arch=mixhead_transformer_xl_wiki2
         flags=("${TRANSFORMER_XL[@]}")
         ;;
-    masked)
-        evaluate_masked "$data" "$(checkpoint l2_gau_roberta)" "$@"
-        exit
-        ;;
+    masked) arch=l2_gau_roberta ;;
     *) fail "MODEL=$MODEL: must be vanilla, transformer-xl or masked" ;;
 esac
-checkpoint=$(checkpoint "$arch")
-evaluate_lm common.perplexity "$data" "$checkpoint" "${flags[@]}" "$@"
+
+checkpoint=$(find_checkpoint "$arch")
+if [[ $MODEL == masked ]]; then
+    evaluate_masked "$data" "$checkpoint" "$@"
+else
+    evaluate_lm common.perplexity "$data" "$checkpoint" "${flags[@]}" "$@"
+fi

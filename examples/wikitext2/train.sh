@@ -7,13 +7,13 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 data=$DATA/${BREAKS:-lines}
-prepared "$data"
+require_prepared "$data"
 
-machine=$(machine "$@")
+machine=$(machine_flags "$@")
 case ${MODEL:=vanilla} in
     vanilla)
-        save=$(save_folder mixhead_transformer_lm_wiki2 "$@")
-        update_freq=$(update_freq 8 "$@")
+        save=$(chosen_save mixhead_transformer_lm_wiki2 "$@")
+        update_freq=$(share_batches 8 "$@")
         # shellcheck disable=SC2086 # $machine is several flags
         run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$save" $machine \
             --task language_modeling --tokens-per-sample 256 --sample-break-mode none \
@@ -24,7 +24,7 @@ case ${MODEL:=vanilla} in
             --keep-last-epochs 5 --log-interval 50 "$@"
         ;;
     transformer-xl)
-        save=$(save_folder mixhead_transformer_xl_wiki2 "$@")
+        save=$(chosen_save mixhead_transformer_xl_wiki2 "$@")
         rows=$(share 32)
         # shellcheck disable=SC2086
         run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$save" $machine \
@@ -35,8 +35,8 @@ case ${MODEL:=vanilla} in
             --seed 1 --keep-last-epochs 5 --log-interval 50 "$@"
         ;;
     masked)
-        save=$(save_folder l2_gau_roberta "$@")
-        update_freq=$(update_freq 8 "$@")
+        save=$(chosen_save l2_gau_roberta "$@")
+        update_freq=$(share_batches 8 "$@")
         # shellcheck disable=SC2086
         run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$save" $machine \
             --task masked_lm --criterion masked_lm --tokens-per-sample 256 --sample-break-mode none \

@@ -6,8 +6,8 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 source "$ROOT/examples/bert/glue/task.sh"
 
-checkpoint=$(checkpoint "$default_arch")
-machine=$(machine)
+checkpoint=$(find_checkpoint "$default_arch")
+machine=$(machine_flags)
 
 # shellcheck disable=SC2086 # $machine is no flag or one
 set -- "$data" --user-dir "$ROOT/examples/bert" --task sentence_prediction --path "$checkpoint" $machine \

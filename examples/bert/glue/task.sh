@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Check VARIANT and MODEL; set data, default_arch and SAVE. Source this after recipe.sh.
+# Check VARIANT and MODEL; set data, default_arch, arch and SAVE. Source this after recipe.sh.
 
 : "${VARIANT:=RTE}" "${MODEL:=bert}"
 case $VARIANT in
@@ -14,4 +14,5 @@ data=$DATA/$MODEL/$VARIANT
 [[ -d $data || ${DRY_RUN:-} ]] ||
     fail "$data: no such folder; examples/$EXAMPLE/prepare.sh --model $MODEL --tasks $VARIANT makes it"
 default_arch=mixhead_${MODEL}_base
-SAVE=$(absolute "${SAVE:-$ROOT/checkpoints/$EXAMPLE/$VARIANT/$(arch "$default_arch" "$@")}")
+arch=$(chosen_arch "$default_arch" "$@")
+SAVE=$(absolute "${SAVE:-$ROOT/checkpoints/$EXAMPLE/$VARIANT/$arch}")

@@ -32,9 +32,9 @@ case $MODEL in
         model=(--separator-token 2 --adam-betas '(0.9, 0.98)' --weight-decay 0.1 --clip-norm 0.0)
         ;;
 esac
-machine=$(machine "$@")
+machine=$(machine_flags "$@")
 from=$(finetuned_from "$DATA/$MODEL/model/model.pt" "$@")
-same_pieces "$data/input0/dict.txt" "$from"
+require_same_pieces "$data/input0/dict.txt" "$from"
 batch=$(share "$batch")
 tokens=$(share 4400)
 ((tokens >= 512)) || tokens=512 # the longest example

@@ -6,9 +6,9 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 source "$ROOT/examples/bert/pretraining/phase.sh"
 
-checkpoint=$(last_checkpoint)
-machine=$(machine)
-same_pieces "$DATA/binary/dict.txt" "$checkpoint"
+checkpoint=$(find_last_checkpoint)
+machine=$(machine_flags)
+require_same_pieces "$DATA/binary/dict.txt" "$checkpoint"
 
 # shellcheck disable=SC2086 # $machine is no flag or one
 set -- "$DATA/binary" --user-dir "$ROOT/examples/bert" --task bert_pretraining --path "$checkpoint" $machine \

@@ -7,16 +7,17 @@ case ${VARIANT:=128} in
     *) fail "VARIANT=$VARIANT: must be 128 or 512" ;;
 esac
 default_arch=fixhead_bert_d512_h8_k128
-SAVE=$(save_folder "$default_arch" "$@")
+SAVE=$(chosen_save "$default_arch" "$@")
 phase=$SAVE/$VARIANT
-prepared "$DATA/binary"
+require_prepared "$DATA/binary"
 
-last_checkpoint() { # CHECKPOINT, AVERAGE's average, or the last of the phase: BERT's authors did not select by loss
+# BERT's authors did not select by loss.
+find_last_checkpoint() { # CHECKPOINT, AVERAGE's average, or the last of the phase
     if [[ ! ${CHECKPOINT:-} && ! ${AVERAGE:-} ]]; then
         [[ -f $phase/checkpoint_last.pt || ${DRY_RUN:-} ]] ||
             fail "SAVE=$SAVE: has no $VARIANT/checkpoint_last.pt; give the SAVE of a train.sh, or a file as CHECKPOINT"
         printf '%s' "$phase/checkpoint_last.pt"
     else
-        SAVE=$phase checkpoint "$default_arch"
+        SAVE=$phase find_checkpoint "$default_arch"
     fi
 }

@@ -9,7 +9,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 source "$ROOT/examples/bert/pretraining/phase.sh"
 
-machine=$(machine "$@")
+machine=$(machine_flags "$@")
 case $VARIANT in
     128) pairs=64 batches=16 updates=450000 warmup=5000 begin=() ;;
     512)
@@ -18,7 +18,7 @@ case $VARIANT in
         begin=(--finetune-from-model "$first")
         ;;
 esac
-update_freq=$(update_freq "$batches" "$@")
+update_freq=$(share_batches "$batches" "$@")
 [[ ${DRY_RUN:-} ]] || "$PYTHON" -m bert.pretraining.begin "$DATA/binary" "$SAVE" "$VARIANT"
 
 # --mixing-lr-scale needs --fp16-no-flatten-grads.

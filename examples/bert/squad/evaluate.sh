@@ -8,10 +8,10 @@ case ${METRIC:=F1} in
     F1 | EM) ;;
     *) fail "METRIC=$METRIC: must be F1 or EM, the number of the last line" ;;
 esac
-prepared "$DATA/text"
+require_prepared "$DATA/text"
 
-checkpoint=$(checkpoint mixhead_bert_base)
-machine=$(machine)
+checkpoint=$(find_checkpoint mixhead_bert_base)
+machine=$(machine_flags)
 spans=${checkpoint%.pt}.squad/spans.jsonl
 [[ ${DRY_RUN:-} ]] || mkdir -p -- "${spans%/*}"
 

@@ -4,16 +4,16 @@
 # workers share.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
-prepared "$DATA/text"
+require_prepared "$DATA/text"
 
 default=mixhead_bert_base
-save=$(save_folder "$default" "$@")
-machine=$(machine "$@")
+save=$(chosen_save "$default" "$@")
+machine=$(machine_flags "$@")
 windows=$(share 32)
 tokens=$(share 12288) # 32 of the longest
 model=$DATA/bert/model/model.pt
 from=$(finetuned_from "$model" "$@")
-same_pieces "$DATA/text/dict.txt" "$from"
+require_same_pieces "$DATA/text/dict.txt" "$from"
 if [[ -e $DATA/text/cased ]]; then cased=--cased; else cased=; fi
 
 # --mixing-lr-scale needs --fp16-no-flatten-grads.
