@@ -1,29 +1,12 @@
 #!/usr/bin/env python3
 """Measure how fast attention is, and how much memory it takes.
 
-    scripts/benchmark.py core module         two cases; docs/speed.md has more commands
+    scripts/benchmark.py core module         two of the cases; docs/speed.md has more commands
 
-Cases:
-  core      the attention alone, from queries, keys and values, with a causal mask, beside what
-            people write instead
-  shares    the share of the machine's own product of matrices that `core` reaches, on a CPU
-  factors   a low-rank mixing by its factors, beside the same mixing by its matrix, on a CPU
-  step      a step of decoding: one query against 1,024 keys, on a CPU
-  module    the multi-head attention with its projections: short padded sentences, and long rows
-            with a causal mask
-  variants  the same with every normalizer, and with everything that the flags add, one at a time
-  training  one update of a language model by fairseq's trainer
-  decoding  a beam search of a translation model by fairseq's generator, forward alone
-  memory    the peak memory of `core` beyond its inputs, each contender in a process of its own
-            (`core` shows its peak, too, and on a GPU every case does)
-  layers    the peak memory of a training step of twelve layers, with and without kept weights
-  nanogpt   time and peak memory of a training step of nanoGPT's models on a CPU: as they are, mixed
-            by nn.mix, and mixed by hand in a loop over blocks of queries
-
-Otherwise forward and backward pass are timed together. First the results of each contender are
-checked; if one is wrong, the command ends without times. Then the contenders take turns, round by
-round. `by upstream` is the time divided by that of torch or fairseq, `by softmax` by that of the
-plugin's own softmax; both are medians over the rounds.
+Most cases time forward and backward pass together. First the results of each contender are checked;
+if one is wrong, the command ends without times. Then the contenders take turns, round by round.
+`by upstream` is the time divided by that of torch or fairseq, `by softmax` by that of the plugin's
+own softmax; both are medians over the rounds.
 
 Some contenders of `core` need a C++ compiler, which takes minutes. Without one they are left out.
 `compile s` is what their first call takes longer; torch keeps on disk what it has compiled, so a
@@ -31,16 +14,17 @@ second command shows less.
 """
 
 import argparse
-import functools
 import logging
 import os
 import platform
+import re
 import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -50,22 +34,10 @@ sys.path.insert(
 )  # this checkout, whichever one is installed
 
 from benchmarks import core, factors, nanogpt, shares, small
-from benchmarks.measure import CLOCKS, measure
+from benchmarks.measure import CLOCKS, Case, measure
 
-CASES = (
-    "core",
-    "shares",
-    "factors",
-    "step",
-    "module",
-    "variants",
-    "training",
-    "decoding",
-    "memory",
-    "layers",
-    "nanogpt",
-)
-WITHOUT_FAIRSEQ = {"core", "shares", "factors", "step", "memory", "layers", "nanogpt"}
+Rows = list[dict[str, Any]]
+
 COLUMNS = (
     "ms",
     "gflop",
@@ -76,16 +48,221 @@ COLUMNS = (
     "by_softmax",
     "peak_mib",
     "compile_s",
+    # of a loop, with checkpointing
+    "ms_checkpointed",
+    "peak_checkpointed_mib",
 )
-COLUMNS += ("ms_checkpointed", "peak_checkpointed_mib")  # of a loop, with checkpointing
+SIZES = {
+    "cpu": ["4x8x512x64", "1x8x2048x64"],
+    "cuda": ["16x8x1024x64", "16x8x4096x64", "16x8x1024x128"],
+}
+
+
+def timed(args: argparse.Namespace, case: Case) -> Rows:
+    return measure(case, rounds=args.rounds, device=args.device, clock=args.clock)
+
+
+# ---- the cases ---------------------------------------------------------------------------------
+# Each yields its tables. Those of fairseq import it themselves, so that the others do without it.
+
+
+def attention_alone(args: argparse.Namespace) -> Iterator[Rows]:
+    for size in args.sizes:
+        yield from core.tables(
+            size,
+            args.device,
+            args.dtype,
+            args.dropout,
+            args.rounds,
+            args.clock,
+            args.without,
+        )
+
+
+def shares_of_products(args: argparse.Namespace) -> Iterator[Rows]:
+    for size in args.sizes:
+        yield shares.table(size, args.rounds, args.clock)
+
+
+def by_factors(args: argparse.Namespace) -> Iterator[Rows]:
+    for size in args.sizes:
+        for rank in (2, 4):
+            yield timed(args, factors.case(size, rank))
+
+
+def decoding_step(args: argparse.Namespace) -> Iterator[Rows]:
+    yield timed(args, small.step((16, 8, 1, 64), args.dtype))
+
+
+def multi_head(args: argparse.Namespace) -> Iterator[Rows]:
+    from benchmarks import module
+
+    def table(heads: int, length: int, head_dim: int, causal: bool) -> Rows:
+        size = (max(2, args.tokens // length), heads, length, head_dim)
+        return timed(args, module.case(size, causal, args.dropout, args.device, args.dtype))
+
+    # short padded sentences of a model of width 256
+    for heads in (8, 32):
+        for length in (10, 16, 25, 64):
+            yield table(heads, length, 256 // heads, causal=False)
+    # long rows
+    yield table(8, 512, 64, causal=True)
+    yield table(16, 128, 8, causal=True)
+
+
+def every_variant(args: argparse.Namespace) -> Iterator[Rows]:
+    from benchmarks import module
+
+    for heads, head_dim in ((8, 64), (32, 8)):
+        size = (max(1, args.tokens // 512), heads, min(512, args.tokens), head_dim)
+        case = module.case(
+            size,
+            causal=True,
+            dropout=args.dropout,
+            device=args.device,
+            dtype=args.dtype,
+            variants=module.every_variant(),
+        )
+        yield timed(args, case)
+
+
+def updates(args: argparse.Namespace) -> Iterator[Rows]:
+    from benchmarks import model
+
+    if args.device == "cuda":
+        arch = model.LARGE
+        vocabulary = 267744  # that of WikiText-103
+        batch = 8
+    else:
+        arch = model.SMALL
+        vocabulary = 4000
+        batch = 2
+    case = model.case(
+        arch, vocabulary, batch=batch, length=512, device=args.device, dtype=args.dtype
+    )
+    yield timed(args, case)
+
+
+def beam_search(args: argparse.Namespace) -> Iterator[Rows]:
+    from benchmarks import model
+
+    yield timed(args, model.search(args.device, args.dtype))
+
+
+def memory(args: argparse.Namespace) -> Iterator[Rows]:
+    """Yield for each size a row for each contender of `core`; each runs in a fresh process."""
+    for size in args.sizes:
+        rows: Rows = []
+        with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+            for chosen in core.cores("cpu", args.dtype, args.dropout, args.without):
+                if chosen.is_compiled or "checkpointed" in chosen.provider:
+                    continue  # `core` shows their memory
+                peak = pool.submit(core.peak, size, chosen, args.dtype, args.dropout).result()
+                row = {
+                    "case": "memory",
+                    "size": core.title(size, args.dropout),
+                    "name": chosen.name,
+                    "peak_mib": peak,
+                }
+                rows.append(row)
+                row["by_upstream"] = peak / rows[0]["peak_mib"]
+        yield rows
+
+
+def twelve_layers(args: argparse.Namespace) -> Iterator[Rows]:
+    """Yield for each size a row for each way to train them; each runs in a fresh process."""
+    for size in args.sizes:
+        rows: Rows = []
+        for name, setting in small.SETTINGS.items():
+            environment = mock.patch.dict(os.environ, {"MIXHEAD_KEPT_MIB": setting.budget})
+            with environment, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                peak = pool.submit(small.layers_peak, size, name).result()
+            shape = core.title(size, 0.0)
+            rows.append({"case": "layers", "size": shape, "name": name, "peak_mib": peak})
+        yield rows
+
+
+def nanogpt_step(args: argparse.Namespace) -> Iterator[Rows]:
+    for title in nanogpt.SIZES:
+        yield nanogpt.table(title, args.rounds, args.clock)
+
+
+class Bench(NamedTuple):
+    """A case of the command line.
+
+    Args:
+        tables: yields its tables, each measured before the next is built
+        about: what it measures, for --help
+        on_gpu: whether it runs with --device cuda, too
+    """
+
+    tables: Callable[[argparse.Namespace], Iterator[Rows]]
+    about: str
+    on_gpu: bool = False
+
+
+BENCHES = {
+    "core": Bench(
+        attention_alone,
+        "the attention alone, from queries, keys and values, with a causal mask, beside what "
+        "people write instead",
+        on_gpu=True,
+    ),
+    "shares": Bench(
+        shares_of_products, "the share of the machine's own product of matrices that `core` reaches"
+    ),
+    "factors": Bench(
+        by_factors, "a low-rank mixing by its factors, beside the same mixing by its matrix"
+    ),
+    "step": Bench(decoding_step, "a step of decoding: one query against 1,024 keys"),
+    "module": Bench(
+        multi_head,
+        "the multi-head attention with its projections: short padded sentences, and long rows with "
+        "a causal mask",
+        on_gpu=True,
+    ),
+    "variants": Bench(
+        every_variant,
+        "the same with every normalizer, and with everything that the flags add, one at a time",
+        on_gpu=True,
+    ),
+    "training": Bench(updates, "one update of a language model by fairseq's trainer", on_gpu=True),
+    "decoding": Bench(
+        beam_search,
+        "a beam search of a translation model by fairseq's generator, forward alone",
+        on_gpu=True,
+    ),
+    "memory": Bench(
+        memory,
+        "the peak memory of `core` beyond its inputs, each contender in a process of its own "
+        "(`core` shows its peak, too, and on a GPU every case does)",
+    ),
+    "layers": Bench(
+        twelve_layers,
+        "the peak memory of a training step of twelve layers, with and without kept weights",
+    ),
+    "nanogpt": Bench(
+        nanogpt_step,
+        "time and peak memory of a training step of nanoGPT's models: as they are, mixed by "
+        "nn.mix, and mixed by hand in a loop over blocks of queries",
+    ),
+}
+
+
+# ---- the command line --------------------------------------------------------------------------
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        epilog=described_cases(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "cases", nargs="*", default=CASES, metavar="CASE", help=f"{', '.join(CASES)} (default: all)"
+        "cases",
+        nargs="*",
+        metavar="CASE",
+        help="one of those below (default: all that run on the device)",
     )
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cpu", help="(default: %(default)s)"
@@ -102,111 +279,72 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dropout", type=float, default=0.1, help="on the attention weights (default: %(default)s)"
     )
-    clock = "time on a CPU: wall, or cpu, which other work disturbs less (default: %(default)s)"
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help=clock)
-    sizes = "batch, heads, length, head size of `core` and `memory`"
-    parser.add_argument("--sizes", nargs="+", metavar="BxHxNxD", help=sizes)
-    without = "leave out contenders of `core` and `memory` whose name holds one of the words"
-    parser.add_argument("--without", nargs="+", default=[], metavar="WORD", help=without)
     parser.add_argument(
-        "--tokens", type=int, default=2560, help="batch x length of `module` (default: %(default)s)"
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="time on a CPU: wall, or cpu, which other work disturbs less (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        type=size_of,
+        metavar="BxHxNxD",
+        help="batch, heads, length, head size of `core`, `shares`, `factors`, `memory` and "
+        "`layers`",
+    )
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="leave out contenders of `core` and `memory` whose name holds one of the words",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=2560,
+        help="batch x length of `module` and `variants` (default: %(default)s)",
     )
     args = parser.parse_args(words)
-    if unknown := sorted(set(args.cases) - set(CASES)):
-        parser.error(f"{', '.join(unknown)}: cases are {', '.join(CASES)}")
-    if args.rounds < 1 or args.tokens < 64:
-        parser.error(f"--rounds {args.rounds}, --tokens {args.tokens}: must be at least 1 and 64")
-    on_gpu = args.device == "cuda"
-    args.dtype = args.dtype or ("bfloat16" if on_gpu else "float32")
-    default = (
-        ["16x8x1024x64", "16x8x4096x64", "16x8x1024x128"]
-        if on_gpu
-        else ["4x8x512x64", "1x8x2048x64"]
-    )
-    args.sizes = [
-        tuple(map(int, size.split("x"))) for size in args.sizes or default if size.count("x") == 3
-    ]
-    if not args.sizes or min(map(min, args.sizes)) < 1:
-        parser.error("--sizes: must be four numbers each, such as 4x8x512x64")
+
+    possible = [name for name, bench in BENCHES.items() if bench.on_gpu or args.device == "cpu"]
+    for name in args.cases:
+        if name not in BENCHES:
+            parser.error(f"{name}: cases are {', '.join(BENCHES)}")
+        if name not in possible:
+            parser.error(f"{name}: runs on a CPU only, so leave out --device {args.device}")
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: must be at least 1")
+    if args.tokens < 64:
+        parser.error(f"--tokens {args.tokens}: must be at least 64")
+
+    if not args.cases:
+        args.cases = possible
+    if args.dtype is None:
+        args.dtype = "bfloat16" if args.device == "cuda" else "float32"
+    if args.sizes is None:
+        args.sizes = [size_of(size) for size in SIZES[args.device]]
     return args
 
 
-def memory(args: argparse.Namespace, size: core.Size) -> list[dict[str, Any]]:
-    """Return a row for each contender of `core`; each runs in a fresh process."""
-    rows: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for chosen in core.cores("cpu", args.dtype, args.dropout, args.without):
-            if chosen.is_compiled or "checkpointed" in chosen.provider:
-                continue  # `core` shows their memory
-            peak = pool.submit(core.peak, size, chosen, args.dtype, args.dropout).result()
-            row = {
-                "case": "memory",
-                "size": core.title(size, args.dropout),
-                "name": chosen.name,
-                "peak_mib": peak,
-            }
-            rows.append(row)
-            row["by_upstream"] = peak / rows[0]["peak_mib"]
-    return rows
-
-
-def layers(size: core.Size) -> list[dict[str, Any]]:
-    """Return a row for each way to train twelve layers; each runs in a fresh process."""
-    rows = []
-    for name, setting in small.SETTINGS.items():
-        environment = mock.patch.dict(os.environ, {"MIXHEAD_KEPT_MIB": setting.budget})
-        with environment, ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            peak = pool.submit(small.layers_peak, size, name).result()
-        shape = core.title(size, 0.0)
-        rows.append({"case": "layers", "size": shape, "name": name, "peak_mib": peak})
-    return rows
-
-
-def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of each case, measured before the next case is built."""
-    if {*args.cases} - WITHOUT_FAIRSEQ:
-        from benchmarks import model, module  # need fairseq
-    own = (args.device, args.dtype)
-    timed = functools.partial(measure, rounds=args.rounds, device=args.device, clock=args.clock)
-    if "core" in args.cases:
-        for size in args.sizes:
-            yield from core.tables(size, *own, args.dropout, args.rounds, args.clock, args.without)
-    if "shares" in args.cases and args.device == "cpu":
-        for size in args.sizes:
-            yield shares.table(size, args.rounds, args.clock)
-    if "factors" in args.cases and args.device == "cpu":
-        for size in args.sizes:
-            for rank in (2, 4):
-                yield timed(factors.case(size, rank))
-    if "step" in args.cases and args.device == "cpu":
-        yield timed(small.step((16, 8, 1, 64), args.dtype))
-    if "module" in args.cases:
-        short = [
-            (heads, length, 256 // heads, False) for heads in (8, 32) for length in (10, 16, 25, 64)
-        ]
-        for heads, length, head_dim, causal in (*short, (8, 512, 64, True), (16, 128, 8, True)):
-            size = (max(2, args.tokens // length), heads, length, head_dim)
-            yield timed(module.case(size, causal, args.dropout, *own))
-    if "variants" in args.cases:
-        for heads, head_dim in ((8, 64), (32, 8)):
-            size = (max(1, args.tokens // 512), heads, min(512, args.tokens), head_dim)
-            yield timed(module.case(size, True, args.dropout, *own, module.every_variant()))
-    if "training" in args.cases:
-        large = (model.LARGE, 267744, 8)  # WikiText-103
-        yield timed(
-            model.case(*(large if args.device == "cuda" else (model.SMALL, 4000, 2)), 512, *own)
+def described_cases() -> str:
+    lines = ["cases:"]
+    for name, bench in BENCHES.items():
+        about = bench.about if bench.on_gpu else f"{bench.about}; on a CPU only"
+        lines += textwrap.wrap(
+            about, width=100, initial_indent=f"  {name:10}", subsequent_indent=12 * " "
         )
-    if "decoding" in args.cases:
-        yield timed(model.search(*own))
-    if "memory" in args.cases and args.device == "cpu":
-        for size in args.sizes:
-            yield memory(args, size)
-    if "layers" in args.cases and args.device == "cpu":
-        for size in args.sizes:
-            yield layers(size)
-    if "nanogpt" in args.cases and args.device == "cpu":
-        for title in nanogpt.SIZES:
-            yield nanogpt.table(title, args.rounds, args.clock)
+    return "\n".join(lines)
+
+
+def size_of(word: str) -> core.Size:
+    if not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*){3}", word):
+        raise argparse.ArgumentTypeError(
+            f"{word}: must be four numbers from 1 up, such as 4x8x512x64"
+        )
+    batch, heads, length, head_dim = map(int, word.split("x"))
+    return batch, heads, length, head_dim
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -231,17 +369,19 @@ def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Print and return the rows."""
     args = parse(words)
     logging.disable(logging.INFO)  # fairseq turns on everyone's debugging messages
-    device = (
-        torch.cuda.get_device_name()
-        if args.device == "cuda"
-        else f"{torch.get_num_threads()} CPU threads"
-    )
+    if args.device == "cuda":
+        device = torch.cuda.get_device_name()
+    else:
+        device = f"{torch.get_num_threads()} CPU threads"
     versions = f"python {platform.python_version()}, torch {torch.__version__}"
     print(f"device {device}, dtype {args.dtype}, {versions}, load {os.getloadavg()[0]:.1f}")
     rows = []
-    for found in tables(args):
-        show(found)
-        rows += found
+    for name, bench in BENCHES.items():
+        if name not in args.cases:
+            continue
+        for table in bench.tables(args):
+            show(table)
+            rows += table
     return rows
 
 

@@ -35,11 +35,16 @@ class CountingShared(Shared):
         threads = 32 if size <= 4 else 128 // size  # of a group
         group = np.unique(on // threads, return_inverse=True)[1]
         words = address.astype(np.int64)[:, None] // 4 + np.arange(-(-size // 4))
-        # Threads of a group that touch one word are served together, so it counts once. The group
-        # stands in the upper half of a number, the word in the lower half.
+        # Threads of a group that touch one word are served together, so it counts once. A pair of
+        # group and word is one int64, so that np.unique can count pairs:
+        #
+        #     bit 63        32 31         0
+        #        [   group   ][   word    ]    bank = word % 32
         found = np.unique(group[:, None] << 32 | words)
+        group_of = found >> 32
+        bank_of = found % 32
         groups = group.max() + 1
-        banks = np.bincount((found >> 32) * 32 + found % 32, minlength=32 * groups)
+        banks = np.bincount(32 * group_of + bank_of, minlength=32 * groups)
         # A group takes as many cycles as its fullest bank has words; without conflicts it is one.
         cycles = int(banks.reshape(-1, 32).max(1).sum())
         tally.update({"shared B": len(on) * size, "cycles": 32 * cycles})

@@ -305,7 +305,7 @@ def core_step(settings: Settings, step: str) -> Iterator[Row]:
     with mock.patch.object(triton, "fault", lambda inputs: ""):
         for contender in contenders(settings, timing):
             began = time.monotonic()
-            if is_compiled(contender) and f"{step} | {contender.name}" not in compiled:
+            if contender.is_compiled and f"{step} | {contender.name}" not in compiled:
                 fault = "left out: not compiled in time, see the part `compile`"
             else:
                 fault = fault_of(inputs, contender)
@@ -323,10 +323,6 @@ def core_step(settings: Settings, step: str) -> Iterator[Row]:
                 yield {"size": step, "passes": passes, **row}
 
 
-def is_compiled(contender: core.Core) -> bool:
-    return contender.provider in OPPONENTS and OPPONENTS[contender.provider].compiled
-
-
 def fault_of(inputs: core.Inputs, contender: core.Core) -> str:
     """Return what a contender computes wrongly, or the error that it ends with; empty if none."""
     try:
@@ -341,13 +337,10 @@ def times(
     """Yield a row for each contender that has such passes: "forward" alone, or "both"."""
     runs: dict[str, Callable[[], Any]] = {}
     for contender in right:
-        forward_only = (
-            contender.provider in OPPONENTS and OPPONENTS[contender.provider].forward_only
-        )
         # A forward pass alone would be compiled anew.
-        if passes == "forward" and (forward_only or not is_compiled(contender)):
+        if passes == "forward" and (contender.forward_only or not contender.is_compiled):
             runs[contender.name] = functools.partial(inputs.forward, contender, dropout)
-        if passes == "both" and not forward_only:
+        if passes == "both" and not contender.forward_only:
             runs[contender.name] = functools.partial(
                 inputs.run, contender, dropout, inputs.d_output
             )
@@ -388,7 +381,7 @@ def compile_steps(settings: Settings) -> list[str]:
     by_torch, by_triton = [], []
     for step in core_steps(settings):
         for contender in contenders(settings, timing_of(settings, step)):
-            if is_compiled(contender):
+            if contender.is_compiled:
                 by_torch.append(f"{step} | {contender.name}")
             elif "triton" in contender.provider:
                 by_triton.append(f"{step} | {contender.name}")
@@ -426,7 +419,7 @@ def compile_step(settings: Settings, step: str) -> Iterator[Row]:
     inputs = core.Inputs(timing.size, settings.device, timing.dtype)
     began = time.monotonic()
     with mock.patch.object(triton, "fault", lambda inputs: ""):
-        if contender.provider in OPPONENTS and OPPONENTS[contender.provider].forward_only:
+        if contender.forward_only:
             inputs.forward(contender, timing.dropout)
         else:
             inputs.run(contender, timing.dropout, inputs.d_output)

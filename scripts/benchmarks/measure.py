@@ -44,12 +44,14 @@ def check(
 
     It may be twice the formula's error in the same dtype, and rounding.
     """
-    for part, value, by_formula, right in zip(parts, got, formula, exact):
+    for part, value, by_formula, right in zip(parts, got, formula, exact, strict=True):
         eps = rounding or torch.finfo(value.dtype).eps + 100 * torch.finfo(right.dtype).eps
-        error, own, size = (
-            torch.linalg.vector_norm(t, norm) for t in (value - right, by_formula - right, right)
-        )
-        if not error <= (allowed := 2 * own + eps * size):  # NaN too
+        error = torch.linalg.vector_norm(value - right, norm)
+        own = torch.linalg.vector_norm(by_formula - right, norm)
+        size = torch.linalg.vector_norm(right, norm)
+        allowed = 2 * own + eps * size
+        is_right = error <= allowed  # False for NaN on either side, too
+        if not is_right:
             sys.exit(
                 f"{name}: {part} is wrong by {error:.2g}, {allowed:.2g} is allowed; nothing is "
                 "timed"
@@ -71,7 +73,8 @@ def milliseconds(
         began = clock()
         function()
         return 1e3 * (clock() - began)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     filler.zero_()  # empties the L2 cache
     torch.cuda._sleep(HEAD_START)  # meanwhile Python gets ahead with starting kernels
     begin.record()
@@ -93,7 +96,8 @@ def measure(case: Case, rounds: int, device: str, clock: str = "wall") -> list[d
             took = milliseconds(function, CLOCKS[clock], filler)
             if i >= 0:
                 times[name].append(took)
-    rows, upstream = [], next(iter(case.contenders))
+    rows = []
+    upstream = next(iter(case.contenders))
     for name, values in times.items():
         row = {"case": case.name, "size": case.size, "name": name, "ms": statistics.median(values)}
         row |= {"ms_min": min(values), "ms_max": max(values)}

@@ -97,16 +97,19 @@ def trainer_of(
 
 def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype: str) -> Case:
     """Return an update by each variant; loss and gradients of one sentence are checked."""
-    dictionary, contenders = dictionary_of(vocabulary), {}
+    dictionary = dictionary_of(vocabulary)
+    contenders = {}
     for name in VARIANTS:
         criterion = "adaptive_loss" if arch == LARGE else "cross_entropy"
-        criterion = f"orthogonal_{criterion}" if "penalty" in name else criterion
+        if "penalty" in name:
+            criterion = f"orthogonal_{criterion}"
         cfg = config(
             name, arch, f"--criterion {criterion} --tokens-per-sample {length}", device, dtype
         )
         torch.manual_seed(1)
         task = LanguageModelingTask(cfg.task, dictionary)
-        model, loss = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
+        model = task.build_model(cfg.model)
+        loss = task.build_criterion(cfg.criterion)
         shake(model)
         if name != "fairseq":
             check_update(name, model, loss, batch_of(dictionary, 1, length), device, dtype)
@@ -123,7 +126,9 @@ def search(device: str, dtype: str, sentences: int = 16, length: int = 25, beam:
 
     From the same seed, before M moves, each must find fairseq's words.
     """
-    dictionary, contenders, expected = dictionary_of(4000), {}, None
+    dictionary = dictionary_of(4000)
+    contenders = {}
+    expected = None
     sample = {"net_input": batch_of(dictionary, sentences, length)["net_input"]}
     sample = utils.move_to_cuda(sample) if device == "cuda" else sample
     for name in ("fairseq", "softmax", "Mixhead A", "Mixhead B"):

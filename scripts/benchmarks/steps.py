@@ -78,11 +78,20 @@ def run(
     deadline = time.monotonic() + seconds
     waiting = deque(steps)
     working: dict[Connection, Worker] = {}
-    try:
-        for _ in range(min(workers, len(waiting))):
-            worker = Worker(function, log)
-            worker.begin(waiting.popleft(), limit)
+
+    def give_work(worker: Worker | None) -> None:
+        """Begin the next step, in a new process if no worker is free; without steps one may go."""
+        if waiting:
+            if worker is None:
+                worker = Worker(function, log)
             working[worker.connection] = worker
+            worker.begin(waiting.popleft(), limit)
+        elif worker is not None:
+            worker.end(grace=5.0)
+
+    try:
+        for _ in range(workers):
+            give_work(None)
         while working:
             now = time.monotonic()
             until = min(deadline, *(worker.ends for worker in working.values()))
@@ -91,35 +100,26 @@ def run(
                 event = received(worker)
                 yield event
                 if event.row is not None:
-                    continue
-                if event.fault.startswith(DIED):
-                    del working[connection]
-                    worker.end()
-                    if not waiting:
-                        continue
-                    worker = Worker(function, log)
-                    working[worker.connection] = worker
-                if waiting:
-                    worker.begin(waiting.popleft(), limit)
-                else:
-                    del working[connection]
-                    worker.end(grace=5.0)
-            now = time.monotonic()
-            for connection, worker in list(working.items()):
-                if now < min(deadline, worker.ends):
-                    continue
-                why = (
-                    f"did not end within {limit:.0f} s"
-                    if now >= worker.ends
-                    else "the time of this part was over"
-                )
-                yield Event(worker.step, fault=why, seconds=now - worker.began)
+                    continue  # its step goes on
                 del working[connection]
+                if event.fault.startswith(DIED):
+                    worker.end()
+                    give_work(None)
+                else:
+                    give_work(worker)
+
+            now = time.monotonic()
+            late = [worker for worker in working.values() if now >= min(deadline, worker.ends)]
+            for worker in late:
+                if now >= worker.ends:
+                    why = f"did not end within {limit:.0f} s"
+                else:
+                    why = "the time of this part was over"
+                yield Event(worker.step, fault=why, seconds=now - worker.began)
+                del working[worker.connection]
                 worker.end()
-                if waiting and now < deadline:
-                    worker = Worker(function, log)
-                    worker.begin(waiting.popleft(), limit)
-                    working[worker.connection] = worker
+                if now < deadline:
+                    give_work(None)
         for step in waiting:
             yield Event(step, fault="not begun: the time of this part was over")
     finally:

@@ -3,6 +3,8 @@
 They compare every contender with both yardsticks.
 """
 
+import shlex
+
 import benchmark
 import pytest
 from benchmarks import core, factors, measure, model, module, nanogpt, shares
@@ -15,6 +17,31 @@ TINY = ["--rounds", "2", "--sizes", "3x2x24x8", "--tokens", "64"]
 
 def rows(*words):
     return benchmark.main([*words, *TINY])
+
+
+REFUSED = {
+    "cores": f"cores: cases are {', '.join(benchmark.BENCHES)}",
+    "core shares --device cuda": "shares: runs on a CPU only, so leave out --device cuda",
+    "--rounds 0": "--rounds 0: must be at least 1",
+    "--tokens 63": "--tokens 63: must be at least 64",
+}
+for size in ("4x8x512", "axbxcxd", "4x0x512x64", "4x8x512x64x1", ""):
+    why = f"{size}: must be four numbers from 1 up, such as 4x8x512x64"
+    REFUSED[f"--sizes 4x8x512x64 '{size}'"] = f"argument --sizes: {why}"
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_words_that_cannot_be_meant_are_refused_in_one_line(words, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.parse(shlex.split(words))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.partition(": error: ")[2] == REFUSED[words]
+
+
+def test_without_cases_all_run_that_the_device_can_run():
+    assert benchmark.parse([]).cases == list(benchmark.BENCHES)
+    on_gpu = {"core", "module", "variants", "training", "decoding"}
+    assert set(benchmark.parse(["--device", "cuda"]).cases) == on_gpu
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
