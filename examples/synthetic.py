@@ -26,51 +26,76 @@ Batch = tuple[Tensor, ...]
 
 
 class Task(NamedTuple):
-    """Define a task."""
+    """What is drawn, which models learn it, and what is measured.
 
-    name: str  # of its folder in examples/
-    arms: Sequence[str]  # the attentions that it compares, by name
-    axis: str  # the name of its size, a flag
-    size: int  # the default of that flag
-    steps: int  # the default of --steps
-    rate: float  # the default of --lr
-    model: Callable[[str, int, int], nn.Module]  # arm, head size, size
-    batch: Callable[[int, torch.Generator], Batch]  # size, random numbers
-    # metrics; the first is trained, and the endpoint
+    Args:
+        name: of its folder in examples/
+        attentions: the names of those that it compares
+        axis: the name of its size, which is a flag: the length of a row, or the model's width
+        size: the default of that flag
+        steps: the default of --steps
+        rate: the default of --lr
+        model: (attention, head size, size) -> a model
+        batch: (size, random numbers) -> a batch
+        measure: (model, batch) -> metrics; the first is trained, and is the endpoint
+        problem: (head size, size) -> why there is no such model; an empty text if there is
+    """
+
+    name: str
+    attentions: Sequence[str]
+    axis: str
+    size: int
+    steps: int
+    rate: float
+    model: Callable[[str, int, int], nn.Module]
+    batch: Callable[[int, torch.Generator], Batch]
     measure: Callable[[nn.Module, Batch], dict[str, Tensor]]
-    # why there is nothing of this head size and this size; empty if there is
     problem: Callable[[int, int], str]
 
 
 class Setting(NamedTuple):
-    """Identify a run."""
+    """Everything that a training of a task depends on.
 
-    arm: str  # one of `Task.arms`
+    Args:
+        attention: one of `Task.attentions`; the flag is --arm
+        head_size: numbers of a head
+        size: of the data or of the model, along `Task.axis`
+        rate: the learning rate
+        mixing_lr_scale: factor on the rate of the mixing
+        steps: updates
+        seed: of data and first weights
+        warmup_steps: over which the rate rises; None for a tenth of the steps
+        decay_steps: the last ones, over which the rate falls to 0; None for a fifth of the steps
+        valid_interval: steps between two validations; None for none before the end
+        stop_at: the validation loss that ends a training early; None for none
+    """
+
+    attention: str
     head_size: int
     size: int
     rate: float
-    mixing_lr_scale: float  # factor on the rate of the mixing
+    mixing_lr_scale: float
     steps: int
     seed: int
-    warmup_steps: int | None = None  # None: a tenth of the steps
-    decay_steps: int | None = None  # the last ones, over which the rate falls to 0; None: a fifth
-    valid_interval: int | None = None  # steps between two validations; None: none before the end
-    stop_at: float | None = None  # the validation loss that ends a training early
+    warmup_steps: int | None = None
+    decay_steps: int | None = None
+    valid_interval: int | None = None
+    stop_at: float | None = None
 
 
-def attention(arm: str, *sizes: int, **options: Any) -> MixedAttention:
-    """Return the attention of an arm.
+def attention(name: str, *sizes: int, **options: Any) -> MixedAttention:
+    """Return an attention of a task.
 
     In `uniform` all scores stay 0, so it cannot choose among the keys.
 
     Args:
-        arm: a key of MIXINGS; another name has no mixing
+        name: a key of MIXINGS; another name has no mixing
         sizes: embed_dim and num_heads of `MixedAttention`
         options: its keywords
     """
-    mixing = MIXINGS.get(arm, "none")
+    mixing = MIXINGS.get(name, "none")
     module = MixedAttention(*sizes, batch_first=True, head_mixing=mixing, **options)
-    if arm == "uniform":
+    if name == "uniform":
         for parameter in module.q_proj.parameters():
             nn.init.zeros_(parameter).requires_grad_(False)
     return module
@@ -103,7 +128,7 @@ def train(task: Task, setting: Setting) -> nn.Module:
     Raise FloatingPointError if the loss or a parameter is no finite number.
     """
     torch.manual_seed(setting.seed)
-    model = task.model(setting.arm, setting.head_size, setting.size)
+    model = task.model(setting.attention, setting.head_size, setting.size)
     # Until the first step the rate of a group is its factor on the rate of that step.
     groups = parameter_groups(model, weight_decay=0.0, mixing_lr=setting.mixing_lr_scale)
     optimizer = torch.optim.Adam(groups, lr=1.0, betas=(0.9, 0.98))
@@ -175,6 +200,7 @@ def run(task: Task, setting: Setting, which: str = "valid") -> dict[str, float]:
 
 def wrong_number(task: Task, setting: Setting) -> str:
     """Return which number of a run cannot be meant, and why; an empty text if all can."""
+    # Without a limit, NaN and infinity would pass, and torch's Adam cannot take more than 3e38.
     if not 0 < setting.rate <= 1000:
         return f"--lr {setting.rate}: must be greater than 0, and at most 1000"
     if not 0 <= setting.mixing_lr_scale <= 1000:
@@ -264,9 +290,9 @@ def load(task: Task) -> tuple[Setting, nn.Module]:
     try:
         saved = dict(torch.load(file, map_location="cpu", weights_only=True))
         setting = Setting(**saved["setting"])
-        if setting.arm not in task.arms or wrong_number(task, setting):
+        if setting.attention not in task.attentions or wrong_number(task, setting):
             raise ValueError
-        model = task.model(setting.arm, setting.head_size, setting.size)
+        model = task.model(setting.attention, setting.head_size, setting.size)
         model.load_state_dict(saved["model"])
     except (
         EOFError,
@@ -331,7 +357,10 @@ def command_line(task: Task) -> ArgumentParser:
     steps = parser.add_subparsers(dest="step", required=True)
 
     training = steps.add_parser("train", help="train one model")
-    training.add_argument("--arm", choices=task.arms, default="B", help=default)
+    text = f"the attention {default}"
+    training.add_argument(
+        "--arm", dest="attention", choices=task.attentions, default="B", help=text
+    )
     training.add_argument("--head-size", type=int, default=8, help=default)
     training.add_argument(f"--{task.axis}", dest="size", type=int, default=task.size, help=default)
     training.add_argument("--lr", dest="rate", type=float, default=task.rate, help=default)

@@ -132,7 +132,7 @@ def _lines(path: str | Path) -> Iterator[tuple[str, int, int, list[Span]]]:
                 window, windows = content["window"]
                 spans = [Span(*span) for span in content["spans"]]
                 yield content["id"], window, windows, spans
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, KeyError):
                 raise SquadError(
                     f"{path}: line {number} was not written by fairseq-validate --nbest-file"
                 ) from None

@@ -157,7 +157,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read config.json, and refuse impossible sizes."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise OptionError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(config, dict):
         raise OptionError(f"{path}: must be an object")

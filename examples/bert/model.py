@@ -185,9 +185,9 @@ class BertModel(MixheadRobertaModel):
             extra["beside"] = self._classify(beside, features)
         if name is not None:
             return self._classify(name, features), extra
-        return features if features_only else self.encoder.output_layer(
-            features, masked_tokens=masked_tokens
-        ), extra
+        if features_only:
+            return features, extra
+        return self.encoder.output_layer(features, masked_tokens=masked_tokens), extra
 
     def _classify(self, name: str, features: Tensor) -> Tensor:
         return self.classification_heads[name](self.pooler(features))

@@ -29,8 +29,8 @@ class BertPretrainingConfig(FairseqDataclass):
         default=MISSING,
         metadata={
             "help": "folder of fairseq-preprocess --only-source, one sentence in each line of the "
-            "text and an empty "
-            "line after each document; several, separated by colons, serve one epoch each"
+            "text and an empty line after each document; several, separated by colons, serve one "
+            "epoch each"
         },
     )
     tokens_per_sample: int = field(

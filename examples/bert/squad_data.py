@@ -46,8 +46,6 @@ def read_squad(path: str | Path) -> Squad:
         raise SquadError(f"{path}: {error.strerror}") from error
     except ValueError as error:  # no JSON, or no UTF-8
         raise SquadError(f"{path}: {error}") from error
-    except RecursionError as error:
-        raise SquadError(f"{path}: is nested too deeply") from error
     try:
         return _squad_of(content)
     except _Misplaced as error:

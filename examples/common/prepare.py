@@ -18,8 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from common.archives import fail, note
-
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from common.cores import CORES
 
 # ---- start and end ------------------------------------------------------------------------------
 
@@ -150,7 +149,7 @@ def is_ready(
     try:
         content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         made = dict(content.get("settings", content))
-    except (ValueError, AttributeError, TypeError, RecursionError):
+    except (ValueError, AttributeError, TypeError):
         fail(
             f"{folder / SETTINGS}: is not made by prepare.sh; remove {folder} to have it made again"
         )

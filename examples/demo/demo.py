@@ -24,6 +24,10 @@ import sentencepiece
 from demo_flags import read_flags
 from tqdm import tqdm
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common.cores import CORES
+
 from mixhead_plugin.heads import figures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +36,6 @@ CORPUS = ROOT / "examples" / "demo" / "corpus"
 HELD_OUT = 600  # pairs for validation, and as many for the test
 SPLITS = ("train", "valid", "test")
 LANGUAGES = ("de", "en")
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 RUNNING: list[subprocess.Popen] = []  # so that a failure can end the other training
 # Otherwise fairseq leaves out the last sentences of every set, those that fill no multiple of 8.
 WHOLE_SETS = ["--required-batch-size-multiple", "1"]

@@ -14,7 +14,7 @@ def statistics(data: Path, subset: str) -> Counts:
         counts = dict(json.loads(path.read_text()))
     except FileNotFoundError:
         raise Unknown(f"{path} is missing; run examples/lm1b/prepare.sh") from None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         raise Unknown(f"{path}: is not made by examples/lm1b/prepare.sh") from None
     if "words" not in counts.get(subset, {}):
         sets = [name for name, numbers in counts.items() if "words" in numbers]

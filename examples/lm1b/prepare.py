@@ -25,6 +25,7 @@ from common.prepare import (
     start,
 )
 from lm1b.shards import (
+    Coding,
     Encoder,
     Symbols,
     add_counts,
@@ -313,8 +314,9 @@ def _binarise(
     parts = source.parent
     symbols = Symbols(dictionary.nspecial, dictionary.unk(), dictionary.eos())
     dtype = best_fitting_int_dtype(len(dictionary))
+    coding = Coding(make, source, symbols, dtype)
     shards = [*text.held_out, *text.training]
-    binarise_shards(f"{unit} to numbers", shards, parts, workers, make, source, symbols, dtype)
+    binarise_shards(f"{unit} to numbers", shards, parts, workers, coding)
     totals = {}
     with complete(folder) as unfinished:
         unfinished.mkdir()

@@ -102,6 +102,24 @@ class Symbols(NamedTuple):
 Encoder = Callable[[list[bytes]], Iterator[list[int]]]
 
 
+class Coding(NamedTuple):
+    """How a text becomes numbers.
+
+    Each process makes its own encoder, by `make(source, symbols)`.
+
+    Args:
+        make: `word_encoder` or `piece_encoder`
+        source: the file that it reads
+        symbols: the numbers of fairseq's special symbols
+        dtype: of the binary files
+    """
+
+    make: Callable[[Path, Symbols], Encoder]
+    source: Path
+    symbols: Symbols
+    dtype: type
+
+
 def word_encoder(dictionary: Path, symbols: Symbols) -> Encoder:
     """Return an encoder to whole words; a word that dict.txt lacks is unknown."""
     with dictionary.open("rb") as file:
@@ -215,22 +233,14 @@ def _write_json(path: Path, content: Any) -> None:
 
 # ---- many shards, many processes ---------------------------------------------------------------
 
-_encoders: dict[tuple, Encoder] = {}  # at most one, kept by each process from shard to shard
+_encoders: dict[Coding, Encoder] = {}  # at most one, kept by each process from shard to shard
 
 
-def _with_encoder(
-    shard: Path,
-    folder: Path,
-    make: Callable[..., Encoder],
-    source: Path,
-    symbols: Symbols,
-    dtype: type,
-):
-    key = (make, source)
-    if key not in _encoders:
+def _with_encoder(shard: Path, folder: Path, coding: Coding) -> None:
+    if coding not in _encoders:
         _encoders.clear()
-        _encoders[key] = make(source, symbols)
-    binarise_shard(shard, folder, _encoders[key], symbols, dtype)
+        _encoders[coding] = coding.make(coding.source, coding.symbols)
+    binarise_shard(shard, folder, _encoders[coding], coding.symbols, coding.dtype)
 
 
 def _finish(work: Callable[..., None], shard: Path, folder: Path, *rest: Any) -> None:
@@ -316,23 +326,14 @@ def count_shards(shards: Sequence[Path], folder: Path, workers: int) -> list[Pat
 
 
 def binarise_shards(
-    title: str,
-    shards: Sequence[Path],
-    folder: Path,
-    workers: int,
-    make: Callable[[Path, Symbols], Encoder],
-    source: Path,
-    symbols: Symbols,
-    dtype: type,
+    title: str, shards: Sequence[Path], folder: Path, workers: int, coding: Coding
 ) -> list[Path]:
     """Call `binarise_shard` for every shard that has no folder.
 
     Return the folders in the order of the shards.
-
-    Each process makes its own encoder by `make(source, symbols)`.
     """
     try:
-        _each(title, shards, folder, workers, _with_encoder, make, source, symbols, dtype)
+        _each(title, shards, folder, workers, _with_encoder, coding)
     finally:
         _encoders.clear()
     return [folder / shard.name for shard in shards]

@@ -26,6 +26,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from common import markdown
 from common.defaults import complete
 from common.errors import failing
 from low_rank_bottleneck.figure import draw
@@ -236,11 +237,10 @@ def table(task: str, rows: list[dict[str, Any]], sizes: list[int]) -> str:
     (fixhead,) = [cell for (name, _), cell in cells.items() if name == FIXHEAD]
 
     titles = ["head size", *ATTENTIONS, FIXHEAD]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---:|" * len(titles)]
+    lines = []
     for size in sizes:
-        line = [str(size), *(cells[name, size] for name in ATTENTIONS), fixhead]
-        lines.append(f"| {' | '.join(line)} |")
-    return "\n".join(lines)
+        lines.append([str(size), *(cells[name, size] for name in ATTENTIONS), fixhead])
+    return markdown.table(titles, lines)
 
 
 def _cell(row: dict[str, Any]) -> str:

@@ -32,10 +32,10 @@ def draw(width: int, generator: torch.Generator) -> Batch:
 class Model(nn.Module):
     """One attention from the queries to the points."""
 
-    def __init__(self, arm: str, head_size: int, width: int):
+    def __init__(self, name: str, head_size: int, width: int):
         super().__init__()
         self.attention = attention(
-            arm, DIMENSION, width // head_size, bias=False, head_dim=head_size
+            name, DIMENSION, width // head_size, bias=False, head_dim=head_size
         )
 
     def forward(self, points: Tensor, queries: Tensor) -> Tensor:
@@ -57,10 +57,10 @@ def problem(head_size: int, width: int) -> str:
     return ""
 
 
-ARMS = ("softmax", "A", "B", "average", "uniform")
+ATTENTIONS = ("softmax", "A", "B", "average", "uniform")
 TASK = Task(
     name="nearest_neighbour",
-    arms=ARMS,
+    attentions=ATTENTIONS,
     axis="width",
     size=DIMENSION,
     steps=500,

@@ -19,7 +19,6 @@ import itertools
 import json
 import math
 import multiprocessing
-import os
 import statistics
 import sys
 import time
@@ -35,6 +34,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from common import markdown
+from common.cores import CORES
 from common.defaults import complete
 from common.errors import failing
 from position_probe.figure import draw
@@ -98,9 +99,7 @@ def parse(arguments: list[str] | None) -> Namespace:
         help=f"of the training; the decoder has half of them ({DEFAULTS['steps']})",
     )
     parser.add_argument("--learning-rate", type=float, default=0.01, help="(%(default)s)")
-    parser.add_argument(
-        "--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes (%(default)s)"
-    )
+    parser.add_argument("--jobs", type=int, default=min(8, CORES), help="processes (%(default)s)")
     parser.add_argument(
         "--quick", action="store_true", help="other defaults: --n 6 --seeds 1 --steps 100"
     )
@@ -234,7 +233,7 @@ def table(rows: list[dict[str, Any]], kind: str) -> str:
         f"error, 1..{n}",
         *lengths,
     ]
-    lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
+    lines = []
     for row in rows:
         spreads = row["spread_at_random_weights"]
         apart = f"{max(spreads):.0e}" if row["blind"] else f"{min(spreads):.2g}"
@@ -248,8 +247,8 @@ def table(rows: list[dict[str, Any]], kind: str) -> str:
             f"{statistics.mean(row['error']):.2f}",
             *(f"{statistics.mean(row['error_of_longer'][length]):.1f}" for length in lengths),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown.table(titles, lines, left=2)
 
 
 def main(arguments: list[str] | None = None) -> None:

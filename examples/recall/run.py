@@ -93,14 +93,14 @@ class WideAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
 
-def attention_of(arm: str, head_size: int) -> nn.Module:
-    """Return the attention of an arm."""
+def attention_of(name: str, head_size: int) -> nn.Module:
+    """Return one of ATTENTIONS."""
     heads = WIDTH // head_size
-    if arm == "wide-values":
+    if name == "wide-values":
         return WideAttention(heads, head_size, WIDTH)
-    if arm == "wide-queries":
+    if name == "wide-queries":
         return WideAttention(heads, WIDTH, head_size)
-    return attention(arm, WIDTH, heads, causal=True)
+    return attention(name, WIDTH, heads, causal=True)
 
 
 class Model(nn.Module):
@@ -110,7 +110,7 @@ class Model(nn.Module):
     recall.
     """
 
-    def __init__(self, arm: str, head_size: int, length: int):
+    def __init__(self, name: str, head_size: int, length: int):
         super().__init__()
         self.tokens = nn.Embedding(2 * WORDS + 1, WIDTH)
         self.before = nn.Embedding(2 * WORDS + 1, WIDTH)
@@ -120,7 +120,7 @@ class Model(nn.Module):
         )
         self.layers = nn.ModuleList([layer(), layer()])
         for each in self.layers:
-            each.self_attn = attention_of(arm, head_size)
+            each.self_attn = attention_of(name, head_size)
         self.norm = nn.LayerNorm(WIDTH)
         self.answer = nn.Linear(WIDTH, WORDS)
 
@@ -158,10 +158,10 @@ def problem(head_size: int, length: int) -> str:
 
 # 'wide-values' and 'wide-queries' are softmax with heads whose values, or queries and keys, have
 # the model's width
-ARMS = ("softmax", "A", "B", "average", "uniform", "wide-values", "wide-queries")
+ATTENTIONS = ("softmax", "A", "B", "average", "uniform", "wide-values", "wide-queries")
 TASK = Task(
     name="recall",
-    arms=ARMS,
+    attentions=ATTENTIONS,
     axis="length",
     size=64,
     steps=300,

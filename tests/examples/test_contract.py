@@ -224,8 +224,8 @@ def test_a_file_that_is_no_model_of_the_recipe_is_refused_in_one_line(
     whole = torch.load(file)
     for content in (
         {"model": whole["model"]},
-        {"setting": {"arm": "B"}, "model": whole["model"]},
-        {**whole, "setting": {**whole["setting"], "arm": "none of them"}},
+        {"setting": {"attention": "B"}, "model": whole["model"]},
+        {**whole, "setting": {**whole["setting"], "attention": "none of them"}},
         {**whole, "setting": {**whole["setting"], "head_size": 4}},
         {**whole, "setting": {**whole["setting"], "size": "16"}},
         {**whole, "model": {}},

@@ -35,10 +35,10 @@ def test_one_head_of_full_rank_suffices():
 
 @pytest.mark.slow
 def test_a_full_head_learns_more_than_small_heads_and_these_more_than_uniform_weights():
-    arms = [("softmax", 16), ("softmax", 2), ("uniform", 2)]
+    heads = [("softmax", 16), ("softmax", 2), ("uniform", 2)]
     errors = [
-        run(TASK, Setting(arm, size, 16, 0.03, 1.0, 120, 1))["mean squared error"]
-        for arm, size in arms
+        run(TASK, Setting(attention, size, 16, 0.03, 1.0, 120, 1))["mean squared error"]
+        for attention, size in heads
     ]
     assert errors[0] + 0.1 < errors[1] < errors[2] - 0.05 and errors[2] == pytest.approx(
         0.93, abs=0.05

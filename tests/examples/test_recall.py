@@ -39,9 +39,9 @@ def test_small_distances_are_frequent():
     assert (found - law / law.sum()).abs().max() < 0.05
 
 
-@pytest.mark.parametrize("arm", TASK.arms)
-def test_no_state_sees_the_future(arm):
-    model = Model(arm, 32, 64)
+@pytest.mark.parametrize("attention", TASK.attentions)
+def test_no_state_sees_the_future(attention):
+    model = Model(attention, 32, 64)
     tokens, _ = draw(64, torch.Generator().manual_seed(1))
     changed = tokens.clone()
     changed[:, 40:] = 0
@@ -66,11 +66,13 @@ def test_a_wide_attention_is_torchs_attention_with_its_projections(query_size, v
     torch.testing.assert_close(wide(x, x, x)[0], expected)
 
 
-@pytest.mark.parametrize("arm", ["wide-values", "wide-queries"])
-def test_a_wide_attention_starts_with_outputs_as_large_as_softmax_has(arm):
+@pytest.mark.parametrize("attention", ["wide-values", "wide-queries"])
+def test_a_wide_attention_starts_with_outputs_as_large_as_softmax_has(attention):
     torch.manual_seed(0)
     x = torch.randn(64, 32, WIDTH)
-    usual, wide = (float(attention_of(name, 4)(x, x, x)[0].std()) for name in ("softmax", arm))
+    usual, wide = (
+        float(attention_of(name, 4)(x, x, x)[0].std()) for name in ("softmax", attention)
+    )
     assert wide / usual == pytest.approx(1, abs=0.15)
 
 
@@ -78,7 +80,7 @@ def test_softmax_learns_and_uniform_weights_cannot(monkeypatch):
     monkeypatch.setattr("recall.run.TOKENS", 256)
     monkeypatch.setattr("recall.run.WORDS", 4)
     nats = {
-        arm: run(TASK, Setting(arm, 32, 8, 0.01, 1.0, 110, 1))["nats an answer"]
-        for arm in ("softmax", "uniform")
+        name: run(TASK, Setting(name, 32, 8, 0.01, 1.0, 110, 1))["nats an answer"]
+        for name in ("softmax", "uniform")
     }
     assert nats["softmax"] < 0.1 and nats["uniform"] > 0.3, nats

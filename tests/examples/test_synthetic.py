@@ -18,15 +18,15 @@ from synthetic import Setting, run, share_of_rate, train
 QUICK = TASK._replace(steps=2)
 
 
-def setting(arm, seed, rate=0.01, factor=1.0):
-    return Setting(arm, 8, 16, rate, factor, QUICK.steps, seed)
+def setting(attention, seed, rate=0.01, factor=1.0):
+    return Setting(attention, 8, 16, rate, factor, QUICK.steps, seed)
 
 
 def error(*chosen, which="test"):
     return run(QUICK, setting(*chosen), which)["mean squared error"]
 
 
-def test_a_seed_gives_the_same_run_again_and_the_same_data_and_weights_to_every_arm():
+def test_a_seed_gives_the_same_run_again_and_the_same_data_and_weights_to_every_attention():
     assert error("B", 3) == error("B", 3)
     assert len({error("B", 3), error("B", 4), error("B", 3, which="valid")}) == 3
     # without a rate nothing is learned: a mixing that starts as the identity gives what softmax

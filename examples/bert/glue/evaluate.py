@@ -31,7 +31,7 @@ def task_of(data: Path, subset: str) -> tuple[str, Task]:
     try:
         name = json.loads((data / SETTINGS).read_text())["task"]
         task = TASKS[name]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError):
         fail(f"{data}: has no {SETTINGS} of a task; examples/bert/glue/prepare.sh makes it")
     if subset not in task.files or subset == "train":
         sets = ", ".join(key for key in task.files if key != "train")
