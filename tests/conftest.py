@@ -91,6 +91,7 @@ def corpus(tmp_path_factory):
         for o in NOUNS
         if s != o
     ]
+    # Shuffled: steps of 37 reach every pair once, because 37 is prime and does not divide 120.
     pairs = [pairs[i * 37 % len(pairs)] for i in range(len(pairs))]
     for split, chosen in {"train": pairs[:90], "valid": pairs[90:105], "test": pairs[105:]}.items():
         for side, language in enumerate(("de", "en")):

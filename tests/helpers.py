@@ -81,8 +81,10 @@ def build(arch: str, seed: int = 1, **flags):
 
     It has no dropout unless `flags` say so.
     """
-    tiny = next(flags for name, flags in {**OWN, **TINY}.items() if name.split("_base")[0] in arch)
-    args = Namespace(arch=arch, **{"dropout": 0.0, "attention_dropout": 0.0, **tiny, **flags})
+    sizes = {**OWN, **TINY}
+    family = next(name for name in sizes if name.split("_base")[0] in arch)
+    settings = {"dropout": 0.0, "attention_dropout": 0.0, **sizes[family], **flags}
+    args = Namespace(arch=arch, **settings)
     torch.manual_seed(seed)
     return build_model(args, task())
 

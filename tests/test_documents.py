@@ -163,9 +163,13 @@ def test_the_program_takes_its_flags(command, monkeypatch):
     if words[0] == "-c":
         compile(words[1], "-c", "exec")
         return
-    module = words.pop(0) == "-m" and words.pop(0) if words[0] == "-m" else None
-    program = module or words.pop(0)
-    known, reading = argparse.ArgumentParser.parse_known_args, []
+    module = None
+    if words[0] == "-m":
+        module = words[1]
+        del words[0]
+    program = words.pop(0)
+    known = argparse.ArgumentParser.parse_known_args
+    reading = []
 
     def parse(self, *args, **settings):
         if reading:  # a command of a command

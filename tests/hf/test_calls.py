@@ -9,7 +9,6 @@ import threading
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface
 
 from tests.hf.models import build, hf, shake
 
@@ -203,33 +202,46 @@ def test_gradients_with_checkpointing_are_those_without(reentrant):
     torch.testing.assert_close(*found)
 
 
-def test_a_call_whose_parts_did_not_run_is_refused():
+def test_a_projection_of_another_size_is_refused():
+    model, inputs = mixed_llama()
+    attention(model).q_proj = nn.Linear(32, 16, bias=False).double()
+    problem = r"^LlamaAttention: its queries have 16 features, must be 32, as when it was mixed$"
+    with pytest.raises(ValueError, match=problem):
+        model(**inputs)
+
+
+def test_a_projection_whose_hooks_did_not_run_is_refused(monkeypatch):
     model, inputs = mixed_llama()
     projection = attention(model).q_proj
-    attention(model).q_proj = nn.Linear(32, 16, bias=False).double()
-    with pytest.raises(
-        ValueError,
-        match=r"^LlamaAttention: its queries have 16 features, must be 32, as when it was mixed$",
-    ):
+    call = nn.Linear.__call__
+
+    def call_past_the_hooks(self, x):
+        if self is projection:
+            return self.forward(x)
+        return call(self, x)
+
+    monkeypatch.setattr(nn.Linear, "__call__", call_past_the_hooks)
+    problem = "^LlamaAttention: its projection of queries was not called"
+    with pytest.raises(RuntimeError, match=problem):
         model(**inputs)
-    attention(model).q_proj = projection
-    around = projection.__class__.__call__
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(
-            nn.Linear,
-            "__call__",
-            lambda self, x: self.forward(x) if self is projection else around(self, x),
-        )
-        with pytest.raises(
-            RuntimeError, match=r"^LlamaAttention: its projection of queries was not called"
-        ):
-            model(**inputs)
-    del attention(model)._modules["q_proj"]
+
+
+def test_a_projection_that_is_no_module_is_refused():
+    model, inputs = mixed_llama()
+    projection = attention(model).q_proj
+    del attention(model).q_proj
     vars(attention(model))["q_proj"] = lambda x: projection(x)
-    with pytest.raises(RuntimeError) as error:
+    problem = "^LlamaAttention: lost the mixing, its q_proj must be a module$"
+    with pytest.raises(RuntimeError, match=problem):
         model(**inputs)
-    assert str(error.value) == "LlamaAttention: lost the mixing, its q_proj must be a module"
-    del vars(attention(model))["q_proj"]
+
+
+def test_a_call_after_a_refused_one_is_right():
+    model, inputs = mixed_llama()
+    expected = model(**inputs).logits
+    projection = attention(model).q_proj
+    attention(model).q_proj = nn.Linear(32, 16, bias=False).double()
+    with pytest.raises(ValueError):
+        model(**inputs)
     attention(model).q_proj = projection
-    assert AttentionInterface()[hf.MIXHEAD]
-    model(**inputs)
+    torch.testing.assert_close(model(**inputs).logits, expected)

@@ -70,9 +70,8 @@ SMALL = {"normalizers": (*NORMALIZERS,), "head_dims": (1, 2, 3, 4, 8)}
 def some_kind(chosen, normalizers, head_dims):
     masks = chosen.choice(MASKS)
     normalizer = chosen.choice(normalizers)
-    normalizer = (
-        normalizer if NORMALIZERS[normalizer].takes_sink or "sink" not in masks else "softmax"
-    )
+    if "sink" in masks and not NORMALIZERS[normalizer].takes_sink:
+        normalizer = "softmax"
     heads = chosen.choice([1, 2, 4, 8])
     size = chosen.choice(head_dims)
     dims = chosen.choice([0, 2, 4])
@@ -106,10 +105,12 @@ def alarms(trials, among, seed=0):
         name = chosen.choice([*RIGHT][: 4 if kind.dtype == torch.float32 else 3])
         draws = draws_of(kind, RIGHT[name], sizes, chosen.randrange(10**6))
         largest = max(largest, *shares(draws).values())
-        found = {
-            fault_in(some) for some in (draws, *([draw] for draw in draws[: accuracy.DRAWS]))
-        } - {""}
-        refused += [(name, kind, sizes, found)] if found else []
+        faults = {fault_in(draws)}
+        for draw in draws[: accuracy.DRAWS]:
+            faults.add(fault_in([draw]))
+        faults.discard("")
+        if faults:
+            refused.append((name, kind, sizes, faults))
     return refused, largest
 
 
@@ -177,22 +178,26 @@ def missed(trials, among, seed=0):
         kind = some_kind(chosen, **among)
         sizes = chosen.choice([(37, 35), (48, 48), (75, 70)])
         way = in_another_order if kind.dtype == torch.float32 else formula
-        names = (
-            ["output", "query", "key", "value"]
-            + ["sink"] * kind.sink
-            + ["mixing"] * (kind.mixing_dim > 0)
-        )
+        names = ["output", "query", "key", "value"]
+        if kind.sink:
+            names.append("sink")
+        if kind.mixing_dim > 0:
+            names.append("mixing")
         name = chosen.choice(names)
         first = chosen.randrange(0, min(sizes), 16)  # the rest, too
         tile = slice(first, first + 16)
         head = chosen.randrange(kind.heads)
-        part = {
-            "sink": ...,
-            "mixing": ... if kind.heads**2 < 8 or kind.mixing_dim == 2 else (-1, tile),
-        }
-        where = chosen.choice([..., part.get(name, (-1, head, tile))])
+        part = (-1, head, tile)
+        if name == "sink":
+            part = ...
+        elif name == "mixing":
+            # one matrix for all positions, or too few numbers a position
+            is_small = kind.mixing_dim == 2 or kind.heads**2 < 8
+            part = ... if is_small else (-1, tile)
+        where = chosen.choice([..., part])
         draws = draws_of(kind, way, sizes, chosen.randrange(10**6), scaled(3, name, where))
-        found += [] if fault_in(draws) else [(kind, sizes, name, where, shares(draws)[name])]
+        if not fault_in(draws):
+            found.append((kind, sizes, name, where, shares(draws)[name]))
     return found
 
 

@@ -160,25 +160,34 @@ def test_derivatives_beside_the_lowest_float_are_exact(name, n_keys):
     d_weights, tangent = 5 * torch.randn(2, *scores.shape)
 
     def backward(dtype):
-        leaf = scores.to(dtype).requires_grad_()
+        leaf = scores.detach().to(dtype, copy=True).requires_grad_()
         return torch.autograd.grad(normalizer.weights(leaf), leaf, d_weights.to(dtype))[0]
 
     def forward(dtype):
         return torch.func.jvp(normalizer.weights, (scores.to(dtype),), (tangent.to(dtype),))
 
-    weights = normalizer.weights(scores, False, torch.empty_like(scores))
-    written = normalizer.grad(scores, weights, d_weights, torch.empty_like(scores))
     exact_weights, exact_tangent = forward(torch.float64)
-    exact = [
-        backward(torch.float64),
-        backward(torch.float64),
-        exact_tangent,
-        exact_weights,
-        exact_weights,
-    ]
-    found_weights, found_tangent = forward(torch.float32)
-    found = [backward(torch.float32), written, found_tangent, found_weights, weights]
-    torch.testing.assert_close([part.double() for part in found], exact, rtol=1e-3, atol=1e-5)
+    exact_gradient = backward(torch.float64)
+    exact = {
+        "weights": exact_weights,
+        "weights in a buffer": exact_weights,
+        "tangent": exact_tangent,
+        "gradient": exact_gradient,
+        "gradient in a buffer": exact_gradient,
+    }
+
+    written = normalizer.weights(scores, False, torch.empty_like(scores))
+    written_gradient = normalizer.grad(scores, written, d_weights, torch.empty_like(scores))
+    weights, weights_tangent = forward(torch.float32)
+    found = {
+        "weights": weights,
+        "weights in a buffer": written,
+        "tangent": weights_tangent,
+        "gradient": backward(torch.float32),
+        "gradient in a buffer": written_gradient,
+    }
+    found = {name: value.double() for name, value in found.items()}
+    torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-5)
 
 
 @every_normalizer_and_length

@@ -369,39 +369,66 @@ def test_on_a_small_device_a_tile_shrinks_until_it_fits():
         tuning._fastest([Tile(16, 16, 8, 1)], launch)
 
 
-@pytest.mark.parametrize(
-    "how", ["timed", "while a graph is captured", "under deterministic algorithms"]
-)
-def test_the_choice_of_a_tile(monkeypatch, how):
-    tiles = [Tile(n, 16, 8, 1) for n in (64, 32, 16)]
-    timed = []
-    room = 64
-    monkeypatch.setattr(
-        torch.cuda, "is_current_stream_capturing", lambda: how == "while a graph is captured"
-    )
-    monkeypatch.setattr(
-        torch,
-        "are_deterministic_algorithms_enabled",
-        lambda: how == "under deterministic algorithms",
-    )
-    # the second is the fastest
-    monkeypatch.setattr(
-        tuning, "_milliseconds", lambda function: timed.append(function()) or abs(timed[-1].BM - 32)
-    )
+class TriedKernel:
+    """A kernel with three tiles, of 64, 32 and 16 queries. The second is the fastest."""
 
-    def launch(tile):
-        if room < tile.BM:
-            raise tuning.OutOfResources(tile.BM, room, "shared memory")
+    def __init__(self):
+        self.tiles = [Tile(queries, 16, 8, 1) for queries in (64, 32, 16)]
+        self.room = 64  # a tile of more queries does not fit the device
+        self.timed = []
+
+    def launch(self, tile):
+        if self.room < tile.BM:
+            raise tuning.OutOfResources(tile.BM, self.room, "shared memory")
         return tile
 
-    def chosen():
-        return tuning.run("key", tiles, launch, torch.device("cuda", 0)).BM
+    def milliseconds(self, function):
+        tile = function()
+        self.timed.append(tile.BM)
+        return abs(tile.BM - 32)
 
-    assert chosen() == (32 if how == "timed" else 64)
-    assert len(timed) == (3 if how == "timed" else 0)
-    assert chosen() == (32 if how == "timed" else 64) and len(timed) in (0, 3)
-    room = 16  # another call, to which the kept tile is too large
-    assert chosen() == 16 and chosen() == 16
-    room = 8
-    with pytest.raises(tuning.OutOfResources):
-        chosen()
+    def chosen(self):
+        return tuning.run("key", self.tiles, self.launch, torch.device("cuda", 0)).BM
+
+    def must_shrink_with_the_room(self):
+        """A later call may find less room than the one that chose the tile."""
+        self.room = 16
+        assert self.chosen() == 16
+        assert self.chosen() == 16
+        self.room = 8
+        with pytest.raises(tuning.OutOfResources):
+            self.chosen()
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    kernel = TriedKernel()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    monkeypatch.setattr(tuning, "_milliseconds", kernel.milliseconds)
+    return kernel
+
+
+def test_tiles_are_timed_once_and_the_fastest_is_kept(tried):
+    assert tried.chosen() == 32
+    assert tried.chosen() == 32
+    assert tried.timed == [64, 32, 16]
+    tried.must_shrink_with_the_room()
+
+
+def test_while_a_graph_is_captured_the_first_tile_that_fits_is_taken_untimed(tried, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert tried.chosen() == 64
+    assert tried.chosen() == 64
+    tried.must_shrink_with_the_room()
+    assert tried.timed == []
+
+
+def test_under_deterministic_algorithms_the_first_tile_that_fits_is_taken_untimed(
+    tried, monkeypatch
+):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert tried.chosen() == 64
+    assert tried.chosen() == 64
+    tried.must_shrink_with_the_room()
+    assert tried.timed == []

@@ -62,7 +62,7 @@ def study(tmp_path, monkeypatch):
             "seed": run.seed,
             "digest": run.digest,
             "metrics": metrics,
-            ("measure"): "perplexity",
+            "measure": "perplexity",
             "seconds": 60.0,
             "device": "a CPU",
             "commit": "abc",

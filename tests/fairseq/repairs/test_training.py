@@ -77,16 +77,26 @@ def test_a_passing_error_is_tried_again_from_the_beginning(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), KeyboardInterrupt(), RuntimeError("mine")]
+    "error, expected, message",
+    [
+        (
+            OSError(28, "No space left on device"),
+            OptionError,
+            "checkpoint {path}: cannot be written: No space left on device",
+        ),
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (RuntimeError("mine"), RuntimeError, "mine"),
+    ],
+    ids=["full disk", "Ctrl-C", "error of torch"],
 )
-def test_the_file_before_an_error_stays(error, tmp_path, monkeypatch):
-    (tmp_path / "a.pt").write_bytes(b"before")
+def test_the_file_before_an_error_stays(error, expected, message, tmp_path, monkeypatch):
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"before")
     failing(9, error, monkeypatch)
-    with pytest.raises(
-        OptionError if isinstance(error, OSError) else type(error), match=f"^{error}|a.pt: cannot"
-    ):
-        checkpoint_utils.torch_persistent_save({}, str(tmp_path / "a.pt"))
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.pt", b"before")]
+    with pytest.raises(expected) as raised:
+        checkpoint_utils.torch_persistent_save({}, str(path))
+    assert str(raised.value) == message.format(path=path)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("a.pt", b"before")]
 
 
 def test_a_copy_is_whole_before_it_has_its_name(tmp_path, monkeypatch):
@@ -323,26 +333,21 @@ def trainer_of(epochs=None, **dataset):
         get_batch_iterator=get_batch_iterator,
     )
     trainer.model.max_positions = lambda: None
-    trainer.cfg.dataset = SimpleNamespace(
-        **{
-            "train_subset": "train",
-            "max_tokens": None,
-            "batch_size": 1,
-            "required_batch_size_multiple": 1,
-        },
-        **{
-            "update_ordered_indices_seed": False,
-            "num_workers": 0,
-            "data_buffer_size": 1,
-            "grouped_shuffling": False,
-        },
-        **{
-            "max_tokens_valid": None,
-            "batch_size_valid": 1,
-            "skip_invalid_size_inputs_valid_test": False,
-        },
-        **{"update_epoch_batch_itr": False, **dataset},
-    )
+    settings = {
+        "train_subset": "train",
+        "max_tokens": None,
+        "batch_size": 1,
+        "required_batch_size_multiple": 1,
+        "update_ordered_indices_seed": False,
+        "update_epoch_batch_itr": False,
+        "num_workers": 0,
+        "data_buffer_size": 1,
+        "grouped_shuffling": False,
+        "max_tokens_valid": None,
+        "batch_size_valid": 1,
+        "skip_invalid_size_inputs_valid_test": False,
+    }
+    trainer.cfg.dataset = SimpleNamespace(**{**settings, **dataset})
     return trainer, loaded, made
 
 
