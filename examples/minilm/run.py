@@ -106,7 +106,8 @@ def train(mixing: str, seed: int, args: Namespace) -> float:
     optimizer = torch.optim.AdamW(groups, lr=args.lr)
     rates = [group["lr"] for group in optimizer.param_groups]
 
-    german, english = sentences("de"), sentences("en")
+    german = sentences("de")
+    english = sentences("en")
     draw = torch.Generator().manual_seed(seed)
     for step in range(args.steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):

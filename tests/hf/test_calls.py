@@ -33,7 +33,8 @@ def mixed_llama(seed=0):
 @pytest.mark.parametrize("when", ["after mix", "after a call"])
 def test_mixings_read_the_query_as_hooks_have_patched_it_whenever_they_came(when):
     model, inputs = build("LlamaForCausalLM")
-    first, second = copy.deepcopy(model), copy.deepcopy(model)
+    first = copy.deepcopy(model)
+    second = copy.deepcopy(model)
     attention(first).q_proj.register_forward_hook(patch)
     for each in (first, second):
         torch.manual_seed(1)

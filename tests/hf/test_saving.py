@@ -314,7 +314,8 @@ def test_offloaded_models_are_weighed_and_refused_where_a_change_would_be_lost()
     def loss(model, batch):
         return model(**batch).logits.square().sum()
 
-    expected, outputs = hf.importance(model, batches, loss), model(**inputs).logits
+    expected = hf.importance(model, batches, loss)
+    outputs = model(**inputs).logits
     cpu_offload(model, device)
     torch.testing.assert_close(hf.importance(model, batches, loss), expected)
     for function, each in (

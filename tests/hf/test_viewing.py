@@ -25,7 +25,10 @@ class Letters:
     "name", ["BertForMaskedLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"]
 )
 def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path):
-    model, _ = build(name, **({} if mixing is None else {"head_mixing": mixing}))
+    variant = {}
+    if mixing is not None:
+        variant["head_mixing"] = mixing
+    model, _ = build(name, **variant)
     implementation = model.train().config._attn_implementation
     hf.view(model, Letters(), ["hello", "you"], tmp_path / "page.html", target=["welt", "du"])
     assert model.training and model.config._attn_implementation == implementation

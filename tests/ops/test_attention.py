@@ -86,7 +86,8 @@ def test_values_and_gradients_are_those_of_the_definition(way, normalizer, mixin
 
 @pytest.mark.parametrize("masks", MASKS)
 def test_torchs_kernel_is_the_definition_behind_every_mask(masks):
-    given, options = tensors(value_dim=D), {"scale": 0.7, **MASKS[masks]()}
+    given = tensors(value_dim=D)
+    options = {"scale": 0.7, **MASKS[masks]()}
     assert_same(
         compute(given, "torch's kernel", **options),
         outcome(given, definitions.attention, **options),
@@ -320,7 +321,8 @@ def test_a_mask_may_have_the_half_precision_that_autocast_has_not(impl):
 def test_the_counter_of_flops_sees_every_product_of_matrices(mixing, distances):
     from torch.utils.flop_counter import FlopCounterMode  # imports triton
 
-    given, counts = tensors(mixing, distances), {}
+    given = tensors(mixing, distances)
+    counts = {}
     for impl in ("reference", "blockwise"):
         with FlopCounterMode(display=False) as counter:
             calls.run(given, impl=impl)
