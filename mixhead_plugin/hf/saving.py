@@ -186,13 +186,11 @@ def _write_names_of_mixed(
 ) -> None:
     """Let the metadata of a state dict name the attentions of a model that are mixed.
 
-    Their own entries would be read by nobody where an attention is plain. Somebody may give a plain
-    dict, which keeps no metadata.
+    Their own entries would be read by nobody where an attention is plain.
     """
     names = [name for name, module in model.named_modules() if MIXHEAD in vars(module)]
-    metadata = getattr(destination, "_metadata", None)
-    if names and metadata is not None:
-        metadata[prefix[:-1]][MIXED_INSIDE] = names
+    if names:
+        record.metadata_of(destination, prefix)[MIXED_INSIDE] = names
 
 
 def _refuse_mixed_state_for_plain_model(

@@ -17,8 +17,7 @@ changes a Namespace in place but no DictConfig.
 The flags of a command are checked twice, because each check is the only one that some flags get.
 `_complete_and_check_command` alone sees those of the task and of the optimizer beside the model's.
 It also refuses a command at once: before the data is read, and before fairseq starts a worker for
-each GPU.
-`prepared` alone sees what a file or a program gives, and what --model-overrides changes.
+each GPU. `prepared` alone sees what a file or a program gives, and what --model-overrides changes.
 """
 
 from argparse import Namespace
