@@ -6,6 +6,7 @@ from torch import nn
 
 from mixhead_plugin.errors import warn_caller
 from mixhead_plugin.nn.refusals import name_of
+from mixhead_plugin.nn.sdpa import calling_methods
 from mixhead_plugin.parts import Assembly
 
 
@@ -44,22 +45,10 @@ def warn_of_callers(model: nn.Module) -> None:
     """Warn of modules that call scaled_dot_product_attention, as far as their code shows it."""
     names = []
     for name, module in model.named_modules():
-        if not isinstance(module, Assembly) and names_the_function(type(module)):
+        if not isinstance(module, Assembly) and calling_methods(type(module)):
             names.append(name or type(module).__name__)
     if names:
         warn_caller(
             f"{type(model).__name__}: was mixed without {', '.join(names)}, which call "
             "F.scaled_dot_product_attention; an example must be given to mix them",
         )
-
-
-def names_the_function(cls: type) -> bool:
-    """Return whether a method of a class, none of torch's own, names the function."""
-    for base in cls.__mro__:
-        if base.__module__.startswith("torch."):
-            continue
-        for method in vars(base).values():
-            code = getattr(method, "__code__", None)
-            if code is not None and "scaled_dot_product_attention" in code.co_names:
-                return True
-    return False

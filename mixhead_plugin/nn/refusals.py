@@ -129,6 +129,7 @@ def check_calling(
         _refuse_of_transformers(model, module)
         _refuse_nested(model, module, calling)
         _refuse_taken(model, module)
+        _refuse_final(model, module)
         _refuse_unknown_input(model, module, sizes, variant)
 
 
@@ -165,6 +166,18 @@ def _refuse_taken(model: nn.Module, module: nn.Module) -> None:
     for taken in (sdpa.ATTRIBUTE, *PARTS):
         if hasattr(module, taken):
             raise ValueError(f"{name}.{taken}: is an attribute, must be free for the mixing")
+
+
+def _refuse_final(model: nn.Module, module: nn.Module) -> None:
+    """Raise ValueError if the class of a module forbids the subclass that mixed modules are of."""
+    cls: Any = type(module)
+    try:
+        sdpa.mixed_class(cls)
+    except Exception as error:  # the class may raise whatever it wants
+        raise ValueError(
+            f"{name_of(model, module)}: is of a class that lets nobody make a subclass, which a "
+            f"mixed module must be of ({error})"
+        ) from error
 
 
 def _refuse_unknown_input(

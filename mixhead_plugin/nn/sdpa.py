@@ -7,25 +7,30 @@
                 q, k, v, is_causal=True)            computes this one call with mixed heads,
             ...                                     and raises if there was none
 
+        def step(self, x, cache):                 so does each other method that calls the function,
+            ...                                     as one that a model calls to generate
+
 Neither torch nor the class of the module is changed, because others use them, too. The parts become
 children of the module, so their parameters have the names of the other doors. A mixing reads the
 query that the function gets, so behind norms and rotary positions.
 """
 
+import copy
 import copyreg
 import dataclasses
 import functools
+import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from types import FunctionType, new_class
+from types import CodeType, FunctionType, new_class
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias, CausalVariant
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from mixhead_plugin.nn.example import ATEN_SDPA, SDPA, Sizes, first_tensor
 from mixhead_plugin.parts import PARTS, HostedAttention, Variant, record, remove_parts
@@ -313,7 +318,7 @@ def mixed_class(plain: Any) -> type[nn.Module]:
     """Return the subclass that mixed modules of a class are of; it has the name of the class."""
 
     # torch.compile does not look into classes that a library puts into graphs whole, as diffusers
-    # does with its Attention. So the compiled code sees the function, and not the class.
+    # does with its Attention. So the compiled code sees the functions, and not the class.
     unmixed = plain.forward
 
     @functools.wraps(unmixed)  # torch.export reads its signature
@@ -323,22 +328,93 @@ def mixed_class(plain: Any) -> type[nn.Module]:
     def fill(namespace: dict[str, Any]) -> None:
         for name in ("__module__", "__qualname__", "__doc__"):
             namespace[name] = getattr(plain, name)
+        for name, method in calling_methods(plain).items():
+            namespace[name] = _listening(method)
+        if hasattr(plain, "__deepcopy__"):
+            namespace["__deepcopy__"] = _deepcopy
         namespace["forward"] = forward
         namespace["_mixhead_class"] = plain
 
     return new_class(plain.__name__, (CallsSdpa, plain), {}, fill)
 
 
+def calling_methods(cls: type) -> dict[str, Callable[..., Any]]:
+    """Return the methods of a class, by name, that call scaled_dot_product_attention.
+
+    Their code tells: it names the function, or another one of these methods. None is of torch.
+    """
+    names: set[str] = set()
+    methods = []  # the nearest of each name first
+    for base in cls.__mro__:
+        if not f"{base.__module__}.".startswith(("torch.", "builtins.")):
+            for name, value in vars(base).items():
+                if isinstance(value, FunctionType) and not name.startswith("__"):
+                    methods.append((name, value))
+
+    more = True
+    while more:
+        found = {name for name, method in methods if _names_any(method, names)}
+        more = not found <= names
+        names |= found
+    # Another attribute, as a property, may hide a method of the same name.
+    return {name: getattr(cls, name) for name in names if inspect.isfunction(getattr(cls, name))}
+
+
+def _names_any(method: Callable[..., Any], methods: set[str]) -> bool:
+    """Return whether a function names scaled_dot_product_attention or one of some methods."""
+    function = inspect.unwrap(method)
+    if not isinstance(function, FunctionType):
+        return False
+    for name in _names_in(function.__code__):
+        if name == SDPA.__name__ or name in methods or function.__globals__.get(name) is SDPA:
+            return True
+    return False
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function, and in functions inside of it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names_in(constant)
+    return names
+
+
+def _listening(unmixed: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that mixes heads, also where the model calls it, and not the module."""
+
+    @functools.wraps(unmixed)
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for mode in _get_current_function_mode_stack():
+            if isinstance(mode, MixedCall) and mode.module is self:
+                return unmixed(self, *args, **kwargs)  # in a call that listens already
+        return _run(unmixed, self, args, kwargs, must_attend=False)
+
+    return method
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    """Copy a module in the way of its own class, which may not know of a mixing."""
+    copied = self._mixhead_class.__deepcopy__(self, memo)
+    if is_mixed(self) and not is_mixed(copied):
+        raise copy.Error(f"{type(self).__name__}: is copied in its own way; must be unmixed before")
+    return copied
+
+
 def _run(
-    forward: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    method: Callable[..., Any],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    must_attend: bool = True,
 ) -> Any:
-    """Run the forward of a module, with mixed heads."""
+    """Run the forward of a module, or another method, with mixed heads."""
     if ATTRIBUTE not in module.__dict__:  # a new instance that the model has made by type(module)
-        return forward(module, *args, **kwargs)
+        return method(module, *args, **kwargs)
     call = MixedCall(module, args, kwargs)
     with call:
-        output = forward(module, *args, **kwargs)
-    if call.attended == 0:
+        output = method(module, *args, **kwargs)
+    if must_attend and call.attended == 0:
         mode = "training" if module.training else "evaluation"
         raise RuntimeError(
             f"{call.attention.name}: lost the mixing, it did not call "

@@ -189,6 +189,11 @@ def tied():
     return model
 
 
+class Final(Attention):
+    def __init_subclass__(cls):
+        raise TypeError("no subclass")
+
+
 def taken():
     model = Attention()
     model.head_mixing = None
@@ -266,6 +271,12 @@ REFUSED = {
         lambda: patched(Attention()),
         ONE,
         "Attention: has a forward of its own, which a tool has put there; must be mixed before",
+    ),
+    "a class without subclasses": (
+        Final,
+        ONE,
+        "Final: is of a class that lets nobody make a subclass, which a mixed module must be "
+        "of (no subclass)",
     ),
     "a name that is taken": (
         taken,

@@ -242,6 +242,19 @@ def test_a_copy_of_the_whole_model_is_mixed_too(copied):
         assert not torch.allclose(again(x), model(x))
 
 
+class Copied(Attention):
+    """Makes its copies itself, without what it does not know."""
+
+    def __deepcopy__(self, memo):
+        return Copied()
+
+
+def test_a_copy_that_its_class_makes_without_the_mixing_is_refused():
+    with pytest.raises(copy.Error) as refused:
+        copy.deepcopy(mixed(Copied))
+    assert str(refused.value) == "Copied: is copied in its own way; must be unmixed before"
+
+
 def test_one_instance_is_changed_and_neither_its_class_nor_torch():
     function = F.scaled_dot_product_attention
     model = mixed()
@@ -357,6 +370,31 @@ def test_a_module_that_a_model_calls_twice_has_one_mixing():
     assert len(mixing_parameters(model)) == 2
     first = x + defined(model.layers[0], x)
     torch.testing.assert_close(model(x), first + defined(model.layers[0], first))
+
+
+class Stepping(Attention):
+    """Has methods beside forward, which a model may call to generate."""
+
+    def step(self, x):
+        return self.forward(x)
+
+    def without_hooks(self, x):
+        return super().forward(x)
+
+    def several(self, x):
+        return self.without_hooks(x), self.without_hooks(x)
+
+
+def test_other_methods_of_a_mixed_module_mix_too():
+    attention = mixed(Stepping).layers[0]
+    x = inputs()
+    expected = defined(attention, x)
+    torch.testing.assert_close(attention.step(x), expected)
+    torch.testing.assert_close(attention.without_hooks(x), expected)
+    with pytest.raises(RuntimeError, match="called scaled_dot_product_attention twice"):
+        attention.several(x)
+    attend = attention.attend(*attention.project(x))
+    torch.testing.assert_close(attention.out(attend.transpose(1, 2).flatten(2)), expected)
 
 
 class Changeable(Attention):
