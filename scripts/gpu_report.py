@@ -124,7 +124,7 @@ def run_part(
         functools.partial(part.run, settings),
         chosen(part.steps(settings), words),
         log,
-        workers=gpu.cores() if part.parallel and not settings.quick else 1,
+        workers=gpu.machine.cores() if part.parallel and not settings.quick else 1,
         seconds=seconds,
         limit=seconds if settings.quick else part.limit,
     )

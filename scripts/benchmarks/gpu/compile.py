@@ -1,0 +1,70 @@
+"""The part `compile`: the first calls, which compile for the parts that follow."""
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from unittest import mock
+
+from benchmarks import core
+from benchmarks.gpu.core import contenders, core_steps, timing_of
+from benchmarks.gpu.module import module_step, module_steps
+from benchmarks.gpu.settings import Settings, synchronize
+from benchmarks.gpu.training import training_step, training_steps
+from benchmarks.steps import Row
+from mixhead_plugin.ops import triton
+
+# Sizes of `compile_step` that are no key of the timings.
+TRAINING = "training"
+MODULE = "module"
+
+
+def compile_steps(settings: Settings) -> list[str]:
+    """Return a contender of a size for each first call that compiles.
+
+    torch.compile comes first, because it takes longest.
+    """
+    by_torch = []
+    by_triton = []
+    for step in core_steps(settings):
+        for contender in contenders(settings, timing_of(settings, step)):
+            if contender.is_compiled:
+                by_torch.append(f"{step} | {contender.name}")
+            elif "triton" in contender.provider:
+                by_triton.append(f"{step} | {contender.name}")
+    trained = []
+    if importlib.util.find_spec("fairseq") is not None:
+        # fairseq's own compiles nothing
+        trained = [f"{TRAINING} | {step}" for step in training_steps(settings)[1:]]
+    modules = [f"{MODULE} | {step}" for step in module_steps(settings)]
+    return [*trained, *modules, *by_torch, *by_triton]
+
+
+def compile_step(settings: Settings, step: str) -> Iterator[Row]:
+    """Yield the seconds of the first call of a contender.
+
+    What it compiles stays on disk for the parts that follow.
+    """
+    size, _, name = step.partition(" | ")
+    if size in (TRAINING, MODULE):
+        began = time.monotonic()
+        if size == MODULE:
+            rows = module_step(settings, name)
+        else:
+            rows = training_step(settings, name, updates=1)
+        for _ in rows:
+            pass
+        yield {"size": size, "name": name, "seconds": time.monotonic() - began}
+        return
+    timing = timing_of(settings, size)
+    contender = next(one for one in contenders(settings, timing) if one.name == name)
+    inputs = core.Inputs(timing.size, settings.device, timing.dtype)
+    began = time.monotonic()
+    with mock.patch.object(triton, "fault", lambda inputs: ""):
+        if contender.forward_only:
+            inputs.forward(contender, timing.dropout)
+        else:
+            inputs.run(contender, timing.dropout, inputs.d_output)
+        synchronize(settings)
+    yield {"size": size, "name": name, "seconds": time.monotonic() - began}
+    with settings.compiled.open("a") as file:
+        file.write(f"{step}\n")
