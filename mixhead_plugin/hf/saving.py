@@ -7,6 +7,7 @@ modules inside. So `guard_models` puts a check in front of each.
 
 import functools
 import json
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import CONFIG_NAME, cached_file
 
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.parts import Variant, record
+from mixhead_plugin.parts import Variant, is_of_a_part, record
 
 # The file in the folder of a mixed model that the Auto classes of transformers import, if the user
 # trusts it; hf/auto.py has the classes.
@@ -59,8 +60,9 @@ def guard_models() -> None:
         model._load_from_state_dict, _refuse_mixed_state_for_plain_model
     )
 
-    # A config that is given by hand hides the one in the folder, which would be refused.
-    from_pretrained = model.from_pretrained.__func__
+    # A config that is given by hand hides the one in the folder, which would be refused. A state
+    # dict that is given by hand does not pass `_load_from_state_dict`.
+    from_pretrained = _with_given_state(model.from_pretrained.__func__)
     model.from_pretrained = classmethod(
         _call_first(from_pretrained, _refuse_plain_config_for_mixed_folder)
     )
@@ -93,6 +95,39 @@ def _with_file(save: Any) -> Any:
         return save(model, save_directory, is_main_process, *args, **kwargs)
 
     return saved
+
+
+def _with_given_state(from_pretrained: Any) -> Any:
+    """Return a `from_pretrained` that refuses the state dict of a mixed model in a plain one.
+
+    It looks at the model that was made, because a class of one's own may mix where it is made.
+    """
+
+    @functools.wraps(from_pretrained)
+    def loaded(cls: Any, *args: Any, **settings: Any) -> Any:
+        made = from_pretrained(cls, *args, **settings)
+        state_dict = settings.get("state_dict")
+        if state_dict is None:
+            return made
+        model = made[0] if isinstance(made, tuple) else made
+        mixed = _mixed_in(state_dict)
+        if mixed and not any(MIXHEAD in vars(module) for module in model.modules()):
+            raise ValueError(
+                f"{cls.__name__}: the given state_dict has mixed heads in {mixed[0]}, the model "
+                "has not; make a plain model, call hf.mix in the same way, and load_state_dict"
+            )
+        return made
+
+    return loaded
+
+
+def _mixed_in(state_dict: Mapping[str, Any]) -> list[str]:
+    """Return the names of mixed attentions, or of tensors of a mixing, in a state dict."""
+    names = []
+    # A variant may have no tensors, but a copy of the dict has no metadata.
+    for path, metadata in getattr(state_dict, "_metadata", {}).items():
+        names += [f"{path}.{name}".strip(".") for name in metadata.get(MIXED_INSIDE, ())]
+    return names + [name for name in state_dict if is_of_a_part(name)]
 
 
 def auto_map_of(config: PreTrainedConfig) -> dict[str, str]:

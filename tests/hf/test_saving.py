@@ -238,6 +238,22 @@ def test_a_plain_config_given_by_hand_does_not_lose_the_mixing(tmp_path):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("copied", [lambda state: state, dict], ids=["metadata", "tensors alone"])
+def test_a_state_dict_given_to_from_pretrained_does_not_lose_the_mixing(copied):
+    model, _ = build("BertForMaskedLM", head_mixing="position-wise")
+    state = copied(model.state_dict())
+    with pytest.raises(
+        ValueError, match=r"^BertForMaskedLM: the given state_dict has mixed heads in bert\."
+    ) as error:
+        transformers.BertForMaskedLM.from_pretrained(
+            None, config=transformers.BertConfig(**CONFIG), state_dict=state
+        )
+    assert str(error.value).endswith(
+        "the model has not; make a plain model, call hf.mix in the same way, and load_state_dict"
+    )
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("auto", ["AutoModelForMaskedLM", "AutoModel"])
 def test_auto_classes_load_a_folder_whose_one_file_of_code_the_user_trusts(auto, tmp_path):
     model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
