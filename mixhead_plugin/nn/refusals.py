@@ -72,6 +72,7 @@ def check_of_torch(
                 "nn.MultiheadAttention, or call F.scaled_dot_product_attention and be reached by "
                 "an example"
             )
+        _refuse_of_transformers(model, module)
         refuse_changed(model, module)
     refuse_tied(model, of_torch)
     if not any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules()):

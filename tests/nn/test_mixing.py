@@ -441,6 +441,12 @@ def test_a_model_of_transformers_is_told_of_its_own_door(monkeypatch):
         with pytest.raises(ValueError, match="must") as refused:
             mix(base().double(), "average", example=given)
         assert str(refused.value).startswith(told)
+    # Some have attentions of torch, as SigLIP where it pools.
+    model = base()
+    model.pool = nn.MultiheadAttention(C, H)
+    with pytest.raises(ValueError, match=f"^{told}"):
+        mix(model, "average")
+    assert type(model.pool) is nn.MultiheadAttention
 
 
 def test_a_subclass_of_torchs_that_calls_the_function_itself_is_mixed():
