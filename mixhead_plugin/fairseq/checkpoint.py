@@ -27,6 +27,7 @@ from mixhead_plugin.fairseq.checkpoint_messages import (
     flag_of,
     warn_of_what_fits_several,
     warn_of_what_leaves_no_trace,
+    without_trace,
 )
 from mixhead_plugin.parts import PARTS
 
@@ -56,7 +57,11 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     # One record is enough to know who wrote the checkpoint.
     written_by_plugin = any(records.values())
     if not written_by_plugin:
-        warn_of_what_leaves_no_trace(attentions)
+        flags = set()
+        for attention in attentions.values():
+            if isinstance(attention, MixheadAttention):
+                flags |= without_trace(attention.variant)
+        warn_of_what_leaves_no_trace(flags)
         warn_of_what_fits_several(attentions, state_dict)
 
     for name, attention in attentions.items():

@@ -1,6 +1,7 @@
 """What the check of a checkpoint says: how a flag differs, and what a checkpoint does not tell."""
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from fairseq.modules import MultiheadAttention
@@ -14,7 +15,7 @@ from mixhead_plugin.fairseq.checkpoint_from_tensors import (
     values_with_these_shapes,
 )
 from mixhead_plugin.fairseq.sites import side_of_attention
-from mixhead_plugin.parts import PARTS
+from mixhead_plugin.parts import PARTS, Variant
 
 logger = logging.getLogger(__name__)
 
@@ -70,19 +71,20 @@ def difference(
     return f"{flag} {trained}, this model with {own}; use {flag} {trained}{other_scope}"
 
 
-def warn_of_what_leaves_no_trace(attentions: dict[str, MultiheadAttention]) -> None:
-    """Warn of flags that change what attentions compute, but leave no tensor in a checkpoint."""
-    unseen = set()
-    for attention in attentions.values():
-        if not isinstance(attention, MixheadAttention):
-            continue
-        variant = attention.variant
-        if variant.normalizer != "softmax":
-            unseen.add(("attention_normalizer", variant.normalizer))
-        for option, row in variant.part_kinds().items():
-            if row.leaves_no_trace:
-                unseen.add((option, getattr(variant, option)))
-    for option, value in sorted(unseen):
+def without_trace(variant: Variant) -> set[tuple[str, str]]:
+    """Return the flags that change what is computed, but leave no tensor, each with its value."""
+    found = set()
+    if variant.normalizer != "softmax":
+        found.add(("attention_normalizer", variant.normalizer))
+    for option, row in variant.part_kinds().items():
+        if row.leaves_no_trace:
+            found.add((option, getattr(variant, option)))
+    return found
+
+
+def warn_of_what_leaves_no_trace(flags: Iterable[tuple[str, str]]) -> None:
+    """Warn that a checkpoint without records does not tell these flags; see `without_trace`."""
+    for option, value in sorted(flags):
         logger.warning(
             f"the checkpoint does not say with which {option_name(option)} it was trained; "
             f"from now on it is {value}"

@@ -440,8 +440,19 @@ def test_a_checkpoint_without_a_record_is_known_by_its_sizes():
     state = dict(build("gau_lm", gau_query_dim=8).state_dict())  # as an average of several
     with pytest.raises(CheckpointError, match="--gau-query-dim 8, this model with 6"):
         build("gau_lm").load_state_dict(state)
+
+
+def test_what_a_checkpoint_without_a_record_does_not_tell_is_warned_of(caplog):
     state = dict(build("l2_gau_lm").state_dict())
     build("gau_lm").load_state_dict(state)
+    assert caplog.messages == []
+    build("l2_gau_lm").load_state_dict(build("l2_gau_lm").state_dict())
+    assert caplog.messages == []
+    build("l2_gau_lm").load_state_dict(state)
+    assert caplog.messages == [
+        "the checkpoint does not say with which --attention-normalizer it was trained; from now on "
+        "it is l2"
+    ]
 
 
 def test_a_checkpoint_of_fairseqs_layers_is_refused():

@@ -6,6 +6,10 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
 from mixhead_plugin.fairseq.checkpoint_from_tensors import tensors_of
+from mixhead_plugin.fairseq.checkpoint_messages import (
+    warn_of_what_leaves_no_trace,
+    without_trace,
+)
 from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
 
 
@@ -19,10 +23,21 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     Raises:
         CheckpointError: with the flag that would fit
     """
+    units = {}
+    for name, module in model.named_modules():
+        if isinstance(module, GatedAttentionUnit):
+            units[name] = module
+
     metadata = getattr(state_dict, "_metadata", {})
-    for name, unit in model.named_modules():
-        if not isinstance(unit, GatedAttentionUnit):
-            continue
+    if not any("attention_normalizer" in metadata.get(name, {}) for name in units):
+        flags = set()
+        for unit in units.values():
+            for option, value in without_trace(unit.variant):
+                if option in unit.signature():  # rotary positions are in every unit
+                    flags.add((option, value))
+        warn_of_what_leaves_no_trace(flags)
+
+    for name, unit in units.items():
         tensors = tensors_of(name, state_dict)
         if not tensors:  # fairseq reports missing layers
             continue
