@@ -99,18 +99,20 @@ def answers() -> list[Answer]:
             "perhaps",
             f"""A word model with heads of 8 had
             {less_perplexity("words, each at its best rate")} with B, where each side had its best
-            learning rate. At one lower rate for both, the gain was not clear. A byte model and a
+            learning rate. There, larger heads without mixing were no better than small ones. At one
+            lower rate for both, the gain was not clear. A byte model and a
             nanoGPT of letters showed no gain. But a word has about five bytes, so as much per word
             is only about 1 % per byte, and that could hide in their noise. A small Vision
             Transformer was too noisy to tell. The Mixhead paper has
             [3.6 BLEU more](quickstart.md#how-many-heads) with heads of 8, and a little less with
-            heads of 16.""",
+            heads of 16, though its code probably forgot to mix when it translated.""",
         ),
         Answer(
             "the same, heads of 32",
             "perhaps, for a short training",
             f"""In translation, B in all attentions had
             {less_perplexity("translation, `--mixing-lr-scale 0.1`")}, and no clear gain in BLEU.
+            It was far ahead early, and the lead shrank.
             Training without mixing for 4.7 % longer, which takes about the CPU time of B, gained
             {_perplexity(LONGER, SOFTMAX_LARGE).mean:.1f} % of perplexity and
             {_bleu(LONGER, SOFTMAX_LARGE).mean:.2f} BLEU. B in cross-attention alone gained
