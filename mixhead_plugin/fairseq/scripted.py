@@ -1,4 +1,4 @@
-"""What the attentions of this room share: the computation for TorchScript, dropout and the start.
+"""What MixheadAttention and gated attention units share: the computation for TorchScript, dropout and the start.
 
 TorchScript compiles the methods of a module, also those of a mixin. It cannot follow
 `ops.attention`, which looks up a normalizer and an implementation by name.

@@ -1,6 +1,8 @@
 """Test that programs can call a replaced function of fairseq as they call fairseq's own."""
 
+import importlib
 import inspect
+import pkgutil
 
 import pytest
 from fairseq_cli import train
@@ -18,6 +20,14 @@ for module in [hooks, *(repair.module for repair in REPAIRS.values())]:
     for function in replacements(module):
         name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         REPLACEMENTS[name] = (function, *function.replaces)
+
+
+def test_every_function_in_a_folder_of_a_repair_is_installed():
+    for repair in REPAIRS.values():
+        package = repair.module
+        for info in pkgutil.iter_modules(getattr(package, "__path__", [])):
+            inside = importlib.import_module(f"{package.__name__}.{info.name}")
+            assert set(replacements(inside)) <= set(replacements(package)), inside.__name__
 
 
 @pytest.mark.parametrize("function, owner, name", REPLACEMENTS.values(), ids=REPLACEMENTS)

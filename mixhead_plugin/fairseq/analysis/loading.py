@@ -24,6 +24,7 @@ from tqdm import tqdm
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis.output import name_of
 from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.sites import side_of_attention
 
 # The arguments of fairseq's attention that are attributes of the module, too.
 SAME_SETTINGS = (
@@ -331,8 +332,8 @@ def _replace_fairseq_attention(path: str, model: nn.Module, impl: str) -> None:
             # So may an attention of xFormers.
             if getattr(original, "use_xformers", False):
                 raise OptionError(
-                    f"{path}: {name} is computed by xFormers, whose heads cannot be studied; "
-                    "--xformers-att-config must be left out"
+                    f"{path}: {name} is computed by xFormers, whose heads cannot be studied; must "
+                    f"be trained without --{side_of_attention(name)}-xformers-att-config"
                 )
             setattr(parent, child_name, _with_hooks(original, impl))
 

@@ -68,13 +68,26 @@ class Sparse(MultiheadAttention):
 
 @pytest.mark.parametrize(
     "kind, by_xformers, problem",
-    [(Sparse, False, "is of Sparse"), (MultiheadAttention, True, "is computed by xFormers")],
+    [
+        (
+            Sparse,
+            False,
+            "is of Sparse, whose heads cannot be studied; must be an attention of mixhead_plugin, "
+            "or fairseq's MultiheadAttention",
+        ),
+        (
+            MultiheadAttention,
+            True,
+            "is computed by xFormers, whose heads cannot be studied; must be trained without "
+            "--decoder-xformers-att-config",
+        ),
+    ],
     ids=["subclass", "xFormers"],
 )
 def test_an_attention_that_may_compute_something_else_is_refused(kind, by_xformers, problem):
-    model = nn.ModuleDict({"self_attn": kind(8, 2)})
-    model.self_attn.use_xformers = by_xformers
-    with pytest.raises(OptionError, match=rf"^file\.pt: self_attn {problem}, whose heads cannot"):
+    model = nn.ModuleDict({"decoder": nn.ModuleDict({"self_attn": kind(8, 2)})})
+    model.decoder.self_attn.use_xformers = by_xformers
+    with pytest.raises(OptionError, match=rf"^file\.pt: decoder\.self_attn {problem}$"):
         _replace_fairseq_attention("file.pt", model, "auto")
 
 

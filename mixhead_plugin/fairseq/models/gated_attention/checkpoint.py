@@ -18,7 +18,7 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
 
     A checkpoint of the plugin has a record of each unit beside its tensors, see
     `GatedAttentionUnit.signature`. An average of several has none: then only tensors can contradict
-    the model.
+    the model, and a flag that leaves none is warned of.
 
     Raises:
         CheckpointError: with the flag that would fit
