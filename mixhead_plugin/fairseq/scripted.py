@@ -1,4 +1,4 @@
-"""What MixheadAttention and gated attention units share: the computation for TorchScript, dropout and the start.
+"""The computation for TorchScript, dropout and the start of attentions and gated attention units.
 
 TorchScript compiles the methods of a module, also those of a mixin. It cannot follow
 `ops.attention`, which looks up a normalizer and an implementation by name.
