@@ -53,17 +53,17 @@ class ThreadState:
 
     Attributes:
         call: of an attention. One is enough, because no attention contains another
-        wishes: for each model that runs, whether it was asked for weights. The outermost is first,
+        wishes: each model that runs, and whether it was asked for weights. The outermost is first,
             because a model may call others
     """
 
     def __init__(self) -> None:
         self.call: Call | None = None
-        self.wishes: tuple[bool, ...] = ()
+        self.wishes: tuple[tuple[nn.Module, bool], ...] = ()
 
     def wants_weights(self) -> bool:
         """Return whether the innermost model was asked for weights."""
-        return self.wishes[-1] if self.wishes else False
+        return self.wishes[-1][1] if self.wishes else False
 
 
 class _Threads(threading.local):
@@ -92,11 +92,15 @@ def remove_model_hooks(model: nn.Module) -> None:
 
 
 def _note_wish(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    THREADS.own.wishes = (*THREADS.own.wishes, bool(kwargs.get("output_attentions")))
+    wish = (model, bool(kwargs.get("output_attentions")))
+    THREADS.own.wishes = (*THREADS.own.wishes, wish)
 
 
 def _forget_wish(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    THREADS.own.wishes = THREADS.own.wishes[:-1]
+    wishes = THREADS.own.wishes
+    # Another hook may have refused the call before the wish was noted.
+    if wishes and wishes[-1][0] is model:
+        THREADS.own.wishes = wishes[:-1]
 
 
 class MixedHeads(HostedAttention):

@@ -3,6 +3,7 @@
 Hooks, threads and compilers around it change nothing.
 """
 
+import contextlib
 import copy
 import threading
 
@@ -124,6 +125,26 @@ def test_weights_are_given_in_the_calls_that_ask_for_them_and_in_no_later_ones()
     with pytest.raises(IndexError):  # which ends the call in the middle
         model(input_ids=torch.tensor([[99]]), output_attentions=True)
     assert layer(x)[1] is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("refuses", [False, True], ids=["another runs", "another is refused"])
+def test_a_model_that_is_called_inside_has_its_own_wish_for_weights(refuses):
+    def refuse(*_):
+        raise KeyError
+
+    def call_inner(*_):
+        with contextlib.suppress(KeyError):
+            inner(**inputs)
+
+    outer, inputs = build("GPT2LMHeadModel", head_mixing="position-wise")
+    inner, _ = build("GPT2LMHeadModel")
+    if refuses:
+        inner.register_forward_pre_hook(refuse)  # runs before those of the mixing
+    hf.mix(inner, "position-wise")
+    outer.transformer.h[0].register_forward_pre_hook(call_inner)
+    outputs = outer.transformer(**inputs, output_attentions=True)
+    assert [weights is None for weights in outputs.attentions] == [False, False]
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mixhead_plugin.hf import peft_guards
+from mixhead_plugin.nn import mix as nn_mix
 from tests.hf.models import FEW, QUERIES, build, hf, shake, whole
 
 peft = pytest.importorskip("peft")
@@ -169,6 +170,18 @@ def test_an_adapter_of_a_plain_base_tells_nothing(tmp_path):
     peft.get_peft_model(copy.deepcopy(base), config).save_pretrained(tmp_path)
     assert "mixhead" not in json.loads((tmp_path / "adapter_config.json").read_text())
     peft.PeftModel.from_pretrained(base, tmp_path)
+
+
+def test_an_adapter_trains_the_parts_of_a_model_that_the_other_door_has_mixed(tmp_path):
+    def base():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.MultiheadAttention(8, 2))
+        return nn_mix(model, relative_gain=2)
+
+    config = dict(target_modules=["q_proj"], modules_to_save=["relative_gain"])
+    adapted = peft.get_peft_model(base(), peft.LoraConfig(**config))
+    adapted.save_pretrained(tmp_path)
+    peft.PeftModel.from_pretrained(base(), tmp_path)
 
 
 def test_a_function_is_checked_wherever_it_has_been_imported(monkeypatch):
