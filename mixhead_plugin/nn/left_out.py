@@ -6,7 +6,7 @@ from torch import nn
 
 from mixhead_plugin.errors import warn_caller
 from mixhead_plugin.nn.refusals import name_of
-from mixhead_plugin.nn.sdpa import calling_methods
+from mixhead_plugin.nn.sdpa import calling_methods, plain_class
 from mixhead_plugin.parts import Assembly
 
 
@@ -20,11 +20,11 @@ def warn_of_others(
         hosted: the modules that call scaled_dot_product_attention and were mixed
         others: modules that call another function, with its name
     """
-    classes = {getattr(type(host), "_mixhead_class", None) for host in hosted}
+    classes = {plain_class(host) for host in hosted}
     missed = [
         name_of(model, module)
         for module in model.modules()
-        if type(module) in classes and module not in hosted
+        if plain_class(module) in classes and module not in hosted
     ]
     if missed:
         warn_caller(

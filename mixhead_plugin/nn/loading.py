@@ -9,7 +9,7 @@ from mixhead_plugin.nn import multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.nn.example import Example, Sizes, same_random_numbers
 from mixhead_plugin.nn.mixing import asked_for, mix, mix_calling, put
-from mixhead_plugin.nn.refusals import refuse_changed, refuse_tied
+from mixhead_plugin.nn.refusals import refuse_changed, refuse_host, refuse_tied
 from mixhead_plugin.parts import Variant, record
 from mixhead_plugin.parts.parameters import is_of_a_part
 
@@ -103,6 +103,7 @@ def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: s
                 f"{name}: is of a model of transformers, must be loaded by mixhead_plugin.hf.load"
             )
         if calls == record.CALLS_SDPA:
+            refuse_host(model, module)
             fields = Variant.of({**variant, "impl": impl})
             hosted[module] = sdpa.MixedSdpa(name or type(model).__name__, fields, Sizes(**numbers))
         elif type(module) is nn.MultiheadAttention and module is not model:

@@ -129,8 +129,7 @@ def check_calling(
     for module, sizes in calling.items():
         _refuse_of_transformers(model, module)
         _refuse_nested(model, module, calling)
-        _refuse_taken(model, module)
-        _refuse_final(model, module)
+        refuse_host(model, module)
         _refuse_unknown_input(model, module, sizes, variant)
 
 
@@ -157,6 +156,13 @@ def _refuse_nested(model: nn.Module, module: nn.Module, calling: Mapping[nn.Modu
             )
 
 
+def refuse_host(model: nn.Module, module: nn.Module) -> None:
+    """Raise ValueError if a module cannot get the parts, or the class, of a mixed one."""
+    _refuse_taken(model, module)
+    _refuse_final(model, module)
+    _refuse_suspended(model, module)
+
+
 def _refuse_taken(model: nn.Module, module: nn.Module) -> None:
     """Raise ValueError if a name that the mixing needs is there already."""
     name = name_of(model, module)
@@ -171,14 +177,23 @@ def _refuse_taken(model: nn.Module, module: nn.Module) -> None:
 
 def _refuse_final(model: nn.Module, module: nn.Module) -> None:
     """Raise ValueError if the class of a module forbids the subclass that mixed modules are of."""
-    cls: Any = type(module)
     try:
-        sdpa.mixed_class(cls)
+        sdpa.mixed_class(sdpa.plain_class(module))
     except Exception as error:  # the class may raise whatever it wants
         raise ValueError(
             f"{name_of(model, module)}: is of a class that lets nobody make a subclass, which a "
             f"mixed module must be of ({error})"
         ) from error
+
+
+def _refuse_suspended(model: nn.Module, module: nn.Module) -> None:
+    """Raise ValueError if a method would compute its attention when the mixing has ended."""
+    method = sdpa.suspended_method(sdpa.plain_class(module))
+    if method:
+        raise ValueError(
+            f"{name_of(model, module)}: its {method} is a generator or async, and calls "
+            "scaled_dot_product_attention itself; must call the module, as self(x), which mixes"
+        )
 
 
 def _refuse_unknown_input(

@@ -81,11 +81,19 @@ class MixedCall(TorchFunctionMode):
     Args:
         module: what is called
         args, kwargs: its arguments
+        is_forward: whether its forward runs, and not another method
     """
 
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+    def __init__(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        is_forward: bool,
+    ):
         super().__init__()
         self.module = module
+        self.is_forward = is_forward
         self.attention: MixedSdpa = module.__dict__[ATTRIBUTE]
         self.x = first_tensor(args, kwargs)
         self.attended = 0
@@ -172,6 +180,11 @@ class MixedCall(TorchFunctionMode):
         """Refuse a second call, and one that is computed again when the module does not listen."""
         name = self.attention.name
         self.attended += 1
+        if self.attended > 1 and not self.is_forward:
+            raise RuntimeError(
+                f"{name}: called scaled_dot_product_attention twice in one call of a method; must "
+                "call it once, or the module, as self(x), each time"
+            )
         if self.attended > 1:
             raise RuntimeError(
                 f"{name}: called scaled_dot_product_attention twice in one call; must call it once,"
@@ -328,7 +341,7 @@ def mixed_class(plain: Any) -> type[nn.Module]:
     def fill(namespace: dict[str, Any]) -> None:
         for name in ("__module__", "__qualname__", "__doc__"):
             namespace[name] = getattr(plain, name)
-        for name, method in calling_methods(plain).items():
+        for name, method in methods_to_wrap(plain).items():
             namespace[name] = _listening(method)
         if hasattr(plain, "__deepcopy__"):
             namespace["__deepcopy__"] = _deepcopy
@@ -338,26 +351,70 @@ def mixed_class(plain: Any) -> type[nn.Module]:
     return new_class(plain.__name__, (CallsSdpa, plain), {}, fill)
 
 
-def calling_methods(cls: type) -> dict[str, Callable[..., Any]]:
+def calling_methods(cls: type) -> dict[str, Any]:
     """Return the methods of a class, by name, that call scaled_dot_product_attention.
 
     Their code tells: it names the function, or another one of these methods. None is of torch.
+    Some may be a `staticmethod` or a `classmethod`, or `__init__`, which may keep the function.
     """
-    names: set[str] = set()
-    methods = []  # the nearest of each name first
+    methods = []
     for base in cls.__mro__:
         if not f"{base.__module__}.".startswith(("torch.", "builtins.")):
             for name, value in vars(base).items():
-                if isinstance(value, FunctionType) and not name.startswith("__"):
-                    methods.append((name, value))
+                if isinstance(_function_of(value), FunctionType):
+                    methods.append((name, _function_of(value)))
 
+    names: set[str] = set()
     more = True
     while more:
         found = {name for name, method in methods if _names_any(method, names)}
         more = not found <= names
         names |= found
     # Another attribute, as a property, may hide a method of the same name.
-    return {name: getattr(cls, name) for name in names if inspect.isfunction(getattr(cls, name))}
+    nearest = {name: inspect.getattr_static(cls, name) for name in names}
+    return {
+        name: value
+        for name, value in nearest.items()
+        if isinstance(_function_of(value), FunctionType)
+    }
+
+
+def _function_of(value: Any) -> Any:
+    """Return the function of a `staticmethod` or a `classmethod`; others as they are."""
+    return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+
+
+def methods_to_wrap(cls: type) -> dict[str, Callable[..., Any]]:
+    """Return the methods of a class, by name, that mix when a model calls them.
+
+    A static one does not know the module; the methods that call it mix.
+    """
+    return {
+        name: method
+        for name, method in calling_methods(cls).items()
+        if isinstance(method, FunctionType) and not name.startswith("__")
+    }
+
+
+def suspended_method(cls: type) -> str:
+    """Return the name of a method whose call of the function would not mix; empty for none.
+
+    The body of a generator, or of an async method, runs when the call of the method has ended, and
+    so has the mixing. But the body may call other methods that mix by themselves.
+    """
+    methods = methods_to_wrap(cls)
+    # What `super()` finds is not of the mixed class.
+    plain = {"super", *calling_methods(cls)} - {*methods}
+    for name, method in methods.items():
+        function = inspect.unwrap(method)
+        is_suspended = (
+            inspect.isgeneratorfunction(function)
+            or inspect.iscoroutinefunction(function)
+            or inspect.isasyncgenfunction(function)
+        )
+        if is_suspended and _names_any(function, plain):
+            return name
+    return ""
 
 
 def _names_any(method: Callable[..., Any], methods: set[str]) -> bool:
@@ -411,7 +468,7 @@ def _run(
     """Run the forward of a module, or another method, with mixed heads."""
     if ATTRIBUTE not in module.__dict__:  # a new instance that the model has made by type(module)
         return method(module, *args, **kwargs)
-    call = MixedCall(module, args, kwargs)
+    call = MixedCall(module, args, kwargs, is_forward=must_attend)
     with call:
         output = method(module, *args, **kwargs)
     if must_attend and call.attended == 0:
@@ -428,6 +485,16 @@ def is_mixed(module: nn.Module) -> bool:
     return ATTRIBUTE in vars(module)
 
 
+def plain_class(module: nn.Module) -> Any:
+    """Return the class of a module without mixing.
+
+    Also a plain module may be of a `mixed_class`: a model has made it by type(other)() of a mixed
+    one.
+    """
+    cls = type(module)
+    return vars(cls).get("_mixhead_class", cls)
+
+
 def give_mixed_class(host: nn.Module, attention: MixedSdpa) -> None:
     """Let a module that has got its parts compute its attention with mixed heads.
 
@@ -436,9 +503,7 @@ def give_mixed_class(host: nn.Module, attention: MixedSdpa) -> None:
         attention: what it gets beside its parts
     """
     setattr(host, ATTRIBUTE, attention)
-    cls: Any = type(host)
-    # A model that was unmixed may have instances of the subclass that it made by type(module).
-    host.__class__ = mixed_class(getattr(cls, "_mixhead_class", cls))
+    host.__class__ = mixed_class(plain_class(host))
 
 
 def give_plain_class(host: Any) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mixhead_plugin.nn import MixedAttention, load, mix
 from mixhead_plugin.parts import record
-from tests.nn.calling import Attention, C, H, Mixed, Model, inputs, move
+from tests.nn.calling import Attention, C, Final, H, Mixed, Model, inputs, move
 
 
 def saved(model):
@@ -162,6 +162,17 @@ def test_loading_is_refused_in_one_line(made, state, keywords, message):
     with pytest.raises(ValueError, match="must") as refused:
         load(made().double(), state(), **keywords)
     assert str(refused.value) == message
+
+
+def test_a_model_stays_as_it_was_where_its_attention_cannot_be_mixed():
+    model = Mixed()
+    model.calling = Final()
+    names = [*model.state_dict()]
+    with pytest.raises(
+        ValueError, match=r"^calling: is of a class that lets nobody make a subclass"
+    ):
+        load(model, trained(head_mixing="average").state_dict())
+    assert [*model.state_dict()] == names
 
 
 def test_a_state_dict_is_not_loaded_into_an_attention_that_a_tool_has_changed():

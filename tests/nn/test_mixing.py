@@ -19,7 +19,7 @@ from mixhead_plugin.nn import (
     parameter_groups,
     unmix,
 )
-from tests.nn.calling import Attention, C, H, Mixed, Model, inputs, move
+from tests.nn.calling import Attention, C, Final, H, Mixed, Model, inputs, move
 
 
 def test_both_kinds_of_attention_are_mixed_under_the_same_names():
@@ -189,9 +189,14 @@ def tied():
     return model
 
 
-class Final(Attention):
-    def __init_subclass__(cls):
-        raise TypeError("no subclass")
+class Streaming(Attention):
+    def stream(self, *tensors):
+        yield F.scaled_dot_product_attention(*tensors)
+
+
+class Waiting(Attention):
+    async def step(self, *tensors):
+        return super().attend(*tensors)
 
 
 def taken():
@@ -277,6 +282,18 @@ REFUSED = {
         ONE,
         "Final: is of a class that lets nobody make a subclass, which a mixed module must be "
         "of (no subclass)",
+    ),
+    "a method that is a generator": (
+        Streaming,
+        ONE,
+        f"Streaming: its stream is a generator or async, and calls {SDPA} itself; must call the "
+        "module, as self(x), which mixes",
+    ),
+    "an async method": (
+        Waiting,
+        ONE,
+        f"Waiting: its step is a generator or async, and calls {SDPA} itself; must call the "
+        "module, as self(x), which mixes",
     ),
     "a name that is taken": (
         taken,
@@ -510,13 +527,22 @@ def test_attentions_by_other_functions_are_named(function):
     ]
 
 
+class Keeping(nn.Module):
+    """Gets the function when it is made, so its forward does not name it."""
+
+    def __init__(self):
+        super().__init__()
+        self.function = F.scaled_dot_product_attention
+
+
 def test_without_an_example_those_whose_code_calls_the_function_are_named():
-    model = nn.ModuleList([nn.MultiheadAttention(C, H), Attention(), nn.Linear(C, C)])
+    attentions = [nn.MultiheadAttention(C, H), Attention(), Keeping()]
+    model = nn.ModuleList([*attentions, nn.Linear(C, C)])
     with pytest.warns(UserWarning) as told:
         mix(model, "position-wise")
     assert [str(each.message) for each in told] == [
-        f"ModuleList: was mixed without 1, which call F.{SDPA}; an example must be given to mix "
-        "them"
+        f"ModuleList: was mixed without 1, 2, which call F.{SDPA}; an example must be given to "
+        "mix them"
     ]
 
 
@@ -569,6 +595,15 @@ def test_unmixing_gives_back_torchs_attention_and_the_class_of_the_others():
     assert type(model.calling) is Attention
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad == (name != "packed.in_proj_weight")
+
+
+def test_an_instance_that_was_made_from_a_mixed_one_is_mixed_again():
+    model = mix(nn.Sequential(Attention()).double(), "position-wise", example=(inputs(3),))
+    model.append(type(model[0])().double())
+    unmix(model)
+    mix(model, "position-wise", example=(inputs(3),))
+    assert model[1].head_mixing is not None
+    assert type(unmix(model)[1]) is Attention
 
 
 @pytest.mark.parametrize("sizes", [{"kdim": 5, "vdim": 6}, {"bias": False}], ids=["apart", "plain"])

@@ -384,6 +384,25 @@ class Stepping(Attention):
     def several(self, x):
         return self.without_hooks(x), self.without_hooks(x)
 
+    def loop(self, x):
+        return [self(x), self(x)]
+
+    @staticmethod
+    def of_all(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value)
+
+    @classmethod
+    def of_class(cls, *heads):
+        return cls.of_all(*heads)
+
+    def by_class(self, x):
+        return self.out(self.of_class(*self.project(x)).transpose(1, 2).flatten(2))
+
+    def stream(self, x):
+        yield self.forward(x)
+        yield self.step(x)
+        yield self.by_class(x)
+
 
 def test_other_methods_of_a_mixed_module_mix_too():
     attention = mixed(Stepping).layers[0]
@@ -391,8 +410,15 @@ def test_other_methods_of_a_mixed_module_mix_too():
     expected = defined(attention, x)
     torch.testing.assert_close(attention.step(x), expected)
     torch.testing.assert_close(attention.without_hooks(x), expected)
-    with pytest.raises(RuntimeError, match="called scaled_dot_product_attention twice"):
+    torch.testing.assert_close(attention.by_class(x), expected)
+    for output in (*attention.loop(x), *attention.stream(x)):
+        torch.testing.assert_close(output, expected)
+    with pytest.raises(RuntimeError) as refused:
         attention.several(x)
+    assert str(refused.value) == (
+        "layers.0: called scaled_dot_product_attention twice in one call of a method; must call it "
+        "once, or the module, as self(x), each time"
+    )
     attend = attention.attend(*attention.project(x))
     torch.testing.assert_close(attention.out(attend.transpose(1, 2).flatten(2)), expected)
 
