@@ -26,7 +26,7 @@ Batch = tuple[Tensor, ...]
 
 
 class Task(NamedTuple):
-    """What is drawn, which models learn it, and what is measured.
+    """The batches that a task draws, the models that learn it, and the numbers that it measures.
 
     Args:
         name: of its folder in examples/

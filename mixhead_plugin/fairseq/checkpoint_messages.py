@@ -1,4 +1,4 @@
-"""What the check of a checkpoint says: how a flag differs, and what a checkpoint does not tell."""
+"""Messages about a checkpoint: a flag that differs, and flags that the checkpoint does not tell."""
 
 import logging
 from collections.abc import Iterable

@@ -65,7 +65,7 @@ def choose(
 def _number_of(layer: Any, names: Sequence[str]) -> Any:
     """Return the number of a layer as an int of Python, whatever library it is of.
 
-    What is neither a number nor a name stays as it is.
+    Anything that names no layer is returned unchanged, so that the caller can refuse it.
     """
     if isinstance(layer, str):
         return names.index(layer) if layer in names else layer

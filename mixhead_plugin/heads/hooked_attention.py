@@ -14,7 +14,7 @@ from mixhead_plugin.parts.hooks import Hooked
 
 
 class HookedAttention:
-    """What adapters of such attentions share; with `heads` and `cut` they are `heads.Attention`s.
+    """The part of `heads.Attention` that such adapters share; they add `heads` and `cut`.
 
     Args:
         name: of the attention in its model

@@ -47,7 +47,9 @@ def importance(
             zeros = torch.zeros(attention.heads[stage], dtype=torch.float64)
             sums[attention.name, stage] = zeros
     if not sums:
-        theirs = dict.fromkeys(stage for attention in attentions for stage in attention.heads)
+        theirs: dict[str, None] = {}  # a set in order
+        for attention in attentions:
+            theirs.update(dict.fromkeys(attention.heads))
         raise HeadsError(
             f"stages {', '.join(stages)}: must be some of {', '.join(theirs)}, which the "
             "attentions have"

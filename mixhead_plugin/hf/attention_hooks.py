@@ -49,7 +49,7 @@ class Call:
 
 
 class ThreadState:
-    """What runs in this thread.
+    """The call of an attention and the calls of models that this thread is in.
 
     Attributes:
         call: of an attention. One is enough, because no attention contains another

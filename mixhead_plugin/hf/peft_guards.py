@@ -156,7 +156,9 @@ def _refuse_tensors(model: Any, state: dict[str, Any]) -> None:
     """Raise ValueError if an adapter has tensors of a mixing that its base lacks."""
     # The base may have been mixed by `mixhead_plugin.nn`, too.
     own = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    lost = sorted({part_of(name) for name in state} - {part_of(name) for name in own} - {""})
+    in_adapter = {part_of(name) for name in state} - {""}
+    in_base = {part_of(name) for name in own}
+    lost = sorted(in_adapter - in_base)
     if lost:
         raise ValueError(
             f"adapter: has tensors of {lost}, which its base lacks; the base must be mixed in the "

@@ -98,7 +98,7 @@ def facts(loaded: Loaded) -> str:
 
 
 class Input(NamedTuple):
-    """What a model reads and writes for one sentence."""
+    """The input of a model for one sentence, and the words that its dictionary lacks."""
 
     net_input: dict[str, Tensor]
     written: Tensor  # the tokens to predict [N]

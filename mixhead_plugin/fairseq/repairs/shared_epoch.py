@@ -42,7 +42,7 @@ class Resumed(NamedTuple):
 
 @dataclass
 class _Memory:
-    """What this file remembers beside an iterator of fairseq."""
+    """The state of one iterator of fairseq that the functions of this file share."""
 
     # How many workers train, also where the task gives each of them data of its own.
     # `_get_train_iterator` sets it; None, without a trainer, is one for each shard.

@@ -123,7 +123,7 @@ def _save(original, cfg, trainer, epoch_itr, val_loss):
 
 @dataclass
 class _Memory:
-    """What this file remembers beside a trainer."""
+    """The state of one trainer that the functions of this file share."""
 
     # How many signals all workers together had got at the latest update. `_aggregate` sets it.
     signals: int = 0
