@@ -75,16 +75,22 @@ def recall_table(folder: Path = RESULTS) -> str:
     for comparison in read_comparisons(folder / "comparisons.csv"):
         if comparison.study != "recall":
             continue
-        cells = [comparison.task.removeprefix("recall, "), comparison.heads]
-        average = (*comparison.softmax[:-1], "average")
-        for row in (comparison.softmax, comparison.mixed, average):
+        length = comparison.task.removeprefix("recall, ")
+        attentions = {
+            "softmax": comparison.softmax,
+            "B": comparison.mixed,
+            "`average`": (*comparison.softmax[:-1], "average"),
+        }
+        for name, row in attentions.items():
             values = losses(study, row, comparison.loss).values()
             learned = sum(value < LEARNED for value in values)
             nearly = sum(value < NEARLY for value in values)
-            mean = statistics.fmean(values)
-            cells.append(f"{learned} and {nearly} of {len(values)}; {mean:.4f}")
-        rows.append(cells)
-    return table(["length", "heads", "softmax", "B", "`average`"], rows)
+            mean = f"{statistics.fmean(values):.4f}"
+            cells = [length, comparison.heads, name, str(len(values))]
+            rows.append([*cells, str(learned), str(nearly), mean])
+    head = ["length", "heads", "attention", "runs"]
+    head += [f"below {LEARNED}", f"below {NEARLY}", "mean loss"]
+    return table(head, rows)
 
 
 def bleu_table(folder: Path = RESULTS) -> str:
