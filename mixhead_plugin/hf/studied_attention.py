@@ -1,7 +1,6 @@
 """Let `heads` study the attentions of `transformers`, mixed or not."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,12 +8,11 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from mixhead_plugin.heads.attention import Heads, HeadsError
+from mixhead_plugin.heads.hooked_attention import HookedAttention
 from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.attention_hooks import MixedHeads, mixed_heads_of
 from mixhead_plugin.hf.checks import check_outputs
 from mixhead_plugin.hf.layouts import FoundAttention, find_attentions, is_inside
-from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.reference import source_weights
 from mixhead_plugin.parts import AttentionSizes
 
 
@@ -93,11 +91,7 @@ class StudiedAttention:
         mixed = self.mixed
         if mixed is None:
             return self._view_eager(see)
-
-        def computed(mixed: MixedHeads, inputs: AttentionInputs, outputs: Tensor) -> None:
-            see(Heads(inputs.matrix(), partial(source_weights, inputs)))
-
-        return mixed.register_attention_hook(computed)
+        return HookedAttention(self.name, mixed).view(see)
 
     def _view_eager(self, see: Callable[[Heads], None]) -> RemovableHandle:
         """Let `see` have the weights that the eager attention of transformers returns."""
