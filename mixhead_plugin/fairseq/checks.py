@@ -60,7 +60,7 @@ def check_flags(args: Any, sites: Sites) -> None:
 
     # Last what the rest of the training does with them. These checks count the heads of each layer,
     # which --heads-per-layer may have set.
-    _check_learning_rate(args, options, variant)
+    _check_mixing_lr_scale(options, variant)
     _check_quantisation(args, options, covered)
     _check_implementation(args, options, covered)
     _check_xformers(args)
@@ -274,37 +274,20 @@ def _check_distances(options: AttentionOptions, covered: Sites) -> None:
             )
 
 
-def _check_learning_rate(args: Any, options: AttentionOptions, variant: Variant) -> None:
-    """Refuse --mixing-lr-scale where it would have no effect."""
+def _check_mixing_lr_scale(options: AttentionOptions, variant: Variant) -> None:
+    """Refuse --mixing-lr-scale where nothing is trained that it could scale.
+
+    `learning_rate.check_optimizer` compares it with the flags of the training.
+    """
     if options.mixing_lr_scale == 1:
         return
-    flag = f"--mixing-lr-scale {options.mixing_lr_scale}"
     rows = variant.part_kinds()
     if not any(rows[name].trained for name in MIXINGS):
         flags = " or ".join(option_name(name) for name in MIXINGS)
-        raise OptionError(f"{flag}: has no effect without a trained {flags}; must be 1")
-    problem = _optimizer_problem(args)
-    if problem:
-        raise OptionError(f"{flag}: {problem}")
-
-
-def _optimizer_problem(args: Any) -> str:
-    """Return why the optimizer cannot step some parameters less far; empty if it can."""
-    if getattr(args, "fp16", False) and not getattr(args, "fp16_no_flatten_grads", False):
-        return "with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart"
-    # These two round small steps to 0.
-    for name in ("memory_efficient_fp16", "memory_efficient_bf16"):
-        if getattr(args, name, False):
-            return f"must be 1 with {option_name(name)}"
-    # These rearrange the parameters.
-    for name, value in (
-        ("ddp_backend", "fully_sharded"),
-        ("zero_sharding", "os"),
-        ("optimizer", "composite"),
-    ):
-        if getattr(args, name, None) == value:
-            return f"must be 1 with {option_name(name)} {value}"
-    return ""
+        raise OptionError(
+            f"--mixing-lr-scale {options.mixing_lr_scale}: has no effect without a trained "
+            f"{flags}; must be 1"
+        )
 
 
 def _check_quantisation(args: Any, options: AttentionOptions, covered: Sites) -> None:

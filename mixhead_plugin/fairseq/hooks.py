@@ -6,14 +6,16 @@ are always installed, and MIXHEAD_REPAIRS does not choose among them.
 
 import functools
 import sys
+from argparse import Namespace
 from typing import Any
 
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import BaseFairseqModel
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
 
 from mixhead_plugin.fairseq.checkpoint import check_for_fairseqs
-from mixhead_plugin.fairseq.learning_rate import scale_steps
+from mixhead_plugin.fairseq.learning_rate import check_optimizer, scale_steps
 from mixhead_plugin.fairseq.replace import install_all, replaces
 
 
@@ -37,15 +39,18 @@ def scale_marked_steps(original, trainer: Trainer) -> None:
 def check_training(
     original, trainer: Trainer, cfg: Any, task: Any, model: Any, criterion: Any, *args, **kwargs
 ) -> None:
-    """Let a model of the plugin refuse its criterion, and a criterion its model.
+    """Let a model of the plugin refuse its optimizer and its criterion, and a criterion its model.
 
     fairseq builds a model in the same way to train it and to load it. It does not tell the model
     which of them it is, nor which criterion will read its outputs. The criterion sees its model in
     the first batch, and there it is late to refuse it.
     """
+    # older programs give the flags of a command, which fairseq converts like this
+    config = convert_namespace_to_omegaconf(cfg) if isinstance(cfg, Namespace) else cfg
+    check_optimizer(config)
     # FSDP has the attributes of the model that it wraps
     if hasattr(model, "check_training"):
-        model.check_training(cfg, criterion)
+        model.check_training(config, criterion)
     if hasattr(criterion, "check_model"):
         criterion.check_model(model)
     original(trainer, cfg, task, model, criterion, *args, **kwargs)

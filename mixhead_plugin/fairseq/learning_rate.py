@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import OptionError, option_name
+
 _FACTOR = "mixing_lr_scale"
 
 
@@ -26,6 +28,40 @@ def mark_learning_rate(module: nn.Module, factor: float) -> None:
         # Under fp16 and bf16 fairseq copies this attribute to the float32 parameters that it
         # optimizes.
         parameter.optim_overrides = {_FACTOR: factor}  # type: ignore[attr-defined]
+
+
+def check_optimizer(cfg: Any) -> None:
+    """Refuse --mixing-lr-scale in a training that would not keep it.
+
+    Args:
+        cfg: the whole config of the training; the model's flags alone do not tell
+
+    Raises:
+        OptionError: if the optimizer does not step each parameter as far as it is told
+    """
+    factor = getattr(cfg.model, _FACTOR, None)  # fairseq's own models have none
+    if factor is None or float(factor) == 1:
+        return
+    problem = _optimizer_problem(cfg)
+    if problem:
+        raise OptionError(f"--mixing-lr-scale {float(factor)}: {problem}")
+
+
+def _optimizer_problem(cfg: Any) -> str:
+    """Return why the optimizer cannot step some parameters less far; empty if it can."""
+    # These two round small steps to 0.
+    for name in ("memory_efficient_fp16", "memory_efficient_bf16"):
+        if cfg.common[name]:
+            return f"must be 1 with {option_name(name)}"
+    if cfg.common.fp16 and not cfg.common.fp16_no_flatten_grads:
+        return "with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart"
+    # These rearrange the parameters.
+    for name, value in (("ddp_backend", "fully_sharded"), ("zero_sharding", "os")):
+        if cfg.distributed_training[name] == value:
+            return f"must be 1 with {option_name(name)} {value}"
+    if getattr(cfg.optimizer, "_name", None) == "composite":
+        return "must be 1 with --optimizer composite"
+    return ""
 
 
 def scale_steps(optimizer: torch.optim.Optimizer) -> None:

@@ -281,19 +281,6 @@ MIXING_LR_SCALE = [
         {},
         f"has no effect without a trained {THE_MIXINGS}; must be 1",
     ),
-    (
-        TRANSLATION,
-        {"fp16": True},
-        "with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart",
-    ),
-    (TRANSLATION, {"memory_efficient_fp16": True}, "must be 1 with --memory-efficient-fp16"),
-    (
-        TRANSLATION,
-        {"ddp_backend": "fully_sharded"},
-        "must be 1 with --ddp-backend fully_sharded",
-    ),
-    (TRANSLATION, {"zero_sharding": "os"}, "must be 1 with --zero-sharding os"),
-    (TRANSLATION, {"optimizer": "composite"}, "must be 1 with --optimizer composite"),
 ]
 LEARNING_RATES = [
     (arch, {"mixing_lr_scale": 2.0, **flags}, f"--mixing-lr-scale 2.0: {problem}")

@@ -10,6 +10,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
     LabelSmoothedCrossEntropyCriterionWithAlignment as Alignment,
 )
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
@@ -24,14 +25,22 @@ from tests.helpers import build, dictionary
 PLAIN = {"head_mixing": "none"}
 
 
-def begin(model, criterion=CrossEntropyCriterion, **fields):
-    """Begin to train a model with these fields of `model`.
+def begin(model, criterion=CrossEntropyCriterion, training=None, **fields):
+    """Begin to train a model.
 
-    fairseq's own part of Trainer would need a whole config.
+    Args:
+        model: to be trained
+        criterion: its class
+        training: fields of the config by their group; the others have fairseq's defaults
+        fields: of the group `model`
     """
-    cfg = OmegaConf.create(
-        {"model": {"_name": "mixhead_transformer", **fields}, "criterion": {"_name": "loss"}}
-    )
+    cfg = OmegaConf.structured(FairseqConfig)
+    OmegaConf.set_struct(cfg, False)
+    cfg.model = {"_name": "mixhead_transformer", **fields}
+    cfg.criterion = {"_name": "loss"}
+    cfg.optimizer = {"_name": "adam"}
+    for group, values in (training or {}).items():
+        cfg[group].update(values)
     Trainer(cfg, None, model, criterion.__new__(criterion))
 
 
@@ -46,6 +55,42 @@ def fairseqs_part(monkeypatch):
 
     # the first that fairseq does
     monkeypatch.setattr("fairseq.trainer._catalog_shared_params", begun)
+
+
+# ---- the optimizer -----------------------------------------------------------------------------
+
+SCALED = {"mixing_lr_scale": 2}
+NOT_KEPT = [
+    (
+        {"common": {"fp16": True}},
+        "with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart",
+    ),
+    ({"common": {"memory_efficient_fp16": True}}, "must be 1 with --memory-efficient-fp16"),
+    ({"common": {"memory_efficient_bf16": True}}, "must be 1 with --memory-efficient-bf16"),
+    (
+        {"distributed_training": {"ddp_backend": "fully_sharded"}},
+        "must be 1 with --ddp-backend fully_sharded",
+    ),
+    ({"distributed_training": {"zero_sharding": "os"}}, "must be 1 with --zero-sharding os"),
+    ({"optimizer": {"_name": "composite"}}, "must be 1 with --optimizer composite"),
+]
+
+
+@pytest.mark.parametrize("training, problem", NOT_KEPT)
+def test_a_factor_of_the_learning_rate_that_the_optimizer_would_not_keep_is_refused(
+    training, problem
+):
+    model = build("mixhead_transformer_lm", mixing_lr_scale=2.0)
+    with pytest.raises(OptionError) as error:
+        begin(model, training=training, **SCALED)
+    assert str(error.value) == f"--mixing-lr-scale 2.0: {problem}"
+
+
+def test_a_factor_that_the_optimizer_keeps_is_trained():
+    model = build("mixhead_transformer_lm", mixing_lr_scale=2.0)
+    apart = {"fp16": True, "fp16_no_flatten_grads": True}
+    with pytest.raises(Begun):
+        begin(model, training={"common": apart}, **SCALED)
 
 
 # ---- fields of YAML ----------------------------------------------------------------------------
