@@ -16,7 +16,7 @@ import tomllib
 import bert
 import pytest
 import recipes
-from development import advice, readme_tables, transformers_results
+from development import readme_tables, transformers_results
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -107,11 +107,6 @@ def test_the_types_of_transformers_that_can_be_mixed_are_counted():
         transformers_results.BUT_PRUNE,
     )
     assert f"{sum(groups[group] for group in mixed)} types" in README
-
-
-@pytest.mark.parametrize("row", advice.answers(), ids=lambda row: row.models)
-def test_the_advice_is_that_of_the_page_with_the_numbers(row):
-    assert re.search(rf"(?m)^\| {re.escape(row.models)}[^|]* \| {re.escape(row.answer)} \|", README)
 
 
 def added_parameters(**keywords):

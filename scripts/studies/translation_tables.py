@@ -10,6 +10,8 @@ from studies.markdown import shown, table
 
 # ---- every row ---------------------------------------------------------------------------------
 
+WIDTH = 128  # of the models
+
 # The words for the attentions of translation.toml.
 ATTENTIONS = {
     "softmax": "softmax",
@@ -36,9 +38,9 @@ def translation_table(folder: Path = RESULTS) -> str:
         if row != best:
             lower_loss = shown(paired(gains(study, row, best, "test")), 4)
             higher_bleu = shown(bleu_gain(study, row, best, "BLEU"), 2)
-        name = f"{ATTENTIONS[attention]}, {heads} heads"
+        name = f"{ATTENTIONS[attention]}, {heads} heads of {WIDTH // int(heads)}"
         rows.append([name, f"{loss:.4f}", lower_loss, f"{bleu:.2f}", higher_bleu])
-    head = ["attention", "test loss, nats", "gain over softmax, 4 heads", "BLEU", "gain"]
+    head = ["attention", "test loss, nats", "gain over softmax, 4 heads of 32", "BLEU", "gain"]
     return table(head, rows)
 
 
