@@ -9,14 +9,13 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.roberta import model as upstream
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
-from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.layers import MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer import MixheadTransformerConfig
 from mixhead_plugin.fairseq.options import AttentionOptions
 from mixhead_plugin.fairseq.sites import SiteSizes
-from mixhead_plugin.parts import PARTS
 
 
 class MixheadRobertaEncoder(upstream.RobertaEncoder):
@@ -61,15 +60,14 @@ class MixheadRobertaModel(FamilyModel, upstream.RobertaModel):
     @classmethod
     def check_args(cls, args: Any) -> None:
         super().check_args(args)
-        # fairseq cuts the heads of its own attention, and knows no other parameters.
         kept = getattr(args, "mha_heads_to_keep", -1)
-        if kept == -1:
-            return
-        for name in PARTS:
-            if getattr(args, name) != "none":
-                raise OptionError(
-                    f"--mha-heads-to-keep {kept}: must be left out unless {option_name(name)} none"
-                )
+        if kept != -1:
+            # fairseq cuts rows of its own projections, and knows neither other parameters nor
+            # mixed heads.
+            raise OptionError(
+                f"--mha-heads-to-keep {kept}: must be left out; "
+                "`python -m mixhead_plugin.analysis prune` removes heads"
+            )
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "MixheadRobertaModel":
