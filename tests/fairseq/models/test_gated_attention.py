@@ -145,6 +145,13 @@ def test_a_language_model_has_no_other_parameters_than_units_embeddings_and_a_la
     ]
 
 
+def test_a_hook_changes_what_a_unit_computes():
+    unit = units(build("gau_roberta").eval())[0]
+    unit.register_attention_hook(lambda unit, inputs, out: torch.zeros_like(out))
+    x = torch.randn(5, 2, unit.embed_dim)
+    assert torch.equal(unit(x, None), x)
+
+
 # ---- decoding, masks -----------------------------------------------------------------------------
 
 

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from mixhead_plugin.fairseq.record import Recorded
 from mixhead_plugin.fairseq.scripted import ScriptedAttention
 from mixhead_plugin.ops import NORMALIZERS
-from mixhead_plugin.ops.api import attend
-from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.parts import Assembly, Variant
 
@@ -174,18 +172,13 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
         if torch.jit.is_scripting():
             out = self.attend_by_definition(inputs)[0]
         else:
-            out = self._attend(inputs)
+            out = self.attend(inputs, self.impl, need_weights=False)[0]
         out = out[:, 0].transpose(0, 1)  # [N, B, e]
         return x + self.output_dropout_module(self.out_proj(u * out))
 
     def _one_head(self, x: Tensor) -> Tensor:
         """Return [B, 1, N, C] from [N, B, C]."""
         return x.transpose(0, 1)[:, None]
-
-    @torch.jit.unused
-    def _attend(self, inputs: AttentionInputs) -> Tensor:
-        """Return A V, [B, 1, N, e]."""
-        return attend(inputs, self.impl)
 
     # ---- step-by-step decoding -----------------------------------------------------------------
 
