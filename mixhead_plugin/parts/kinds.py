@@ -90,14 +90,19 @@ class Part(nn.Module):
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Add the part to a checkpoint that has nothing of it; fairseq calls this for every module.
 
-        A trained part then does nothing, and a frozen one keeps its numbers.
+        A trained part then does nothing, and a frozen one keeps its numbers. A trained part that
+        never does nothing is not added, so torch says that its tensors are missing.
 
         Args:
             state_dict: the tensors of the checkpoint, changed in place
             name: of this module in the model
         """
+        identity = self.identity()
+        is_trained = next(self.parameters(), None) is not None
+        if is_trained and not identity:
+            return
         own = self.state_dict()
-        start = {**own, **self.identity()}
+        start = {**own, **identity}
         if any(value.is_meta for value in start.values()):
             return  # a model without numbers yet has no start to give
         if any(f"{name}.{key}" in state_dict for key in start):
@@ -119,7 +124,8 @@ class PartKind(NamedTuple):
     # The fields of `Variant` that `build` takes. With parts that take none of them, another value
     # than the default is refused.
     options: tuple[str, ...] = ()
-    # Whether a checkpoint without it loads; only if it starts as a no-op.
+    # Whether a checkpoint without it loads: a trained part must be able to do nothing, see
+    # `Part.identity`; a frozen one keeps its numbers.
     loads_without: bool = True
     frozen: bool = False  # whether its tensors are buffers
     # Of mixings alone:

@@ -86,6 +86,8 @@ def compare(
 def add_missing_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
     """Add each part that a state dict lacks wholly, with its start, so that a plain one loads.
 
+    A differential mixing and a learned sink have no such start, so torch says what is missing.
+
     Args:
         module: what is loaded
         state_dict: that which torch is loading, changed in place

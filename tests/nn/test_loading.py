@@ -97,6 +97,22 @@ def test_a_plain_state_dict_starts_the_mixing_anew(kind):
     torch.testing.assert_close(again(x), plain(x))
 
 
+@pytest.mark.parametrize(
+    "variant, missing",
+    [
+        ({"head_mixing": "differential"}, "head_mixing.weight"),
+        ({"attention_sink": "learned"}, "attention_sink.weight"),
+    ],
+    ids=["differential", "sink"],
+)
+def test_a_part_that_always_changes_the_outputs_is_not_started_by_a_plain_state_dict(
+    variant, missing
+):
+    plain = nn.MultiheadAttention(C, H).state_dict()
+    with pytest.raises(RuntimeError, match=f'Missing key.* "{missing}"'):
+        MixedAttention(C, H, **variant).load_state_dict(plain)
+
+
 def test_a_part_is_not_started_anew_by_tensors_of_another_module():
     model = move(mix(Apart().double(), "position-wise", example=(inputs(3),)))
     before = model.function.head_mixing.bias.clone()
