@@ -65,13 +65,17 @@ class UsesParts:
             x: the attention's query input, [B, Nq, C]
             attn_mask: added to the scores, broadcastable to [B, H, Nq, Nk]; None for nothing
             key_padding_mask: bool [B, Nk], True hides a key; None for no padding
-            relative: what distances add to the scores; None for nothing
+            relative: what distances add to the scores; None for nothing. An attention that gives it
+                must refuse the part `relative_position`, which makes its own.
             causal: whether query t sees the keys up to t + (Nk - Nq) alone
             dropout_p: the probability of dropping a weight
             scale: factor on the products of queries and keys
         """
+        placed_q = q
+        placed_k = k
         if self.relative_position is not None:
-            q, k, relative = self.relative_position(q, k)
+            assert relative is None, "relative scores are given twice"
+            placed_q, placed_k, relative = self.relative_position(q, k)
 
         mixing: Tensor | None = None
         left: Tensor | None = None
@@ -97,8 +101,8 @@ class UsesParts:
             gain = self.relative_gain(q.size(2), k.size(2))
 
         return AttentionInputs(
-            query=q,
-            key=k,
+            query=placed_q,
+            key=placed_k,
             value=v,
             mixing=mixing,
             attn_mask=attn_mask,

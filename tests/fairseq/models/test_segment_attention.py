@@ -147,3 +147,9 @@ def test_far_distances_stay_apart_in_half_precision():
 
 def test_nothing_but_head_mixing_adds_biases():
     assert not any("bias" in name for name, _ in module(mixing="none").named_parameters())
+
+
+def test_relative_positions_are_refused_because_the_attention_has_its_own():
+    with pytest.raises(ValueError) as error:
+        SegmentAttention(12, 3, relative_position="rotary")
+    assert str(error.value) == "relative_position rotary: must be none, Transformer-XL has its own"

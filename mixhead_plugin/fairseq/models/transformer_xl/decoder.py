@@ -16,6 +16,7 @@ from mixhead_plugin.fairseq.models.transformer_xl.adaptive import (
     BandedAdaptiveSoftmax,
 )
 from mixhead_plugin.fairseq.models.transformer_xl.mems import Mems
+from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.precision import upcast
 from mixhead_plugin.ops.relative import RelativeScores
@@ -74,6 +75,9 @@ class SegmentAttention(MixheadAttention):
         num_heads: H, the number of source heads
         dropout: probability of dropping a weight
         options: further arguments of `MixheadAttention`
+
+    Raises:
+        ValueError: an argument that cannot work, such as a relative_position
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, **options: Any):
@@ -86,6 +90,7 @@ class SegmentAttention(MixheadAttention):
             causal=True,
             **options,
         )
+        refuse_relative_position(self.variant, ", Transformer-XL has its own")
         self.position_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=False)
 
     def forward(  # type: ignore[override]  # only TransformerXLLayer calls it
