@@ -109,9 +109,13 @@ def _does_nothing(part: nn.Module) -> bool:
         return False
     state = part.state_dict()
     start = part.identity()
-    if not start:  # a frozen part has no such values
+    if not start:  # frozen parts and the differential mixing have none
         return False
-    return all(torch.equal(state[key].cpu().float(), start[key]) for key in start)
+    for key, value in start.items():
+        # In the dtype of the part, because float32 would take 1 + 1e-8 for 1.
+        if not torch.equal(state[key].cpu(), value.to(state[key].dtype)):
+            return False
+    return True
 
 
 def cut(
