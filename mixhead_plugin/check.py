@@ -209,13 +209,14 @@ def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
     todo = list(variants(device, heads, head_dim))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small problems wait for more threads longer than these save
-    for names, kind in todo:
-        if len(rows) % 20 == 0:
-            print(
-                f"mixhead check: {len(rows)} of {len(todo)} variants", file=sys.stderr, flush=True
-            )
-        rows.append({**names, **judge(kind)})
-    torch.set_num_threads(threads)
+    try:
+        for names, kind in todo:
+            if len(rows) % 20 == 0:
+                progress = f"{len(rows)} of {len(todo)} variants"
+                print(f"mixhead check: {progress}", file=sys.stderr, flush=True)
+            rows.append({**names, **judge(kind)})
+    finally:  # also after Ctrl-C, for a program that goes on
+        torch.set_num_threads(threads)
     return {"machine": machine(device), "variants": rows, "milliseconds": speed(device)}
 
 

@@ -118,3 +118,17 @@ def test_the_speed_of_every_mixing_is_measured(monkeypatch):
     assert all(
         milliseconds > 0 for milliseconds in check.speed(torch.device("cpu"), 0.001).values()
     )
+
+
+def test_a_check_that_is_interrupted_gives_the_threads_back(monkeypatch):
+    def interrupted(kind):
+        assert torch.get_num_threads() == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check, "judge", interrupted)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    threads = [3]
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    with pytest.raises(KeyboardInterrupt):
+        check.check(torch.device("cpu"), 2, 4)
+    assert threads == [3, 1, 3]
