@@ -145,9 +145,8 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         self.out_proj = projection(mixed_dim, embed_dim)
         self.bias_k = nn.Parameter(torch.empty(1, 1, inner_dim)) if add_bias_kv else None
         self.bias_v = nn.Parameter(torch.empty(1, 1, mixed_dim)) if add_bias_kv else None
-        self.reset_parameters()
         self.value_init_scale = value_init_scale
-        self.scale_values()
+        self.reset_parameters()
 
         self.add_parts(variant, sizes)
         for name in MIXINGS:
@@ -156,6 +155,11 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
                 mark_learning_rate(mixing, mixing_lr_scale)
         # TorchScript cannot look it up by name.
         self.normalize = NORMALIZERS[self.normalizer].weights
+
+    def reset_parameters(self) -> None:
+        """Draw the projections as fairseq does, with `value_init_scale`; parts have their own."""
+        super().reset_parameters()
+        self.scale_values()
 
     def signature(self) -> dict[str, Any]:
         """Return what a checkpoint must share with this module, by the names of flags."""

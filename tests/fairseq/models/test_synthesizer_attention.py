@@ -202,3 +202,22 @@ def test_quantisation_noise_reaches_the_networks(synthesizer):
     q = torch.randn(B, H, N, D)
     first, second = (module.synthesizer(q, N) for _ in range(2))
     assert not all(torch.equal(a, b) for a, b in zip(first, second) if a is not None)
+
+
+@pytest.mark.parametrize("synthesizer", SYNTHESIZERS)
+def test_the_usual_loop_after_to_empty_draws_every_number(synthesizer):
+    with torch.device("meta"):
+        module = build(synthesizer)
+    module.to_empty(device="cpu")
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data.fill_(torch.nan)
+    for each in module.modules():
+        if hasattr(each, "reset_parameters"):
+            each.reset_parameters()
+    assert not any(tensor.isnan().any() for tensor in module.state_dict().values())
+
+
+def test_relative_positions_are_refused_because_the_scores_are_absolute():
+    with pytest.raises(ValueError) as error:
+        build("dense", relative_position="t5")
+    assert str(error.value) == "relative_position t5: must be none, the scores are absolute"

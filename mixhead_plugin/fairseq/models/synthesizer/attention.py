@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention, as_bool
 from mixhead_plugin.fairseq.record import RECORDED_TABLES
+from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.precision import upcast
 
@@ -35,6 +36,12 @@ class Sizes(NamedTuple):
     own: int  # the size that only this synthesizer has; 0 if none
 
 
+def _draw(tensor: Tensor, deviation: float) -> None:
+    """Fill a parameter or a buffer with normal numbers of mean 0."""
+    with torch.no_grad():
+        tensor.copy_(torch.randn(tensor.shape) * deviation)
+
+
 class TokenNetwork(nn.Module):
     """Compute relu(W1 q + b1) over all heads.
 
@@ -49,10 +56,15 @@ class TokenNetwork(nn.Module):
         super().__init__()
         inner_dim = sizes.num_heads * sizes.head_dim
         self.hidden = nn.Linear(inner_dim, inner_dim)
+        self.output = nn.Parameter(torch.empty(outputs, sizes.head_dim))  # [outputs, D]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw both weights; the bias of `hidden` is that of `nn.Linear`."""
         # as fairseq starts k_proj, which it replaces
         nn.init.xavier_uniform_(self.hidden.weight, gain=2**-0.5)
-        # [outputs, D]; each row starts with a length of about 1
-        self.output = nn.Parameter(torch.randn(outputs, sizes.head_dim) * sizes.head_dim**-0.5)
+        # each row starts with a length of about 1
+        _draw(self.output, self.output.size(1) ** -0.5)
 
     def forward(self, query: Tensor) -> Tensor:
         """Map q [B, H, Nq, D] to relu(W1 q + b1) [B, H, Nq, D]."""
@@ -112,8 +124,12 @@ class RandomSynthesizer(nn.Module):
 
     def __init__(self, sizes: Sizes, trained: bool):
         super().__init__()
-        scores = torch.randn(sizes.num_heads, sizes.max_length, sizes.max_length)  # [H, n, n]
+        scores = torch.empty(sizes.num_heads, sizes.max_length, sizes.max_length)  # [H, n, n]
         self.scores = nn.Parameter(scores) if trained else nn.Buffer(scores)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        _draw(self.scores, 1.0)
 
     def forward(self, query: Tensor, n_keys: int) -> Scores:
         first = n_keys - query.size(2)  # the position of the first query
@@ -129,9 +145,15 @@ class FactorizedRandomSynthesizer(nn.Module):
     def __init__(self, sizes: Sizes):
         super().__init__()
         shape = (sizes.num_heads, sizes.max_length, sizes.own)
+        self.query = nn.Parameter(torch.empty(shape))  # [H, n, k]
+        self.key = nn.Parameter(torch.empty(shape))  # [H, n, k]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
         # Products of k pairs with deviations s have the deviation sqrt(k) s^2, here 1.
-        self.query = nn.Parameter(torch.randn(shape) * sizes.own**-0.25)  # [H, n, k]
-        self.key = nn.Parameter(torch.randn(shape) * sizes.own**-0.25)  # [H, n, k]
+        deviation = self.query.size(2) ** -0.25
+        _draw(self.query, deviation)
+        _draw(self.key, deviation)
 
     def forward(self, query: Tensor, n_keys: int) -> Scores:
         batch = query.size(0)
@@ -204,6 +226,9 @@ class SynthesizerAttention(MixheadAttention):
         max_length: n, the largest number of tokens in an input, cached ones included
         synthesizer: a key of `SYNTHESIZERS`
         own_size: the size that only this synthesizer has; None for its default
+
+    Raises:
+        ValueError: an argument that cannot work, such as a relative_position
     """
 
     def __init__(
@@ -216,6 +241,7 @@ class SynthesizerAttention(MixheadAttention):
         **options: Any,
     ):
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
+        refuse_relative_position(self.variant, ", the scores are absolute")
         row = SYNTHESIZERS[synthesizer]
         del self.k_proj
         mixing_reads_query = any(
@@ -231,6 +257,22 @@ class SynthesizerAttention(MixheadAttention):
         for module in self.synthesizer.modules():
             if isinstance(module, nn.Linear):
                 quant_noise(module, options.get("q_noise", 0.0), options.get("qn_block_size", 8))
+
+    def reset_parameters(self) -> None:
+        """Draw the projections as `MixheadAttention` does; the synthesizer draws its own weights.
+
+        `MixheadAttention.__init__` calls it, too, while there still is a k_proj.
+        """
+        if hasattr(self, "k_proj"):
+            super().reset_parameters()
+            return
+        for projection in (self.v_proj, self.q_proj):
+            if projection is not None:
+                nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        if self.out_proj.bias is not None:
+            nn.init.zeros_(self.out_proj.bias)
+        self.scale_values()
 
     def signature(self) -> dict[str, Any]:
         signature = super().signature()

@@ -105,11 +105,13 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
         super().check_args(args)
         options = cls.config.from_namespace(args)
         longest = getattr(args, "max_target_positions", None)
-        if longest is None and not getattr(args, "tokens_per_sample", None):
+        if longest is None and getattr(args, "tokens_per_sample", None) is None:
             raise OptionError(
                 "--max-target-positions is missing: a synthesizer has scores only up to this "
                 "position"
             )
+        if longest is not None and longest < 1:
+            raise OptionError(f"--max-target-positions {longest}: must be at least 1")
         # With --sample-break-mode eos, fairseq leaves out sentences that are too long. All other
         # modes cut the text into blocks of --tokens-per-sample.
         in_blocks = getattr(args, "sample_break_mode", "eos") != "eos"
@@ -119,8 +121,10 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
                 f"--tokens-per-sample {args.tokens_per_sample}; a synthesizer has scores only up "
                 "to this position"
             )
+        if longest is None:
+            longest = _longest_block(args)
         _check_name(options)
-        _check_own_size(options, longest or _longest_block(args))
+        _check_own_size(options, longest)
         _check_variant(options)
         _check_kernels(options)
 
