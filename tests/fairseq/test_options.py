@@ -296,23 +296,9 @@ PARTS = [
     ),
     (
         ROBERTA,
-        {"mha_heads_to_keep": 2},
-        "--mha-heads-to-keep 2: must be left out unless --head-mixing none",
-    ),
-    (
-        ROBERTA,
-        {"mha_heads_to_keep": 2, "head_mixing": "none", "attention_gate": "head"},
-        "--mha-heads-to-keep 2: must be left out unless --attention-gate none",
-    ),
-    (
-        ROBERTA,
-        {"mha_heads_to_keep": 2, "head_mixing": "none", "attention_sink": "zero"},
-        "--mha-heads-to-keep 2: must be left out unless --attention-sink none",
-    ),
-    (
-        ROBERTA,
-        {"mha_heads_to_keep": 2, "head_mixing": "none", "score_mixing": "position-wise"},
-        "--mha-heads-to-keep 2: must be left out unless --score-mixing none",
+        {"mha_heads_to_keep": 2, "head_mixing": "none"},
+        "--mha-heads-to-keep 2: must be left out; `python -m mixhead_plugin.analysis prune` "
+        "removes heads",
     ),
     (
         LM,
@@ -358,6 +344,25 @@ PARTS = [
         TRANSLATION,
         {"cross_self_attention": True, "relative_gain": 4},
         f"--relative-gain 4: must be 0 {NO_DISTANCE}",
+    ),
+]
+
+ADAPTIVE = {"adaptive_input": True, "adaptive_input_cutoff": "9", "adaptive_softmax_cutoff": "9"}
+TIED = [
+    ({}, "--tie-adaptive-weights: needs --adaptive-input"),
+    (
+        {**ADAPTIVE, "adaptive_input_factor": 2},
+        "--adaptive-input-factor 2: must be 4, as --adaptive-softmax-factor, with "
+        "--tie-adaptive-weights",
+    ),
+    (
+        {**ADAPTIVE, "adaptive_softmax_cutoff": "9,12"},
+        "--adaptive-input-cutoff 9: must be 9,12, as --adaptive-softmax-cutoff, with "
+        "--tie-adaptive-weights",
+    ),
+    (
+        {**ADAPTIVE, "decoder_input_dim": 8},
+        "--decoder-input-dim 8: must be 16, as --decoder-output-dim, with --tie-adaptive-weights",
     ),
 ]
 
@@ -414,6 +419,7 @@ OF_A_SYNTHESIZER = [
         "--max-target-positions 32: must be at least 33, for --tokens-per-sample 32; "
         f"{ONLY_THIS_FAR}",
     ),
+    ({"max_target_positions": 0}, "--max-target-positions 0: must be at least 1"),
     (
         {"max_target_positions": None, "tokens_per_sample": None},
         f"--max-target-positions is missing: {ONLY_THIS_FAR}",
@@ -458,6 +464,7 @@ REFUSED = [
     *HEADS_PER_LAYER,
     *LEARNING_RATES,
     *PARTS,
+    *((LM, {"tie_adaptive_weights": True, **flags}, message) for flags, message in TIED),
     *((SYNTHESIZER, flags, message) for flags, message in OF_A_SYNTHESIZER),
     *((XL, flags, message) for flags, message in OF_TRANSFORMER_XL),
 ]
@@ -520,7 +527,6 @@ WORKS = [
     (LM, {"head_dim": 5, "value_head_dim": 4, "quant_noise_pq": 0.1}),
     (LM, {"decoder_attention_heads": 5, "head_dim": 3}),
     (LM, {"mixing_lr_scale": 2.0, "fp16": True, "fp16_no_flatten_grads": True}),
-    (ROBERTA, {"mha_heads_to_keep": 2, "head_mixing": "none"}),
     (SYNTHESIZER, {"max_target_positions": 16, "sample_break_mode": "eos"}),
     # fairseq judges these.
     (LM, {"fp16": True, "cpu": True, "dropout": 1.5}),

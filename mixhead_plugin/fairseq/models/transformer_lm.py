@@ -8,11 +8,19 @@ from fairseq.models import transformer_lm as upstream
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import nn
 
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.layers import MixheadDecoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer import MixheadTransformerConfig
 from mixhead_plugin.fairseq.options import AttentionOptions
 from mixhead_plugin.fairseq.sites import SiteSizes
+
+# With --tie-adaptive-weights, the two flags of a pair must have the same value.
+TIED = {
+    "adaptive_input_factor": "adaptive_softmax_factor",
+    "adaptive_input_cutoff": "adaptive_softmax_cutoff",
+    "decoder_input_dim": "decoder_output_dim",
+}
 
 
 @dataclass
@@ -37,6 +45,23 @@ class MixheadLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
         return {"decoder-self": sizes}
 
     @classmethod
+    def check_args(cls, args: Any) -> None:
+        super().check_args(args)
+        cfg = cls.config.from_namespace(args)
+        if not cfg.tie_adaptive_weights:
+            return
+        if not cfg.adaptive_input:
+            raise OptionError("--tie-adaptive-weights: needs --adaptive-input")
+        for name, other in TIED.items():
+            value = getattr(cfg, name)
+            wanted = getattr(cfg, other)
+            if value != wanted:
+                raise OptionError(
+                    f"{option_name(name)} {value}: must be {wanted}, as {option_name(other)}, with "
+                    "--tie-adaptive-weights"
+                )
+
+    @classmethod
     def build_model(cls, args: Any, task: Any) -> "MixheadLanguageModel":
         """Build the model as fairseq's method does, which has no hook for the decoder."""
         args = cls.prepared(args)
@@ -47,13 +72,6 @@ class MixheadLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
             args.max_target_positions = length or upstream.DEFAULT_MAX_TARGET_POSITIONS
         if args.offload_activations:
             args.checkpoint_activations = True
-        if args.tie_adaptive_weights:
-            assert args.adaptive_input
-            assert args.adaptive_input_factor == args.adaptive_softmax_factor
-            cutoff = args.adaptive_softmax_cutoff
-            input_cutoff = args.adaptive_input_cutoff
-            assert cutoff == input_cutoff, f"{cutoff} != {input_cutoff}"
-            assert args.decoder_input_dim == args.decoder_output_dim
         cfg = cls.decoder_config.from_namespace(args)
         embed_tokens = cls.build_input(args, task.source_dictionary)
         decoder = cls.decoder_type(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True)
