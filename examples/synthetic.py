@@ -9,7 +9,7 @@ import math
 import os
 import pickle
 import sys
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,14 @@ from torch import Tensor, nn
 
 from mixhead_plugin.nn import MixedAttention, parameter_groups
 
-MIXINGS = {"A": "position-independent", "B": "position-wise", "average": "average"}
+# --head-mixing of the attentions that `attention` makes. `uniform` is softmax without queries.
+HEAD_MIXING_OF = {
+    "softmax": "none",
+    "A": "position-independent",
+    "B": "position-wise",
+    "average": "average",
+    "uniform": "none",
+}
 SETS = {"valid": 10_000, "test": 20_000}  # added to a seed; training has the seed itself
 EVALUATED = 32  # batches of a set
 Batch = tuple[Tensor, ...]
@@ -57,7 +64,7 @@ class Setting(NamedTuple):
     """Everything that a training of a task depends on.
 
     Args:
-        attention: one of `Task.attentions`; the flag is --arm
+        attention: one of `Task.attentions`
         head_size: numbers of a head
         size: of the data or of the model, along `Task.axis`
         rate: the learning rate
@@ -89,12 +96,11 @@ def attention(name: str, *sizes: int, **options: Any) -> MixedAttention:
     In `uniform` all scores stay 0, so it cannot choose among the keys.
 
     Args:
-        name: a key of MIXINGS; another name has no mixing
+        name: a key of HEAD_MIXING_OF
         sizes: embed_dim and num_heads of `MixedAttention`
         options: its keywords
     """
-    mixing = MIXINGS.get(name, "none")
-    module = MixedAttention(*sizes, batch_first=True, head_mixing=mixing, **options)
+    module = MixedAttention(*sizes, batch_first=True, head_mixing=HEAD_MIXING_OF[name], **options)
     if name == "uniform":
         for parameter in module.q_proj.parameters():
             nn.init.zeros_(parameter).requires_grad_(False)
@@ -124,7 +130,7 @@ def share_of_rate(setting: Setting, step: int) -> float:
 def train(task: Task, setting: Setting) -> nn.Module:
     """Train with Adam, to the last step or to the first validation loss of at most `stop_at`.
 
-    The seed alone gives the data and the first weights: no mixing of MIXINGS draws random numbers.
+    The seed alone gives the data and the first weights: no mixing here draws random numbers.
     Raise FloatingPointError if the loss or a parameter is no finite number.
     """
     torch.manual_seed(setting.seed)
@@ -358,8 +364,10 @@ def command_line(task: Task) -> ArgumentParser:
 
     training = steps.add_parser("train", help="train one model")
     text = f"the attention {default}"
+    training.add_argument("--attention", choices=task.attentions, default="B", help=text)
+    # its older name, which the grids of finished studies have
     training.add_argument(
-        "--arm", dest="attention", choices=task.attentions, default="B", help=text
+        "--arm", dest="attention", choices=task.attentions, default="B", help=SUPPRESS
     )
     training.add_argument("--head-size", type=int, default=8, help=default)
     training.add_argument(f"--{task.axis}", dest="size", type=int, default=task.size, help=default)

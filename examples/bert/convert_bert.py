@@ -42,7 +42,7 @@ from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.config import as_namespace, model_name
 from mixhead_plugin.fairseq.repairs.checkpoint_files import check_finite
 from mixhead_plugin.fairseq.repairs.checksums import check_records
-from mixhead_plugin.parts import PARTS, Variant, build_part
+from mixhead_plugin.parts import PARTS, Variant, build_part, is_of_a_part
 
 State = dict[str, Tensor]
 
@@ -291,11 +291,6 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
     for name in COPIED:
         if (folder / name).exists() and folder.resolve() != out.resolve():
             shutil.copy(folder / name, out)
-
-
-def is_of_a_part(name: str) -> bool:
-    """Tell whether a tensor belongs to what a variant adds to an attention."""
-    return not PARTS.keys().isdisjoint(name.split("."))
 
 
 def fairseqs_order(words: list[str]) -> list[str]:

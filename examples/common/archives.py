@@ -132,7 +132,7 @@ def obtain(archive: Archive, data: Path) -> Path:
     path = folder / archive.file
     if path.is_dir():
         fail(f"{path}: is a folder, must be a file; remove it")
-    if path.exists() and archive.sha256 not in (None, sha256(path)):
+    if path.exists() and archive.sha256 is not None and sha256(path) != archive.sha256:
         path.unlink()
         fail(f"{path}: its sha256 is not {archive.sha256}; removed, run again to fetch it anew")
     urls = archive.urls
@@ -163,10 +163,10 @@ def _local(archive: Archive, folder: Path) -> Path:
         fail(f"ARCHIVES={folder}: {archive.file} is missing")
     if archive.sha256 is None:
         return path
-    found = sha256(path)
-    if found != archive.sha256:
+    own_sum = sha256(path)
+    if own_sum != archive.sha256:
         note(
-            f"{path}: sha256 {found} is not the published {archive.sha256}; what it holds is "
+            f"{path}: sha256 {own_sum} is not the published {archive.sha256}; what it holds is "
             "checked instead"
         )
     return path

@@ -15,7 +15,6 @@ from pathlib import Path
 import sacrebleu
 from common.errors import failing
 from common.parallel_text import TARGET, read_lines, write_lines
-from sacremoses import MosesDetokenizer
 
 fail = failing("evaluate")
 
@@ -132,6 +131,8 @@ def main() -> None:
         split_references = [compounds_split(line) for line in token_references]
         _, of_split = token_bleu(split_hypotheses, split_references)
         print(f"the same after compound splitting:     {of_split}")
+
+        from sacremoses import MosesDetokenizer  # takes a second; only tokens need it
 
         detokenize = MosesDetokenizer(lang=TARGET).detokenize
         plain = [detokenize(line.split()) for line in hypotheses]

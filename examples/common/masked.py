@@ -4,12 +4,11 @@
 """
 
 import argparse
-import json
 import math
-import re
 import sys
 
 from common.errors import failing
+from common.logs import last_numbers, pass_on
 
 fail = failing("evaluate")
 
@@ -19,16 +18,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser(prog="evaluate.sh", allow_abbrev=False)
     arguments.add_argument("--valid-subset", default="valid")
     args, _ = arguments.parse_known_args()
+    subset = args.valid_subset
 
-    found = {}
-    for line in sys.stdin:
-        print(line, end="", file=sys.stderr, flush=True)
-        match = re.search(rf"\| {re.escape(args.valid_subset)} \| (\{{.*\}})", line)
-        if match:
-            found = json.loads(match[1])
-    if not found:
+    numbers = last_numbers(pass_on(sys.stdin), subset)
+    if not numbers:
         fail("fairseq-validate has logged no loss; its messages are above")
-    loss = float(found[f"{args.valid_subset}_loss"])  # in bits a masked word
+    loss = float(numbers[f"{subset}_loss"])  # in bits a masked word
     if not math.isfinite(loss):
         fail(f"fairseq-validate: the loss is {loss}")
     print(f"perplexity = {2**loss:.3f}")

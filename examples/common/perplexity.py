@@ -8,11 +8,12 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy
+from common.logs import pass_on
 
 EVALUATED = re.compile(r"Evaluated ([\d,]+) tokens")
 LOSS = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
@@ -62,21 +63,24 @@ def perplexity(lines: Iterable[str], counts: Counts) -> Perplexity:
     Raises:
         Unknown: a number is missing, or fairseq left out sentences that are too long for the model
     """
-    tokens = loss = found = None
+    tokens = None
+    loss = None
+    per_token = None
     for line in lines:
         if match := EVALUATED.search(line):
             tokens = int(match[1].replace(",", ""))
         if match := LOSS.search(line):
-            loss, found = map(float, match.groups())
+            loss = float(match[1])
+            per_token = float(match[2])
     if tokens is None or loss is None:
         raise Unknown("fairseq-eval-lm has printed no loss")
     if tokens != counts.tokens:
         raise Unknown(
             f"{tokens:,} of {counts.tokens:,} tokens were evaluated; a part is not comparable"
         )
-    if not (math.isfinite(loss) and math.isfinite(found)):
-        raise Unknown(f"the loss is {loss}, the perplexity {found}")
-    return Perplexity(found, 2 ** (loss * tokens / counts.words))
+    if not (math.isfinite(loss) and math.isfinite(per_token)):
+        raise Unknown(f"the loss is {loss}, the perplexity {per_token}")
+    return Perplexity(per_token, 2 ** (loss * tokens / counts.words))
 
 
 def counts_of_index(data: Path, subset: str) -> Counts:
@@ -100,12 +104,6 @@ def per_word(data: Path, subset: str, counts: Counts, result: Perplexity) -> lis
     if data.name == "bytes":  # prepare.sh --breaks bytes
         return [f"bits per byte = {math.log2(result.word):.4f}"]
     return [f"perplexity = {result.token:.2f}"]
-
-
-def _echo(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        print(line, end="", file=sys.stderr, flush=True)
-        yield line
 
 
 def _cut(args: argparse.Namespace) -> Cut:
@@ -138,7 +136,7 @@ def main(
         cut = _cut(args)
         counts = count(args.data, args.gen_subset)
         sys.stdin.reconfigure(newline="")  # the lines of a progress bar end in \r
-        result = perplexity(list(_echo(sys.stdin)), counts)
+        result = perplexity(list(pass_on(sys.stdin)), counts)
     except Unknown as reason:
         print(f"evaluate: error: {reason}", file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@ Each seed gives both trainings the same first weights and the same batches. The 
 row is that of the plain model, and the last line has the means over the seeds.
 """
 
+import hashlib
 import json
 import math
 import platform
@@ -24,7 +25,7 @@ from mixhead_plugin.parts import PartError, Variant
 
 Fail = Callable[[str], NoReturn]  # of `common.errors.failing`
 
-MIXINGS = ("position-wise", "position-independent", "low-rank", "differential")
+MIXING_CHOICES = ("position-wise", "position-independent", "low-rank", "differential")
 
 
 def parser(description: str, steps: int, rate: float) -> ArgumentParser:
@@ -35,15 +36,14 @@ def parser(description: str, steps: int, rate: float) -> ArgumentParser:
         steps: the default of --steps
         rate: the default of --lr
     """
-    found = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
-    found.add_argument(
-        "--mixing", choices=MIXINGS, default=MIXINGS[0], help="(default: %(default)s)"
-    )
-    found.add_argument("--seeds", type=seeds, default=range(1, 2), metavar="N", help=HELP)
-    found.add_argument("--save", type=Path, metavar="FILE", help="write the numbers as JSON")
-    found.add_argument("--steps", type=int, default=steps, help="(default: %(default)s)")
-    found.add_argument("--lr", type=float, default=rate, help="(default: %(default)s)")
-    return found
+    default = "(default: %(default)s)"
+    flags = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    flags.add_argument("--mixing", choices=MIXING_CHOICES, default=MIXING_CHOICES[0], help=default)
+    flags.add_argument("--seeds", type=seeds, default=range(1, 2), metavar="N", help=HELP)
+    flags.add_argument("--save", type=Path, metavar="FILE", help="write the numbers as JSON")
+    flags.add_argument("--steps", type=int, default=steps, help=default)
+    flags.add_argument("--lr", type=float, default=rate, help=default)
+    return flags
 
 
 def check(args: Namespace, fail: Fail) -> None:
@@ -100,6 +100,7 @@ def compare(
     args: Namespace,
     fail: Fail,
     libraries: tuple[str, ...] = (),
+    inputs: tuple[str, ...] = (),
 ) -> list[dict[str, Any]]:
     """Train both models for each seed; print, save and return what came out.
 
@@ -110,8 +111,11 @@ def compare(
         args: of `parser`, and whatever `train` reads
         fail: ends the program with an error
         libraries: whose versions go into the file beside that of torch
+        inputs: names in `args` of the files and folders that the numbers depend on; their names and
+            sums go into the file
     """
     torch.set_num_threads(1)
+    fingerprints = {name: fingerprint(getattr(args, name)) for name in inputs}
     rows = []
     for seed in args.seeds:
         row: dict[str, Any] = {"seed": seed}
@@ -124,7 +128,7 @@ def compare(
             print(f"seed {seed}, {mixing}: {number:.4f}, {took:.0f} s of CPU time", flush=True)
         rows.append(row)
         if args.save is not None:
-            save(args.save, metric, rows, args, libraries)
+            save(args.save, metric, rows, args, libraries, fingerprints)
 
     plain = statistics.fmean(row["none"]["number"] for row in rows)
     mixed = statistics.fmean(row[args.mixing]["number"] for row in rows)
@@ -132,11 +136,28 @@ def compare(
     return rows
 
 
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Return the name of a file or of a folder, and the SHA-256 of each of its files by name."""
+    files = [path]
+    if path.is_dir():
+        files = sorted(each for each in path.iterdir() if each.is_file())
+    sums = {}
+    for file in files:
+        with file.open("rb") as content:
+            sums[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
+    return {"name": path.resolve().name, "sha256": sums}
+
+
 def save(
-    file: Path, metric: str, rows: list[dict[str, Any]], args: Namespace, libraries: tuple[str, ...]
+    file: Path,
+    metric: str,
+    rows: list[dict[str, Any]],
+    args: Namespace,
+    libraries: tuple[str, ...],
+    fingerprints: dict[str, dict[str, Any]],
 ) -> None:
     """Write what came out so far, and how."""
-    # the rows have the seeds, and paths are of this machine alone
+    # the rows have the seeds, and paths are of this machine alone: `fingerprints` tells the inputs
     settings = {
         name: value
         for name, value in vars(args).items()
@@ -145,6 +166,7 @@ def save(
     content = {
         "metric": metric,
         "settings": settings,
+        "inputs": fingerprints,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in ("torch", *libraries)},
         "rows": rows,

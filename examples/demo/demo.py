@@ -26,7 +26,9 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from common.bleu import in_corpus_order
 from common.cores import CORES
+from common.logs import numbers_in
 
 from mixhead_plugin.heads import figures
 
@@ -131,29 +133,19 @@ def side_by_side(work: Callable[[str, int, int], Result], archs: tuple[str, ...]
         except BaseException:
             for future in futures:
                 future.cancel()
-            for process in RUNNING:
+            for process in list(RUNNING):  # their threads take them off while they end
                 process.terminate()
             raise
 
 
-def logged_stats(line: str) -> tuple[str, dict[str, str]]:
-    """Return the kind of a line of fairseq's log, "train_inner" or "valid", and its numbers.
-
-    Another line has no kind and no numbers.
-    """
-    match = re.search(r"\| (train_inner|valid) \| (\{.*\})$", line)
-    if match is None:
-        return "", {}
-    return match[1], json.loads(match[2])
-
-
 def follow(line: str, bar: tqdm) -> None:
     """Move `bar` to the update of a log line."""
-    kind, stats = logged_stats(line)
-    if kind == "valid":
-        bar.set_postfix_str(f"validation perplexity {stats['valid_ppl']}")
-    elif kind == "train_inner":
-        bar.update(int(stats["num_updates"]) - bar.n)
+    validated = numbers_in(line, "valid")
+    if validated:
+        bar.set_postfix_str(f"validation perplexity {validated['valid_ppl']}")
+    trained = numbers_in(line, "train_inner")
+    if trained:
+        bar.update(int(trained["num_updates"]) - bar.n)
 
 
 def train(
@@ -198,9 +190,10 @@ def train(
         match = re.search(r"num\. shared model params: ([\d,]+)", line)
         if match:
             parameters = int(match[1].replace(",", ""))
-        kind, stats = logged_stats(line)
-        if kind == "valid":
-            validation.append((int(stats["valid_num_updates"]), float(stats["valid_ppl"])))
+        validated = numbers_in(line, "valid")
+        if validated:
+            updates = int(validated["valid_num_updates"])
+            validation.append((updates, float(validated["valid_ppl"])))
     if parameters is None:
         fail(f"{log}: has no line with the number of parameters")
     return parameters, validation, seconds
@@ -313,14 +306,12 @@ def translate(
         "--max-len-a=1.2",
         "--max-len-b=10",
     ]
-    lines, seconds = run(command, save.with_suffix(".generate.log"), threads)
-
-    # fairseq-generate sorts the sentences by length.
-    hypotheses = [""] * len(references)
-    for line in lines:
-        match = re.match(r"H-(\d+)\t\S+\t(.*)$", line)
-        if match:
-            hypotheses[int(match[1])] = match[2]
+    log = save.with_suffix(".generate.log")
+    lines, seconds = run(command, log, threads)
+    try:
+        hypotheses = in_corpus_order(lines, len(references))
+    except ValueError as error:
+        fail(f"{log}: {error}")
     bleu = sacrebleu.corpus_bleu(hypotheses, [references])
     return bleu.score, hypotheses, seconds
 

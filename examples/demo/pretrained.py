@@ -6,6 +6,7 @@ was trained on those pairs of `corpus/` that have common words alone.
 
 import gzip
 import re
+import shutil
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -96,6 +97,8 @@ def shrink(trained: Path, data: Path, target: Path) -> None:
 def main() -> None:
     work = ROOT / "runs" / "demo" / "pretrained"
     data = work / "binary"
+    # fairseq would go on with the checkpoint of an earlier run
+    shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     write_text(work)
     preprocess(work, data)

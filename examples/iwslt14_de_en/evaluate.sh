@@ -11,9 +11,9 @@ model=$(find_checkpoint mixhead_transformer_iwslt_de_en)
 results=${model%.pt}.translations
 machine=$(machine_flags "$@")
 
-# fairseq's default ends every translation after 200 pieces
+# fairseq's default ends every translation after 200 pieces; concatenated sentences (bpe-240) are longer
 batches=(--batch-size 128)
-if [[ $VARIANT == *-* ]]; then batches=(--batch-size 16 --max-len-a 1.2 --max-len-b 10); fi
+if [[ $VARIANT =~ -[0-9]+$ ]]; then batches=(--batch-size 16 --max-len-a 1.2 --max-len-b 10); fi
 
 # shellcheck disable=SC2086 # $machine is several flags
 run fairseq-generate "$DATA/$VARIANT" --user-dir "$PLUGIN" --path "$model" --results-path "$results" \

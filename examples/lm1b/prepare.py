@@ -277,8 +277,12 @@ def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> byte
 
 
 def _sample(shards: Sequence[Path], number: int) -> Iterator[str]:
-    """Yield the first sentences of every shard, `number` in all. The corpus is shuffled."""
-    each = -(-number // len(shards))
+    """Yield the first sentences of every shard. The corpus is shuffled.
+
+    Each shard gives as many, so in all there are `number` or a few more: 18 if 10 are asked for and
+    there are 9 shards. Shards that are too short give what they have.
+    """
+    each = -(-number // len(shards))  # rounded up
     for shard in shards:
         with shard.open("rb") as file:
             for line in islice(file, each):
@@ -363,7 +367,7 @@ def main(
         type=int,
         default=SAMPLE,
         metavar="N",
-        help="sentences to learn subwords from (%(default)s)",
+        help="sentences to learn subwords from, at least (%(default)s)",
     )
     options = flags.parse_args(arguments)
     for name in ("subwords", "sample", "workers"):

@@ -161,7 +161,7 @@ def main(words: Sequence[str] | None = None) -> None:
     except (OSError, ValueError) as error:
         fail(f"{args.folder}: is no model that transformers can load: {error}")
     check_heads(args.mixing, config.num_attention_heads, config.hidden_size, fail)
-    compare(METRIC, train, args, fail, libraries=("transformers",))
+    compare(METRIC, train, args, fail, libraries=("transformers",), inputs=("folder",))
 
 
 if __name__ == "__main__":

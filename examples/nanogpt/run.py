@@ -36,10 +36,12 @@ EVALUATED = 64  # rows of a batch that is only evaluated
 fail = failing("nanogpt")
 
 
-def read(file: Path | None) -> Tensor:
+def read(file: Path) -> Tensor:
     """Return the letters of a text as numbers [N]."""
     try:
-        text = gzip.decompress(CORPUS.read_bytes()) if file is None else file.read_bytes()
+        text = file.read_bytes()
+        if file == CORPUS:
+            text = gzip.decompress(text)
         letters = text.decode("utf-8")
     except OSError as error:
         fail(f"--text {file}: cannot be read ({error.strerror})")
@@ -92,7 +94,8 @@ def main(words: Sequence[str] | None = None) -> None:
     flags.add_argument("--layers", type=int, default=4, help="(default: %(default)s)")
     flags.add_argument("--heads", type=int, default=8, help="(default: %(default)s)")
     flags.add_argument("--width", type=int, default=128, help="(default: %(default)s)")
-    flags.add_argument("--text", type=Path, metavar="FILE", help="a text of your own")
+    text = "a text of your own (default: the demo's corpus)"
+    flags.add_argument("--text", type=Path, default=CORPUS, metavar="FILE", help=text)
     args = flags.parse_args(words)
     check(args, fail)
     for name in ("layers", "heads", "width"):
@@ -101,7 +104,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if args.width % args.heads:
         fail(f"--heads {args.heads}: must divide --width {args.width}")
     check_heads(args.mixing, args.heads, args.width, fail)
-    compare(METRIC, train, args, fail)
+    read(args.text)  # a text that cannot be used ends the program here
+    compare(METRIC, train, args, fail, inputs=("text",))
 
 
 if __name__ == "__main__":

@@ -90,6 +90,16 @@ def test_a_local_archive_of_another_sum_is_accepted_aloud(
     assert f"is not the published {archive.sha256}" in capsys.readouterr().err
 
 
+def test_a_file_without_a_published_sum_is_not_read_to_compute_one(
+    archive, server, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(archives, "sha256", lambda path: pytest.fail("it was read"))
+    (tmp_path / "archives").mkdir()
+    (tmp_path / "archives" / "text.bin").write_bytes(TEXT)
+    assert obtain(archive._replace(sha256=None), tmp_path).read_bytes() == TEXT
+    assert server.requests == []
+
+
 FILES = {
     "folder/train.txt": TEXT,
     "folder/deep/valid.txt": random.Random(0).randbytes(200_000),

@@ -1,6 +1,7 @@
 """The demo runs, far too short to learn anything."""
 
 import gzip
+import importlib
 import json
 import os
 import re
@@ -101,6 +102,38 @@ def test_as_soon_as_one_training_fails_the_others_end():
     command = [sys.executable, "-c", textwrap.dedent(program)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=DEMO, timeout=20)
     assert result.stderr == "demo: error: it failed\n"
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    monkeypatch.syspath_prepend(DEMO)
+    return importlib.import_module("demo")
+
+
+def test_a_sentence_without_a_translation_gives_no_score(demo, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "run", lambda *_: (["H-0\t-0.5\tthe first one"], 1.0))
+    with pytest.raises(SystemExit) as ended:
+        demo.translate(tmp_path, tmp_path / "transformer", ["the first one", "the second one"], 1)
+    log = tmp_path / "transformer.generate.log"
+    assert ended.value.code == f"demo: error: {log}: translations of 1 sentences, must be 2"
+
+
+def test_the_checkpoint_is_trained_anew_in_an_empty_folder(demo, tmp_path, monkeypatch):
+    pretrained = importlib.import_module("pretrained")
+    work = tmp_path / "runs" / "demo" / "pretrained"
+    found = []
+
+    def run(*_):
+        found.append(sorted(work.iterdir()))
+        (work / "checkpoint_last.pt").touch()
+
+    monkeypatch.setattr(pretrained, "ROOT", tmp_path)
+    monkeypatch.setattr(pretrained, "run", run)
+    for name in ("write_text", "preprocess", "shrink"):
+        monkeypatch.setattr(pretrained, name, lambda *_: None)
+    pretrained.main()
+    pretrained.main()
+    assert found == [[], []]
 
 
 def test_text_of_another_encoding_is_refused_in_one_line(text, tmp_path):

@@ -3,6 +3,7 @@
 By default they train tiny models with random weights. The slow tests run each as its page says.
 """
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import vit.run
+from common.side_by_side import fingerprint
 from torch import nn
 
 from mixhead_plugin import hf
@@ -90,6 +92,20 @@ def test_the_last_line_has_the_means_over_the_seeds(call, capsys):
     last = capsys.readouterr().out.splitlines()[-1]
     both = f"{means[0]} with position-independent, {means[1]} without mixing"
     assert last == f"test loss, nats a letter = {both}"
+
+
+def test_what_is_saved_tells_the_text_that_was_read(call, tmp_path):
+    digest = hashlib.sha256((tmp_path / "text.txt").read_bytes()).hexdigest()
+    saved = call(nanogpt, "--steps 1")["inputs"]
+    assert saved == {"text": {"name": "text.txt", "sha256": {"text.txt": digest}}}
+
+
+def test_what_is_saved_tells_the_files_of_the_model(call, tmp_path):
+    config = (tmp_path / "encoder" / "config.json").read_bytes()
+    saved = fingerprint(tmp_path / "encoder")
+    assert saved["name"] == "encoder"
+    assert saved["sha256"]["config.json"] == hashlib.sha256(config).hexdigest()
+    assert "model.safetensors" in saved["sha256"]
 
 
 def test_the_heads_of_the_encoder_are_written_as_a_page(call, tmp_path):

@@ -39,6 +39,17 @@ def test_a_seed_gives_the_same_run_again_and_the_same_data_and_weights_to_every_
     )
 
 
+def test_an_attention_that_no_table_has_is_no_control_of_softmax():
+    with pytest.raises(KeyError):
+        synthetic.attention("fixhead", 16, 2)
+
+
+def test_the_older_name_of_the_flag_chooses_the_attention():
+    for words in (["--attention", "A"], ["--arm", "A"]):
+        assert synthetic.command_line(TASK).parse_args(["train", *words]).attention == "A"
+    assert synthetic.command_line(TASK).parse_args(["train"]).attention == "B"
+
+
 def test_the_factor_acts_on_the_mixing_alone():
     parts = {
         f: dict(train(QUICK, setting("A", 3, 0.1, f)).attention.named_parameters())

@@ -11,7 +11,7 @@ from common import bleu, parallel_text, subwords
 from fairseq_cli import score
 from iwslt14_de_en import prepare as iwslt
 from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
-from recipes import EXAMPLES, script, tar_of
+from recipes import EXAMPLES, dry_run, script, tar_of
 
 TINY = (
     "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32"
@@ -272,6 +272,21 @@ def test_word_level_output_is_scored_as_tokens_and_as_text(tmp_path, monkeypatch
 
 
 # ---- IWSLT14: the scripts ----------------------------------------------------------------------
+
+# whether translations have fairseq's own limit, by VARIANT
+LIMITED = {
+    "bpe": True,
+    "bpe-joined": True,
+    "sentencepiece": True,
+    "bpe-240": False,
+    "bpe-joined-240": False,
+}
+
+
+def test_only_concatenated_sentences_have_longer_translations():
+    lines = [f"VARIANT={name} examples/iwslt14_de_en/evaluate.sh" for name in LIMITED]
+    for command, is_limited in zip(dry_run("; ".join(lines)), LIMITED.values(), strict=True):
+        assert ("--max-len-a" not in command) == is_limited, command
 
 
 @pytest.mark.parametrize("variant, last", [("bpe-joined", 4), ("sentencepiece", 2)])

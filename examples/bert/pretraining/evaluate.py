@@ -6,11 +6,11 @@
 import argparse
 import json
 import math
-import re
 import sys
 from pathlib import Path
 
 from common.errors import failing
+from common.logs import last_numbers, pass_on
 from common.prepare import SETTINGS
 
 fail = failing("evaluate")
@@ -25,16 +25,13 @@ def main() -> None:
     sets = json.loads((args.data / SETTINGS).read_text())["sets"]
     if subset not in sets:
         fail(f"--valid-subset {subset}: must be one of {', '.join(sets)}")
-    found = {}
-    for line in sys.stdin:
-        print(line, end="", file=sys.stderr, flush=True)
-        if match := re.search(rf"\| {subset} \| (\{{.*\}})", line):
-            found = json.loads(match[1])
-    if not found:
+
+    numbers = last_numbers(pass_on(sys.stdin), subset)
+    if not numbers:
         fail("fairseq-validate has logged no losses; its messages are above")
-    words = float(found[f"{subset}_mlm_loss"])
-    pairs = float(found[f"{subset}_nsp_loss"])
-    right = float(found[f"{subset}_nsp_accuracy"])
+    words = float(numbers[f"{subset}_mlm_loss"])
+    pairs = float(numbers[f"{subset}_nsp_loss"])
+    right = float(numbers[f"{subset}_nsp_accuracy"])
     if not math.isfinite(words + pairs):
         fail("fairseq-validate: the losses are no finite numbers")
     print(f"pieces by how often they occur in this set = {sets[subset]['entropy']:.3f} bits")
