@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -323,12 +323,7 @@ def _check_implementation(args: Any, options: AttentionOptions, covered: Sites) 
     if options.attention_impl == "triton":
         problem = _triton_problem(args, options, covered)
         if problem:
-            refuse_triton(problem)
-
-
-def refuse_triton(problem: str) -> NoReturn:
-    """Refuse --attention-impl triton; `problem` says why the kernels cannot serve."""
-    raise OptionError(f"--attention-impl triton: {problem}; must be auto, blockwise or reference")
+            raise OptionError(f"{flag}: {problem}; must be auto, blockwise or reference")
 
 
 def _triton_problem(args: Any, options: AttentionOptions, covered: Sites) -> str:

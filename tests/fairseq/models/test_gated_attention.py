@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from argparse import Namespace
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch import nn
 
 from mixhead_plugin.errors import CheckpointError, OptionError
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
-from mixhead_plugin.fairseq.models.gated_attention.model import check_kernels
 from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
 from mixhead_plugin.ops import NORMALIZERS, api, triton
 from tests.covering import each_once
@@ -393,12 +391,13 @@ def test_a_masked_model_refuses_those_of_its_encoder(typed, problem):
     assert str(error.value) == f"{typed}: {problem}"
 
 
-def test_kernels_are_refused_for_values_that_are_too_large_for_them():
-    flags = {"gau_query_dim": 32, "gau_expansion": 2, "attention_normalizer": "softmax"}
+def test_kernels_are_refused_for_values_that_are_too_large_for_them(monkeypatch):
+    monkeypatch.setattr(triton, "machine_problem", lambda: "")  # as with a GPU
     most = triton.MAX_HEAD_DIM
-    check_kernels(Namespace(**flags), embed_dim=most // 2)
+    flags = ["--gau-query-dim=32", "--attention-impl=triton"]
+    command("gau_lm", *flags, f"--decoder-embed-dim={most // 2}")
     with pytest.raises(OptionError) as error:
-        check_kernels(Namespace(**flags), embed_dim=most)
+        command("gau_lm", *flags, f"--decoder-embed-dim={most}")
     assert str(error.value) == (
         f"--attention-impl triton: has no kernel for head size {2 * most}, only up to {most}; must "
         "be auto, blockwise or reference"

@@ -7,7 +7,6 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Optional
 
-import torch
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -16,7 +15,6 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.checks import refuse_triton
 from mixhead_plugin.fairseq.config import as_namespace, set_missing
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
@@ -33,8 +31,6 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     MixheadLanguageModelConfig,
 )
 from mixhead_plugin.fairseq.sites import SiteSizes
-from mixhead_plugin.ops import triton
-from mixhead_plugin.ops.inputs import AttentionInputs
 
 
 @dataclass
@@ -155,11 +151,10 @@ class GatedModel(FamilyModel):
         # the size of this head, because the maps of a unit read the model's size or a multiple.
         of_one_head = copy.copy(args)
         of_one_head.head_dim = args.gau_query_dim
+        of_one_head.value_head_dim = args.gau_expansion * getattr(args, f"{cls.side}_embed_dim")
         of_one_head.relative_position = "rotary"
         of_one_head.quant_noise_pq = 0
         super().check_args(of_one_head)
-        if args.attention_impl == "triton":
-            check_kernels(args, getattr(args, f"{cls.side}_embed_dim"))
 
     def check_checkpoint(self, state_dict: dict[str, Any]) -> None:
         check_units(self, state_dict)
@@ -171,18 +166,6 @@ def _refuse(option: str, value: Any, problem: str) -> None:
     raise OptionError(f"{option_name(option)}{shown}: {problem}")
 
 
-def check_kernels(args: Any, embed_dim: int) -> None:
-    """Refuse the fused kernels for values that are too large for them."""
-    query = torch.empty(1, 1, 1, args.gau_query_dim, device="meta")
-    value = torch.empty(1, 1, 1, args.gau_expansion * embed_dim, device="meta")
-    call = AttentionInputs(
-        query=query, key=query, value=value, normalizer=args.attention_normalizer
-    )
-    problem = triton.kernel_problem(call)
-    if problem:
-        refuse_triton(problem)
-
-
 # Both have twice as many layers as fairseq's model, because two units stand where an attention and
 # a feed-forward block stood. The family l2 presets a smaller value_init_scale for attentions; the
 # essay leaves the start of units as it is.
@@ -190,16 +173,8 @@ def check_kernels(args: Any, embed_dim: int) -> None:
 
 def gau_lm(args: Any) -> None:
     """Set the missing flags of the language model; its other defaults are those of its config."""
-    set_missing(
-        args,
-        {
-            "value_init_scale": 1.0,
-            "decoder_embed_dim": 512,
-            "decoder_layers": 12,
-            **_own_defaults(),
-        },
-    )
-    _set_norm_and_positions(args, "decoder")
+    set_missing(args, {"decoder_embed_dim": 512, "decoder_layers": 12})
+    _set_those_of_units(args, "decoder")
 
 
 def gau_roberta(args: Any) -> None:
@@ -207,32 +182,35 @@ def gau_roberta(args: Any) -> None:
     set_missing(
         args,
         {
-            "value_init_scale": 1.0,
             "encoder_embed_dim": 768,
             "encoder_layers": 24,
             "layernorm_embedding": False,  # as in fairseq's roberta_prenorm
             # or fairseq would set its own
             "encoder_attention_heads": None,
             "encoder_ffn_embed_dim": None,
-            **_own_defaults(),
         },
     )
-    _set_norm_and_positions(args, "encoder")
+    _set_those_of_units(args, "encoder")
 
 
-def _own_defaults() -> dict[str, Any]:
-    return {
-        "gau_expansion": GatedOptions.gau_expansion,
-        "gau_query_dim": GatedOptions.gau_query_dim,
-    }
+def _set_those_of_units(args: Any, side: str) -> None:
+    """Set what units need in both models; a flag that units leave no choice is overwritten.
 
-
-def _set_norm_and_positions(args: Any, side: str) -> None:
-    """Ask for a norm after the last unit, and for no positions beside the rotary ones.
-
-    Each unit has its norm at its beginning, so nothing else normalises the output of the last one.
+    Args:
+        args: the flags of a model, changed in place
+        side: "encoder" or "decoder"
     """
+    set_missing(
+        args,
+        {
+            "value_init_scale": 1.0,
+            "gau_expansion": GatedOptions.gau_expansion,
+            "gau_query_dim": GatedOptions.gau_query_dim,
+        },
+    )
+    # Each unit has its norm at its beginning, so nothing else normalises the output of the last.
     setattr(args, f"{side}_normalize_before", True)
+    # Units have rotary positions, and no others beside them.
     args.no_token_positional_embeddings = True
 
 
@@ -256,10 +234,10 @@ class GatedLanguageModel(GatedModel, MixheadLanguageModel):
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "GatedLanguageModel":
         args = as_namespace(args)
+        gau_lm(args)
         for name in ("decoder_input_dim", "decoder_output_dim"):
             if getattr(args, name, None) is None:
                 setattr(args, name, args.decoder_embed_dim)
-        _set_norm_and_positions(args, "decoder")
         return super().build_model(args, task)
 
     @classmethod

@@ -6,6 +6,7 @@ B sentences, N positions, Nk keys; d is the size of the model, e = expansion * d
 of queries and keys.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from mixhead_plugin.fairseq.record import Recorded
 from mixhead_plugin.fairseq.scripted import ScriptedAttention
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.parts import Assembly, Variant
+from mixhead_plugin.parts import Assembly
 
 
 class Affine(nn.Module):
@@ -68,7 +69,6 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
         self.query_dim = cfg.gau_query_dim
         self.inner_dim = cfg.gau_expansion * embed_dim
         self.scaling = self.query_dim**-0.5
-        self.impl = cfg.attention_impl
         self.value_init_scale = cfg.value_init_scale
 
         self.layer_norm = LayerNorm(embed_dim, export=cfg.export)
@@ -79,14 +79,13 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
         self.v_proj = self._linear(cfg, embed_dim, self.inner_dim)
         self.out_proj = self._linear(cfg, self.inner_dim, embed_dim)  # W_o
 
-        variant = Variant(
-            normalizer=cfg.attention_normalizer,
-            attention_sink=cfg.attention_sink,
+        variant = replace(
+            cfg.variant("decoder-self" if causal else "encoder-self"),
             relative_position="rotary",
-            relative_gain=cfg.relative_gain,
             head_dim=self.query_dim,
-            impl=cfg.attention_impl,
+            value_head_dim=self.inner_dim,
         )
+        self.impl = variant.impl  # of a unit that is built, it may be changed
         self.add_parts(variant, variant.sizes(1, embed_dim, causal=causal))
         # TorchScript cannot look it up by name.
         self.normalize = NORMALIZERS[self.normalizer].weights
