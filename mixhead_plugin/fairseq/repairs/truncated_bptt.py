@@ -20,6 +20,13 @@ except ImportError:  # a fairseq without its examples
 
 logger = logging.getLogger(__name__)
 
+_NUMBERS_WINDOWS = "mixhead_numbers_windows"  # an attribute of a task
+
+
+def number_windows(task: Any) -> None:
+    """Let a task tell the model the number of each window; a model with a memory calls this."""
+    setattr(task, _NUMBERS_WINDOWS, True)
+
 
 def _setup_task(original, cls, cfg: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
     if from_checkpoint:  # only fairseq-validate says so
@@ -31,7 +38,7 @@ def _setup_task(original, cls, cfg: Any, from_checkpoint: bool = False, **kwargs
 
 def _collate(original, task: Any, items: list[tuple[int, list[torch.Tensor]]]) -> dict[str, Any]:
     sample = original(task, items)
-    if getattr(task, "numbers_windows", False):  # set by a model with a memory
+    if getattr(task, _NUMBERS_WINDOWS, False):
         ((number, rows),) = items  # a batch of this task is one window of each text
         sample["net_input"]["window"] = int(number)
         # fairseq-interactive asks for the lengths.

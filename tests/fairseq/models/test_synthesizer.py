@@ -113,7 +113,7 @@ def test_evaluation_refuses_what_it_would_leave_out(monkeypatch):
     assert asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([3, LONGEST])))
     with pytest.raises(OptionError, match=r"^--tokens-per-sample 1024: "):
         asked.eval_lm_dataloader(dataset=SimpleNamespace(sizes=np.array([3, LONGEST + 1])))
-    del asked.longest_input  # another model has positions alone
+    del asked.mixhead_longest_input  # another model has positions alone
     assert asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([16])), max_positions=16)
     with pytest.raises(
         OptionError, match=r"^--tokens-per-sample 1024: .* 17 tokens, must be at most 16"

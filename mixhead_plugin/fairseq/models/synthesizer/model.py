@@ -18,6 +18,7 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     MixheadLanguageModelConfig,
 )
 from mixhead_plugin.fairseq.relative import refuse_relative_position
+from mixhead_plugin.fairseq.repairs.longer_inputs import set_longest_input
 from mixhead_plugin.fairseq.sites import SiteSizes
 
 
@@ -135,7 +136,7 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
         if not has_longest and getattr(args, "tokens_per_sample", None) is not None:
             args.max_target_positions = _longest_block(args)
         model = super().build_model(args, task)
-        task.longest_input = args.max_target_positions  # see repairs/longer_inputs.py
+        set_longest_input(task, args.max_target_positions)
         return model
 
 

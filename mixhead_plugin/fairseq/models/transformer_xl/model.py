@@ -14,6 +14,7 @@ from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer_xl.decoder import MixheadTransformerXLDecoder
 from mixhead_plugin.fairseq.options import AttentionOptions
 from mixhead_plugin.fairseq.relative import refuse_relative_position
+from mixhead_plugin.fairseq.repairs.truncated_bptt import number_windows
 from mixhead_plugin.fairseq.sites import SiteSizes
 
 try:  # this registers the task
@@ -63,6 +64,8 @@ class MixheadTransformerXLModel(FamilyModel, FairseqLanguageModel):
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
         cfg = cls.config.from_namespace(args)
+        # Not cfg.d_model: the checks know --head-dim, but not --d-head, and divide this size by the
+        # number of heads where --head-dim is not given.
         sizes = cls.site_sizes("decoder", cfg.n_head * cfg.d_head, cfg.n_head)
         return {"decoder-self": sizes._replace(relative=True)}
 
@@ -110,9 +113,8 @@ class MixheadTransformerXLModel(FamilyModel, FairseqLanguageModel):
         )
         cutoffs = _cutoffs(cfg, len(task.target_dictionary))
         if isinstance(task, OrderedTask):
-            # The repair `truncated_bptt` then gives each window its number, so that a new epoch or
-            # set begins with an empty memory.
-            task.numbers_windows = True
+            # So that a new epoch or set begins with an empty memory.
+            number_windows(task)
         return cls(MixheadTransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
 
     def reset_memory(self) -> None:
