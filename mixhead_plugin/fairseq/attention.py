@@ -124,7 +124,7 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         self.encoder_decoder_attention = encoder_decoder_attention
         self.add_zero_attn = add_zero_attn
         self.beam_size = 1
-        self.impl = variant.impl
+        self.impl = variant.impl  # of an attention that is built, it may be changed
         # --retain-dropout-modules looks for the name of fairseq's class.
         self.dropout_module = FairseqDropout(dropout, module_name=MultiheadAttention.__name__)
 

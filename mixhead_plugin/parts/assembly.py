@@ -153,7 +153,7 @@ class Assembly(UsesParts, Hooked, nn.Module):
         """
         self.init_hooks()
         self.variant = variant
-        # TorchScript reads texts of a module, but not those of a record in it.
+        # A copy for TorchScript, which reads texts of a module, but not those of a record in it.
         self.normalizer = variant.normalizer
         for name, row in variant.part_kinds().items():
             if name == "score_mixing":

@@ -93,7 +93,7 @@ def facts(loaded: Loaded) -> str:
         size = f"{module.num_heads} heads of size {module.head_dim}"
         if module.value_head_dim != module.head_dim:
             size += f" with values of {module.value_head_dim}"
-        lines.add(f"head mixing {mixing}, {module.normalizer}, {size}")
+        lines.add(f"head mixing {mixing}, {module.variant.normalizer}, {size}")
     return f"{loaded.cfg.model._name}: {'; '.join(sorted(lines))}"
 
 

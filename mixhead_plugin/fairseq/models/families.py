@@ -58,6 +58,8 @@ class FamilyModel(BaseFairseqModel):
     # that fairseq lacks have it, because fairseq's own names are taken.
     families: ClassVar[tuple[str, ...]] = tuple(FAMILIES)
     # The architectures of all models, in one dict for all subclasses, by names with the family.
+    # `repairs/unknown_fields.py` reads it, and knows the plugin's models by it: repairs are applied
+    # before this class is imported.
     presets: ClassVar[dict[str, Preset]] = {}
     # True if fairseq configures the model by `config`, not by a Namespace.
     by_dataclass: ClassVar[bool] = False
@@ -221,8 +223,16 @@ def _complete_and_check_command(
     architecture(args)
     fill_in(args, family)
     model.check_args(args)
+    _leave_tpu_out(args)
+
+
+def _leave_tpu_out(args: Any) -> None:
+    """Undo that fairseq takes --bf16 for a request for a TPU, where torch has none.
+
+    It is no repair, because it is for the plugin's models alone: the flags of others stay as
+    fairseq sets them.
+    """
     if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
-        # fairseq treats --bf16 as a request for a TPU; this undoes it for the plugin's models alone
         args.tpu = False
 
 

@@ -93,12 +93,12 @@ class MixheadTransformerModel(FamilyModel, upstream.TransformerModel):
                     f"--head-mixing {variant.head_mixing} mixes them, so they may be below 0 or "
                     "above 1"
                 )
-            if attention.normalizer not in DISTRIBUTIONS:
+            if variant.normalizer not in DISTRIBUTIONS:
                 return (
-                    f"--attention-normalizer {attention.normalizer} gives weights that may be 0, "
+                    f"--attention-normalizer {variant.normalizer} gives weights that may be 0, "
                     "or not sum to 1"
                 )
-            if attention.attention_sink is not None:
+            if variant.attention_sink != "none":
                 return f"--attention-sink {variant.attention_sink} takes a part of them away"
         return ""
 
