@@ -29,7 +29,7 @@ from tests.fairseq.definition import (
 
 FUTURE = future().double()
 HIDDEN = padding(n_keys=NQ)
-BY_HEAD = torch.randn(B * H, NQ, NQ).double()
+BY_HEAD = torch.randn(B * H, NQ, NQ, generator=torch.Generator().manual_seed(0)).double()
 X = torch.zeros(NQ, B, E)
 
 # The mixings that start as the identity.

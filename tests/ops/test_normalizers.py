@@ -64,8 +64,11 @@ def test_weights_and_gradients_are_those_of_the_definition(name, offset, dtype, 
         weights / largest, expected.to(dtype) / largest, rtol=rtol, atol=limits.eps
     )
     assert (weights[scores == -INF] == 0).all()
-    if largest.max() == limits.max:
-        return  # unnormalized by definition
+    # The largest exponentials are beyond a float32, and have no gradient there.
+    overflows = name == "unnormalized" and offset == 200 and dtype == torch.float32
+    assert (largest.max() == limits.max) == overflows
+    if overflows:
+        return
 
     d_weights = torch.randn_like(weights)
     (expected_grad,) = torch.autograd.grad((expected * d_weights.double()).sum(), exact)

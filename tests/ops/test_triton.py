@@ -255,8 +255,8 @@ def test_all_may_be_dropped():
 
 
 @first_of(causal=[False, True])
-def test_where_a_mask_is_zero_it_need_not_be_read(causal):
-    """The mask leaves some tiles as they are, changes some, and hides some."""
+def test_a_mask_that_leaves_changes_and_hides_whole_tiles_is_right(causal):
+    """The kernels skip the mask where a whole tile of it is zero, and the tile where it hides."""
     bias = torch.zeros(70, 100, device=DEVICE)
     bias[40:50, 60:70] = torch.randn(10, 10, device=DEVICE)
     bias[:35, 90:] = bias[66] = -INF

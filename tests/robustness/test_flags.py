@@ -18,7 +18,7 @@ from tests.xl import build_xl, in_windows
 
 MODELS = ("transformer", "transformer_lm", "roberta_base", "transformer_xl", "synthesizer_lm")
 
-# Values of each flag, good and bad; the first two are accepted in some combination.
+# Values of each flag, good and bad; a model takes the first two.
 VALUES = {
     "attention_normalizer": (*NORMALIZERS, "Softmax", ""),
     **{option: (*table, "position_wise") for option, table in PARTS.items()},
@@ -39,6 +39,14 @@ VALUES = {
         "encoder-self=0,2",
         "cross",
     ),
+}
+
+
+# What a flag needs beside it in mixhead_transformer.
+BESIDE = {
+    "mixed_features": {"feature_mixing": "shared"},
+    "mixing_rank": {"head_mixing": "low-rank"},
+    "heads_per_layer": {"head_mixing": "position-independent", "head_dim": 4},
 }
 
 
@@ -99,19 +107,17 @@ def effect(model, family, monkeypatch, **given):
             rates[name] = getattr(parameter, "optim_overrides", None)
 
     ran = set()
-    for name, implementation in api.IMPLEMENTATIONS.items():
-
-        def run(*args, name=name, upstream=implementation.run, **settings):
-            ran.add(name)
-            return upstream(*args, **settings)
-
-        monkeypatch.setitem(api.IMPLEMENTATIONS, name, implementation._replace(run=run))
-
     sentences = tokens(length=8)
     inputs = (sentences, None, sentences) if model == "transformer" else (sentences,)
-    with torch.no_grad():
+    with monkeypatch.context() as patches, torch.no_grad():
+        for name, implementation in api.IMPLEMENTATIONS.items():
+
+            def run(*args, name=name, upstream=implementation.run, **settings):
+                ran.add(name)
+                return upstream(*args, **settings)
+
+            patches.setitem(api.IMPLEMENTATIONS, name, implementation._replace(run=run))
         output, *_ = shake(built).eval()(*inputs)
-    monkeypatch.undo()
     return {"parameters": parameters, "rates": rates, "output": output, "ran": ran}
 
 
@@ -119,7 +125,7 @@ def equal(left, right):
     """Tell whether two values of `effect` are equal, bit for bit."""
     if isinstance(left, torch.Tensor):
         return torch.equal(left, right)
-    if not isinstance(left, dict):
+    if not isinstance(left, dict) or not isinstance(right, dict):
         return left == right
     if left.keys() != right.keys():
         return False
@@ -141,6 +147,15 @@ def is_the_default(model, family, name, value):
         sites = SITES.get(model, ("decoder-self",))
         return set(sites) <= set(SCOPES[value])
     return value == FAMILIES[family].get(name, getattr(AttentionOptions(), name))
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_the_first_two_values_of_a_flag_are_taken_and_differ(name, monkeypatch):
+    found = []
+    for value in VALUES[name][:2]:
+        flags = {**BESIDE.get(name, {}), name: value}
+        found.append(effect("transformer", "mixhead", monkeypatch, **flags))
+    assert not equal(*found)
 
 
 @covering(name=FLAGS, model=MODELS, family=FAMILIES)

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.ops import NORMALIZERS
-from tests.commands import LM_SIZES, train
+from tests.commands import LM_SIZES, PLUGIN, TRAINING, train
+from tests.helpers import run_here
 
 LM = ["--task", "language_modeling", "--tokens-per-sample", "16", *LM_SIZES, "--dropout", "0"]
 
@@ -33,10 +35,10 @@ def test_a_training_that_diverges_saves_finite_weights_alone(normalizer, text_da
     flags += ["--save-interval-updates", "1", "--lr", "1e18"]
     result = train(text_data, "mixhead_transformer_lm", tmp_path, *flags, updates=4, check=False)
     names = assert_finite(tmp_path)
+    # The first update is saved, because its weights are large but finite.
+    assert names == {"checkpoint_last.pt"}
     last = result.stderr.strip().splitlines()[-1]
-    if result.returncode == 0:
-        assert "checkpoint_last.pt" in names
-    elif not last.startswith(
+    if result.returncode != 0 and not last.startswith(
         "fairseq-train: error: the model has NaN or infinite parameters after update "
     ):
         assert last == "FloatingPointError: gradients are Nan/Inf", result.stderr[-2000:]
@@ -44,3 +46,13 @@ def test_a_training_that_diverges_saves_finite_weights_alone(normalizer, text_da
         assert "detected in output of" in result.stdout + result.stderr
     if normalizer == "unnormalized":  # exp of scores of thousands
         assert last == "FloatingPointError: gradients are Nan/Inf"
+
+
+def test_a_training_ends_before_it_saves_weights_that_overflow(text_data, tmp_path):
+    data = [text_data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer_lm", *LM, *TRAINING]
+    flags = ["--head-mixing", "position-wise", "--save-interval-updates", "1"]
+    end = ["--lr", "1e39", "--max-update", "4", "--save-dir", tmp_path]
+    problem = "^the model has NaN or infinite parameters after update 1, the first is "
+    with pytest.raises(OptionError, match=problem):
+        run_here("fairseq-train", *data, *flags, *end)
+    assert not list(tmp_path.glob("*.pt"))

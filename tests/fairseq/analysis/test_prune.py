@@ -101,7 +101,7 @@ def test_a_larger_loss_and_a_smaller_bleu_are_worse():
     assert worse_by(steps, "loss") == [0, 25, -25] and worse_by(steps, "bleu") == [0, -25, 25]
 
 
-def test_the_score_falls_step_by_step(numbers, lm_checkpoint):
+def test_each_step_leaves_out_the_least_important_heads_and_is_scored_so(numbers, lm_checkpoint):
     content, out = numbers("prune", lm_checkpoint)
     (found,) = content["checkpoints"]
     removed = [step["removed"] for step in found["steps"]]

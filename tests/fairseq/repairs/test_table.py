@@ -36,7 +36,8 @@ TRAPS = {
 }
 
 
-def test_groups():
+def test_moving_a_repair_to_another_group_is_noticed():
+    """Somebody may have switched off a group in MIXHEAD_REPAIRS."""
     assert {name for name, repair in REPAIRS.items() if repair.group == "required"} == REQUIRED
     assert {name for name, repair in REPAIRS.items() if repair.group == "trap"} == TRAPS
 
@@ -57,7 +58,7 @@ def test_groups():
         ("before_training,printed_alignments,save_dir", REQUIRED | {"save_dir"}),
     ],
 )
-def test_choosing(words, expected):
+def test_a_list_of_names_and_groups_chooses(words, expected):
     assert set(chosen(words)) == expected
 
 

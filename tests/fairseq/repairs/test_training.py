@@ -33,15 +33,35 @@ from tests.own_process import in_own_process
 INF = float("inf")
 NAN = float("nan")
 
+
+@pytest.fixture(autouse=True)
+def no_validation_is_remembered():
+    """Let no test see the best loss and the bad epochs of another.
+
+    fairseq keeps them in attributes of these functions.
+    """
+    forget_validations()
+    yield
+    forget_validations()
+
+
+def forget_validations():
+    for function in (checkpoint_utils.save_checkpoint, train.should_stop_early):
+        vars(function).pop("best", None)
+        vars(function).pop("num_runs", None)
+
+
 # ---- --save-dir, and whole files in it ----------------------------------------------------------
 
 
 def test_checking_a_folder_leaves_it_as_it_was(tmp_path):
     (tmp_path / "dummy").write_text("the user's")
     checkpoint_utils.verify_checkpoint_directory(str(tmp_path))
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
-        ("dummy", "the user's")
-    ]
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == {"dummy": "the user's"}
+
+
+def test_a_folder_that_is_not_there_is_made(tmp_path):
     checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "new" / "folder"))
     assert (tmp_path / "new" / "folder").is_dir()
 
@@ -204,7 +224,6 @@ def test_a_full_disk_at_the_first_save_leaves_a_last_checkpoint(
         Path(path).write_bytes(b"new")
 
     monkeypatch.setattr("shutil.copyfileobj", full)
-    monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
     if last:
         (tmp_path / f"checkpoint_last{suffix}.pt").write_bytes(last)
     trainer = trainer_that_saves([])
@@ -241,24 +260,24 @@ def test_a_worse_training_in_the_same_process_has_its_own_best_checkpoint(tmp_pa
         assert saved == ["checkpoint_best.pt"], job  # the others are copies of the first
 
 
-def test_a_validation_that_is_nan_is_not_the_best(tmp_path, monkeypatch):
-    for maximize, losses in ((False, [NAN, 3.0, NAN, 4.0]), (True, [NAN, 3.0, NAN, 2.0])):
-        monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
-        names = ("end_of_epoch", "state_dict")
-        epochs = SimpleNamespace(epoch=1, **{name: lambda: {} for name in names})
-        trainer = MagicMock(
-            is_fsdp=False, model=torch.nn.Linear(1, 1), checkpoint_suffix="", data_parallel_rank=0
-        )
-        trainer.should_save_checkpoint_on_current_rank = False
-        flags = {
-            "save_dir": str(tmp_path),
-            "maximize_best_checkpoint_metric": maximize,
-            "no_save": False,
-        }
-        for loss in losses:
-            cfg = SimpleNamespace(**flags, best_checkpoint_metric="loss")
-            checkpoint_utils.save_checkpoint(cfg, trainer, epochs, loss)
-        assert checkpoint_utils.save_checkpoint.best == 3.0
+@pytest.mark.parametrize(
+    "maximize, losses",
+    [(False, [NAN, 3.0, NAN, 4.0]), (True, [NAN, 3.0, NAN, 2.0])],
+    ids=["the least is best", "the largest is best"],
+)
+def test_a_validation_that_is_nan_is_not_the_best(maximize, losses, tmp_path):
+    epochs = SimpleNamespace(epoch=1, end_of_epoch=dict, state_dict=dict)
+    trainer = trainer_that_saves([])
+    trainer.should_save_checkpoint_on_current_rank = False
+    cfg = SimpleNamespace(
+        save_dir=str(tmp_path),
+        no_save=False,
+        best_checkpoint_metric="loss",
+        maximize_best_checkpoint_metric=maximize,
+    )
+    for loss in losses:
+        checkpoint_utils.save_checkpoint(cfg, trainer, epochs, loss)
+    assert checkpoint_utils.save_checkpoint.best == 3.0
 
 
 def test_the_search_for_nan_ends_where_an_encoder_returns_a_dict(caplog):
@@ -495,14 +514,22 @@ def test_workers_of_torchrun_train_together_without_gpus(monkeypatch):
     assert (number, workers.distributed_rank, workers.distributed_world_size) == (1, 1, 2)
 
 
-@pytest.mark.parametrize("variables", [TORCHRUN, {"SLURM_STEP_NUM_TASKS": "2"}])
+@pytest.mark.parametrize(
+    "variables", [TORCHRUN, {"SLURM_STEP_NUM_TASKS": "2"}], ids=["torchrun", "srun"]
+)
 def test_workers_of_torchrun_or_srun_do_not_train_apart(variables, monkeypatch):
     with pytest.raises(
         OptionError, match=r"^--distributed-world-size 1: \w+ says that 2 workers were started"
     ):
         started(monkeypatch, variables, distributed_world_size=1)
-    for variables in ({}, {**TORCHRUN, "WORLD_SIZE": "1"}):
-        assert started(monkeypatch, variables, distributed_world_size=1)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {**TORCHRUN, "WORLD_SIZE": "1"}], ids=["no launcher", "torchrun"]
+)
+def test_one_worker_trains_alone(variables, monkeypatch):
+    calls, _ = started(monkeypatch, variables, distributed_world_size=1)
+    assert calls == 1
 
 
 @pytest.mark.parametrize("saves", [True, False])
