@@ -62,7 +62,7 @@ def test_torch_is_the_pinned_one_wherever_it_is_named():
         if versions:
             named[file.name] = versions
     files = ["docs.yml", "release.yml", "tests.yml", "cpu.Dockerfile"]
-    assert named == dict.fromkeys(files, {pinned})
+    assert named == {file: {pinned} for file in files}
 
 
 def test_the_citation_has_the_version_of_the_package():
