@@ -32,15 +32,14 @@ from mixhead_plugin.ops.accuracy import (
 )
 from mixhead_plugin.ops.inputs import AttentionInputs
 
-DIMS_OF_MIXING = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M or L
-MIXED: dict[
-    str, dict[str, Any]
-] = {  # the fields of a `CallKind`; the mixing of weights has its dtype, too
-    "none": {"mixing_dim": 0},
-    "position-independent": {"mixing_dim": 2},
-    "position-wise": {"mixing_dim": 4},
+# The dimensions of M, of the mixings that also have a measured speed.
+DIMS_OF_MIXING = {"none": 0, "position-independent": 2, "position-wise": 4}
+# The fields of a `CallKind`. Where weights are mixed, `variants` adds the dtype of the mixing.
+MIXED: dict[str, dict[str, Any]] = {
+    **{name: {"mixing_dim": dim} for name, dim in DIMS_OF_MIXING.items()},
     "low-rank": {"rank": 2},  # the factors of M
-    "differential": {"mixing_dim": 4},  # into half as many heads, whose values have twice the size
+    # Into half as many heads, whose values have twice the size.
+    "differential": {"mixing_dim": 4},
     "of scores, position-independent": {"score_mixing_dim": 2},
     "of scores, position-wise": {"score_mixing_dim": 4},
 }
@@ -61,7 +60,7 @@ OF_TORCH = 2.0
 # heads.
 MOST_HEADS = 256
 MOST_HEAD_DIM = 1024
-SPEED_SHAPE = (4, 8, 512, 64)
+SPEED_SHAPE = (4, 8, 512, 64)  # B, H, N, D
 PACKAGES = (
     "mixhead_plugin",
     "torch",
@@ -98,7 +97,13 @@ def machine(device: torch.device) -> dict[str, str]:
 def variants(
     device: torch.device, heads: int, head_dim: int
 ) -> Iterator[tuple[dict[str, str], CallKind]]:
-    """Yield every variant by its names and as a record."""
+    """Yield every variant by its names and as a record.
+
+    Args:
+        device: of the calls; on a GPU there is one more dtype
+        heads: H; without the differential mixing where it is odd
+        head_dim: D
+    """
     dtypes = [torch.float32, torch.bfloat16]
     if device.type == "cuda":
         dtypes.append(torch.float16)
@@ -133,7 +138,8 @@ def judge(kind: CallKind) -> dict[str, Any]:
     row = {"auto": "", "error": float("nan"), "fault": "", "kernels": ""}
 
     def problem(nth: int) -> Problem:
-        return sample_call(kind, 75, 70, 0.0, 1, nth)  # `reference` takes fewer keys
+        # With fewer keys, `auto` would take the formula.
+        return sample_call(kind, n_queries=75, n_keys=70, p=0.0, batch=1, nth=nth)
 
     def draw(nth: int) -> Draw:
         inputs, d_out = problem(nth)
@@ -144,12 +150,7 @@ def judge(kind: CallKind) -> dict[str, Any]:
         inputs, _ = problem(0)
         row["kernels"] = triton.machine_problem() or triton.problem(inputs)
         if not row["kernels"]:
-            from mixhead_plugin.ops.triton import verify  # imports triton
-
-            fault = ""
-            if inputs.query.is_cuda:  # the interpreter has no time for both
-                fault = verify.fault(inputs)
-            fault = fault or verify.fault(inputs._replace(dropout_p=0.1))
+            fault = _kernel_fault(inputs)
             row["kernels"] = fault
             row["fault"] = fault
         row["auto"] = api.fastest(inputs)
@@ -164,11 +165,24 @@ def judge(kind: CallKind) -> dict[str, Any]:
     return row
 
 
+def _kernel_fault(inputs: AttentionInputs) -> str:
+    """Return what is wrong with the fused kernels for a call, with and without dropout."""
+    from mixhead_plugin.ops.triton import verify  # imports triton
+
+    fault = ""
+    if inputs.query.is_cuda:  # the interpreter has no time for both
+        fault = verify.fault(inputs)
+    return fault or verify.fault(inputs._replace(dropout_p=0.1))
+
+
 def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
     """Return milliseconds of a forward and backward pass.
 
-    The batch has 4 sentences of 512 positions, and there are 8 heads of 64. The attention is
-    causal, without dropout.
+    The attention has the SPEED_SHAPE, and is causal, without dropout.
+
+    Args:
+        device: where it runs
+        seconds: how long each variant is measured, at least
     """
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     batch, heads, length, head_dim = SPEED_SHAPE
@@ -176,8 +190,11 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
         torch.randn(SPEED_SHAPE, device=device, dtype=dtype) for _ in range(4)
     )
     matrix = torch.eye(heads, device=device, dtype=dtype)
-    by_position = matrix.expand(batch, length, heads, heads).contiguous()
-    matrices = {0: None, 2: matrix, 4: by_position}
+    matrices = {
+        0: None,
+        2: matrix,
+        4: matrix.expand(batch, length, heads, heads).contiguous(),
+    }
 
     def torchs(call: AttentionInputs) -> Tensor:
         return F.scaled_dot_product_attention(call.query, call.key, call.value, is_causal=True)
@@ -235,7 +252,9 @@ def as_text(report: dict[str, Any]) -> str:
         if row["fault"]:
             line += f"  WRONG: {row['fault']}"
         lines.append(line)
-    lines += ["", "milliseconds, forward and backward (B 4, 8 heads of 64, 512 positions, causal)"]
+    batch, heads, length, head_dim = SPEED_SHAPE
+    shape = f"B {batch}, {heads} heads of {head_dim}, {length} positions, causal"
+    lines += ["", f"milliseconds, forward and backward ({shape})"]
     lines += [f"{name:32}{value:8.2f}" for name, value in report["milliseconds"].items()]
     refused = sorted({row["kernels"] for row in report["variants"]} - {""})
     if refused:
