@@ -43,9 +43,10 @@ def _draw(tensor: Tensor, deviation: float) -> None:
 
 
 class TokenNetwork(nn.Module):
-    """Compute relu(W1 q + b1) over all heads.
+    """Compute W2 relu(W1 q + b1), scores by a network of the token; all heads share W2.
 
-    Its products with `output`, a W2 that all heads share, are scores.
+    `forward` gives relu(W1 q + b1), for who multiplies it by W2, which is `output`, in a kernel;
+    `scores` gives the scores themselves.
 
     Args:
         sizes: the sizes of the attention
@@ -71,6 +72,10 @@ class TokenNetwork(nn.Module):
         batch, heads, n_queries, head_dim = query.size()
         hidden = torch.relu(self.hidden(query.permute(2, 0, 1, 3).flatten(2)))  # [Nq, B, H * D]
         return hidden.view(n_queries, batch, heads, head_dim).permute(1, 2, 0, 3)
+
+    def scores(self, query: Tensor, number: int) -> Tensor:
+        """Return the first scores of q [B, H, Nq, D], [B, H, Nq, number], in float32 or better."""
+        return upcast(torch.matmul(self(query), self.output[:number].t()))
 
 
 class DenseSynthesizer(nn.Module):
@@ -107,9 +112,8 @@ class FactorizedDenseSynthesizer(nn.Module):
 
     def forward(self, query: Tensor, n_keys: int) -> Scores:
         rows = (n_keys + self.factor - 1) // self.factor  # how many outputs of B the keys need
-        a = upcast(torch.matmul(self.first(query), self.first.output.t()))  # [B, H, Nq, a]
-        # [B, H, Nq, rows]
-        b = upcast(torch.matmul(self.second(query), self.second.output[:rows].t()))
+        a = self.first.scores(query, self.factor)  # [B, H, Nq, a]
+        b = self.second.scores(query, rows)  # [B, H, Nq, rows]
         scores = (b[..., :, None] * a[..., None, :]).flatten(3)  # [B, H, Nq, rows * a]
         return _bias_alone(query, n_keys, scores[..., :n_keys])
 
@@ -313,7 +317,7 @@ class SynthesizerAttention(MixheadAttention):
         v = self._split_heads(self.values(query), self.num_mixed_heads)
         if incremental_state is not None:
             saved = self._get_input_buffer(incremental_state)
-            v = self._append_to_cache(saved, "prev_value", v)  # [B, H, Nk, D]
+            v = self._append_to_cache(saved, "prev_value", v)  # [B, H', Nk, Dv]
             key_padding_mask = self._append_padding(saved, key_padding_mask, v, False)
             self._set_input_buffer(incremental_state, saved)
         n_keys = v.size(2)

@@ -59,6 +59,7 @@ class SynthesizerLanguageModelConfig(SynthesizerOptions, MixheadLanguageModelCon
 
 
 class SynthesizerDecoderLayer(MixheadDecoderLayer):
+    # No decoder of fairseq sets its add_bias_kv and add_zero_attn, the constant keys.
     def build_self_attention(self, embed_dim: int, cfg: Any, **constant_keys: bool) -> nn.Module:
         own_size = None
         size_option = SYNTHESIZERS[cfg.synthesizer].size_option
