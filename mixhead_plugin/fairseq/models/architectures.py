@@ -85,8 +85,6 @@ MODELS: dict[str, type[FamilyModel]] = {
     "gau_lm": GatedLanguageModel,
     "gau_roberta": GatedRobertaModel,
 }
-if transformer_xl.OrderedTask is None:  # a fairseq without its examples
-    del MODELS["transformer_xl"]
 
 
 def _fairseqs() -> dict[str, Architecture]:
@@ -192,6 +190,11 @@ ARCHITECTURES = {
     ),
     **{f"transformer_iwslt_de_en_h{heads}": _translation(heads) for heads in (4, 32, 64)},
 }
+
+if transformer_xl.TruncatedBPTTLMTask is None:  # a fairseq without its examples
+    del MODELS["transformer_xl"]
+    for _name in [name for name in ARCHITECTURES if name.startswith("transformer_xl")]:
+        del ARCHITECTURES[_name]
 
 
 def _register_all() -> None:

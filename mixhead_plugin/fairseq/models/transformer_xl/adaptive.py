@@ -50,7 +50,8 @@ class AdaptiveEmbedding(nn.Module):
         bands = torch.zeros_like(tokens)
         for stop in self.cutoffs[:-1]:
             bands += tokens >= stop
-        for i, (band, start) in enumerate(zip(self.bands, [0, *self.cutoffs])):
+        starts = [0, *self.cutoffs[:-1]]
+        for i, (band, start) in enumerate(zip(self.bands, starts, strict=True)):
             # A band without tokens runs too: DistributedDataParallel needs a gradient of every
             # parameter.
             rows = band(tokens[bands == i] - start)  # [words of the band, its columns]

@@ -156,7 +156,11 @@ class SegmentAttention(MixheadAttention):
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward block, each with a residual connection and a norm after it."""
+    """Attention and feed-forward block, each with a residual connection and a norm after it.
+
+    Args:
+        cfg: the config of the model, complete and checked
+    """
 
     def __init__(self, cfg: Any):
         super().__init__()
@@ -172,14 +176,15 @@ class TransformerXLLayer(nn.Module):
         self.final_layer_norm = LayerNorm(cfg.d_model)
         self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
 
-    def forward(self, x: Tensor, *attention: Any) -> Tensor:
+    def forward(self, x: Tensor, **attention: Any) -> Tensor:
         """Return [Nq, B, C].
 
         Args:
             x: the input of the layer, [Nq, B, C]
             attention: the other arguments of `SegmentAttention.forward`
         """
-        x = self.self_attn_layer_norm(x + self.dropout_module(self.self_attn(x, *attention)))
+        attended = self.self_attn(x, **attention)
+        x = self.self_attn_layer_norm(x + self.dropout_module(attended))
         inner = self.dropout_module(F.relu(self.fc1(x)))  # [Nq, B, d_inner]
         return self.final_layer_norm(x + self.dropout_module(self.fc2(inner)))
 
@@ -275,9 +280,14 @@ class MixheadTransformerXLDecoder(FairseqIncrementalDecoder):
         inputs = []
         for i, layer in enumerate(self.layers):
             inputs.append(x)
-            before = memory[i] if memory else None
             x = layer(
-                x, before, positions, self.content_bias, self.position_bias, mask, incremental_state
+                x,
+                memory=memory[i] if memory else None,
+                positions=positions,
+                content_bias=self.content_bias,
+                position_bias=self.position_bias,
+                attn_mask=mask,
+                incremental_state=incremental_state,
             )
         if incremental_state is None:
             self.memory.keep(window, memory, inputs)

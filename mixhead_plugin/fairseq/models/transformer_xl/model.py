@@ -21,12 +21,10 @@ try:  # this registers the task
     from fairseq.examples.truncated_bptt.transformer_xl_model import (
         TransformerXLConfig as UpstreamConfig,
     )
-    from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import (
-        TruncatedBPTTLMTask as OrderedTask,
-    )
+    from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMTask
 except ImportError:  # a fairseq without its examples: no Transformer-XL is registered
     UpstreamConfig = FairseqDataclass
-    OrderedTask = None
+    TruncatedBPTTLMTask = None
 
 DEFAULT_MAX_TARGET_POSITIONS = 1024
 
@@ -112,7 +110,7 @@ class MixheadTransformerXLModel(FamilyModel, FairseqLanguageModel):
             cfg.max_target_positions or cfg.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
         )
         cutoffs = _cutoffs(cfg, len(task.target_dictionary))
-        if isinstance(task, OrderedTask):
+        if isinstance(task, TruncatedBPTTLMTask):
             # So that a new epoch or set begins with an empty memory.
             number_windows(task)
         return cls(MixheadTransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
@@ -124,7 +122,7 @@ class MixheadTransformerXLModel(FamilyModel, FairseqLanguageModel):
 
 def _check_order(cfg: MixheadTransformerXLConfig, name: str, task: type[FairseqTask]) -> None:
     """Refuse --mem-len for a task whose windows do not come in the order of their text."""
-    if cfg.mem_len > 0 and not issubclass(task, OrderedTask):
+    if cfg.mem_len > 0 and not issubclass(task, TruncatedBPTTLMTask):
         raise OptionError(
             f"--mem-len {cfg.mem_len}: --task {name} does not keep the windows of a text in order; "
             "must be 0 (for a trained model: --model-overrides \"{'mem_len': 0}\"), or --task "
