@@ -199,7 +199,8 @@ class Variant:
             causal: whether no query sees later keys
             mixed_heads: H' of a pruned attention; None for the usual number, which is H, or H / 2
                 with differential mixing
-            key_heads: how many heads of keys and values the heads of queries share; 0 for none
+            key_heads: how many heads of keys and values the heads of queries share; 0 where each
+                has its own
 
         Raises:
             PartError: a number that is too small, or that does not fit another one or the mixing
@@ -208,6 +209,9 @@ class Variant:
             raise PartError.of("num_heads", num_heads, "must be at least 1")
         if embed_dim < 1:
             raise PartError.of("embed_dim", embed_dim, "must be at least 1")
+
+        if key_heads > 0 and num_heads % key_heads != 0:
+            raise PartError.of("key_heads", key_heads, f"must divide num_heads {num_heads}")
 
         head_dim = self.head_dim
         if head_dim is None:

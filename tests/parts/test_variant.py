@@ -57,6 +57,7 @@ WRONG_SIZES = {
     "num_heads 0: must be at least 1": ({}, (0, 16), {}),
     "embed_dim 0: must be at least 1": ({}, (4, 0), {}),
     "num_heads 3: must divide embed_dim 16, or head_dim be given": ({}, (3, 16), {}),
+    "key_heads 3: must divide num_heads 4": ({}, (4, 16), {"key_heads": 3}),
     "num_heads 5: must be a multiple of 2 with differential mixing": (
         {"head_mixing": "differential", "head_dim": 3},
         (5, 16),
