@@ -2,7 +2,8 @@
 
     PYTHONPATH=examples .venv/bin/python -m wikitext2.orthogonality DATA CHECKPOINT...
 
-Print for each checkpoint the mean of ||M^T M - I||_F^2 over its attentions and all positions.
+Print for each checkpoint the mean of ||M^T M - I||_F^2 over its attentions and all positions. An
+attention that mixes features has more such matrices, and their distances are added.
 """
 
 import argparse
@@ -28,7 +29,7 @@ def distance(checkpoint: Path, data: Path) -> float:
     model.eval()
     attentions = attentions_with(model, ["orthogonal"])["orthogonal"]
     if attentions == 0:
-        sys.exit(f"orthogonality: error: {checkpoint}: has no trained head mixing")
+        sys.exit(f"orthogonality: error: {checkpoint}: has no trained mixing of heads or features")
     task.load_dataset("valid")
     epochs = task.get_batch_iterator(task.dataset("valid"), max_sentences=16)
     batches = epochs.next_epoch_itr(shuffle=False)

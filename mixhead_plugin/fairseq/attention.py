@@ -153,7 +153,7 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
             mixing = getattr(self, name)
             if mixing is not None:
                 mark_learning_rate(mixing, mixing_lr_scale)
-        # TorchScript cannot look it up by name.
+        # TorchScript: no entry of a table by a name in a variable (scripted.py).
         self.normalize = NORMALIZERS[self.normalizer].weights
 
     def reset_parameters(self) -> None:
@@ -269,7 +269,7 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
             key_padding_mask: [B, Nk], non-zero hides a key; None for no padding
             attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; None for no mask
         """
-        # TorchScript narrows local names to a tensor, but no attributes.
+        # TorchScript: local names become tensors after `is not None`, attributes do not.
         bias_k = self.bias_k
         bias_v = self.bias_v
         if bias_k is not None and bias_v is not None:

@@ -39,7 +39,7 @@ class _Layer(nn.Module):
 
     fairseq_class: ClassVar[type]
 
-    # Set by fairseq's __init__. TorchScript would take these annotations for its own types.
+    # Set by fairseq's __init__. TorchScript: annotations would become its types (scripted.py).
     if TYPE_CHECKING:
         quant_noise: float
         quant_noise_block_size: int

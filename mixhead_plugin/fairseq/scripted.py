@@ -2,6 +2,19 @@
 
 TorchScript compiles the methods of a module, also those of a mixin. It cannot follow
 `ops.attention`, which looks up a normalizer and an implementation by name.
+
+What it lacks shapes the code of attentions, units and parts. Comments there say `TorchScript:`, and
+which of these rules they mean:
+
+- It looks up no attribute, and no entry of a table, by a name in a variable.
+- A module cannot be an argument of a function.
+- An annotation of an attribute in the body of a class becomes a type of its own, so annotations
+  for mypy stand under TYPE_CHECKING.
+- After `is not None`, a local name has the type Tensor, but an attribute has not.
+- After `isinstance`, it compiles only the branch of the type that is there.
+- It reads numbers and texts of a module, but not those of a record in it.
+- A dictionary needs its type, where a value of it may be None.
+- It calls no hooks.
 """
 
 from collections.abc import Callable
@@ -30,7 +43,7 @@ class ScriptedAttention(nn.Module):
     v_proj, out_proj   linear maps, which may be quantised
     """
 
-    # TorchScript would take these annotations for its own types.
+    # TorchScript: annotations would become its types.
     if TYPE_CHECKING:
         normalize: Callable[[Tensor], Tensor]
         dropout_module: FairseqDropout

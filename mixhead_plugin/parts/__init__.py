@@ -1,4 +1,4 @@
-"""Define what flags add to an attention: mixings, sinks, gates and relative positions.
+"""Define what a variant adds to an attention: mixings, sinks, gates and relative positions.
 
 All of it needs torch alone.
 

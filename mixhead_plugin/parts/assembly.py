@@ -29,13 +29,15 @@ def build_part(row: PartKind, variant: Variant, sizes: AttentionSizes) -> nn.Mod
 class UsesParts:
     """A mixin: what the parts of one attention make of a call, wherever the parts lie.
 
-    Who has it has the attribute `normalizer`, and the parts `head_mixing`, `score_mixing`,
-    `feature_mixing`, `attention_sink`, `attention_gate`, `relative_position` and `relative_gain`;
-    None where there is no part. It is no function of them, because TorchScript passes no modules to
+    The class must set `normalizer`, and one attribute for each part: `head_mixing`, `score_mixing`,
+    `feature_mixing`, `attention_sink`, `attention_gate`, `relative_position` and `relative_gain`.
+    An attribute is None where the attention does not have the part.
+
+    These are methods, and no functions of the parts, because TorchScript cannot pass modules to
     functions.
     """
 
-    # For mypy. TorchScript would take annotations of parts for types of its own.
+    # For mypy. TorchScript: annotations of parts would become its types (fairseq/scripted.py).
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
@@ -82,7 +84,7 @@ class UsesParts:
         right: Tensor | None = None
         diagonal: Tensor | None = None
         if self.head_mixing is not None:
-            # TorchScript compiles the branch that fits the type of what this part returns.
+            # TorchScript: compiles only the branch that fits the type of what this part returns.
             matrix = self.head_mixing(projected, x)
             if isinstance(matrix, LowRank):
                 left = matrix.left
@@ -153,7 +155,7 @@ class Assembly(UsesParts, Hooked, nn.Module):
         """
         self.init_hooks()
         self.variant = variant
-        # A copy for TorchScript, which reads texts of a module, but not those of a record in it.
+        # A copy. TorchScript: texts of a module, but not those of a record in it.
         self.normalizer = variant.normalizer
         for name, row in variant.part_kinds().items():
             if name == "score_mixing":
@@ -166,8 +168,8 @@ class Assembly(UsesParts, Hooked, nn.Module):
         if variant.relative_gain > 0:
             self.relative_gain = DistanceGain(sizes.num_heads, variant.relative_gain)
 
-    # One method each, alike but for two names, because TorchScript looks up no attribute by a name
-    # in a variable. It cannot pass a module to `project` either, so its code mixes the features.
+    # One method each, alike but for two names. TorchScript: no attribute by a name in a variable,
+    # and no module as an argument of `project` (fairseq/scripted.py).
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the queries [..., H * D] of x [..., C], with mixed features."""

@@ -24,7 +24,7 @@ from mixhead_plugin.parts.head_mixing import own_numbers
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 from mixhead_plugin.parts.plain_linear import is_plain
 
-OUTPUT_RANK = 4  # of U V^T
+OUTPUT_RANK = 4  # R, the columns of U and V
 
 
 class FeatureMixing(Part):
@@ -102,7 +102,7 @@ class ProjectionMixing(FeatureMixing):
         raise NotImplementedError
 
     def forward(self, features: Tensor, name: str) -> Tensor:
-        # TorchScript looks up no attribute by a name that varies.
+        # TorchScript: no attribute by a name in a variable (fairseq/scripted.py).
         if name == "query":
             matrix = self.query
         elif name == "key":
@@ -120,7 +120,8 @@ class ProjectionMixing(FeatureMixing):
         With more tokens than C, it costs less to mix the weight of the projection than its outputs.
         """
         matrix = getattr(self, name)
-        few_tokens = x.numel() <= x.size(-1) ** 2
+        tokens = x.numel() // x.size(-1)
+        few_tokens = tokens <= x.size(-1)
         # An exported program has to serve inputs of other lengths, too.
         if matrix is None or exporting() or few_tokens:
             return self(linear(x), name)
@@ -197,8 +198,8 @@ class OutputMixing(FeatureMixing):
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
-        self.left = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # U [H', 4]
-        self.right = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # V [H', 4]
+        self.left = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # U [H', R]
+        self.right = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # V [H', R]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -249,7 +250,7 @@ FEATURE_MIXINGS = {
     ),
     "output": PartKind(
         build=OutputMixing,
-        formula="O_h + sum_j (U V^T)[j, h] O_j, U and V [H, 4]",
+        formula=f"O_h + sum_j (U V^T)[j, h] O_j, U and V [H, {OUTPUT_RANK}]",
         source="VHA 2026, its mixing after the attention",
         parameters={"left": (), "right": ()},
         orthogonal=True,

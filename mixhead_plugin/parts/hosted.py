@@ -146,7 +146,8 @@ def place_parts(attentions: Iterable[tuple[nn.Module, HostedAttention, Tensor]])
             assembly.to(like).train(host.training)
             for option in PARTS:
                 setattr(host, option, getattr(assembly, option))
-            # A part draws by the state of the generator: without this number all would start equal.
+            # A part forks the generator, and puts it back. No projection draws in between here, so
+            # without this number all attentions would start with the same ones.
             torch.rand((), device="cpu")
 
 

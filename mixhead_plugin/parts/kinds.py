@@ -119,7 +119,8 @@ class PartKind(NamedTuple):
     build: Callable[..., nn.Module] | None
     formula: str
     source: str
-    # Its parameters and buffers, and their dimensions that go by heads.
+    # Its parameters and buffers, and along which dimensions heads are cut from them: () where none
+    # goes by heads, and where `why_not_cut` says that no head can be cut.
     parameters: dict[str, tuple[Axis, ...]]
     # The fields of `Variant` that `build` takes. With parts that take none of them, another value
     # than the default is refused.

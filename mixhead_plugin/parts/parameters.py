@@ -1,7 +1,4 @@
-"""List the tables of the parts; find, group and cut the parameters of parts.
-
-Flags add the parts to an attention.
-"""
+"""List the tables of the parts; find, group and cut the parameters of parts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -30,7 +27,8 @@ PARTS = {
 # The gain has no table, because it is a number that is asked for (`relative_gain`), not a kind.
 PART_NAMES = (*PARTS, "relative_gain")
 
-# The options whose parameters mix heads; --mixing-lr-scale acts on them.
+# The parts that mix heads; --mixing-lr-scale acts on them. `mixing_parameters` and `mixing_lr` are
+# wider: they have gates, sinks and positions too.
 MIXINGS = ("head_mixing", "score_mixing", "feature_mixing")
 
 
@@ -53,6 +51,8 @@ def is_of_a_part(tensor_name: str) -> bool:
 
 def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return by name the parameters of mixings, sinks, gates and relative positions.
+
+    They are more than those of --mixing-lr-scale, which has mixings alone.
 
     None of them needs weight decay, which pulls M to 0, not to the identity.
 

@@ -15,11 +15,16 @@ from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartError, Pa
 
 
 class RotaryPosition(nn.Module):
-    """Rotate each pair of features (d, d + D / 2) of queries and keys (RoPE).
+    """Rotate each pair of features (d, d + D / 2) of queries and keys by angles (RoPE).
 
-    The angle grows with the position.
+    The angles grow with the position, so products of rotated vectors depend on the distance alone
+    (Su et al. 2021, 'RoFormer', eq. 34).
 
-    Su et al. 2021, 'RoFormer', eq. 34: products of rotated vectors depend on the distance alone.
+    Args:
+        sizes: of the attention
+
+    Raises:
+        PartError: an odd size of heads
     """
 
     def __init__(self, sizes: AttentionSizes):
@@ -141,11 +146,9 @@ RELATIVE_POSITIONS = {
 
 
 class DistanceGain(Part):
-    """Multiply the weight of key j for query i by a learned c_{i-j}.
+    """Multiply the weight of key j for query i by a learned c_{i-j}, in each head another one.
 
-    Each head has a number for each distance.
-
-    All start as 1 (l2 essay, 'Preliminary Solution', after Luo et al. 2022).
+    All c start as 1 (l2 essay, 'Preliminary Solution', after Luo et al. 2022).
 
     Args:
         num_heads: H

@@ -87,7 +87,7 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
         )
         self.impl = variant.impl  # of a unit that is built, it may be changed
         self.add_parts(variant, variant.sizes(1, embed_dim, causal=causal))
-        # TorchScript cannot look it up by name.
+        # TorchScript: no entry of a table by a name in a variable (scripted.py).
         self.normalize = NORMALIZERS[self.normalizer].weights
 
         # The name is for --retain-dropout-modules.
@@ -212,7 +212,7 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
             k = torch.cat([before_k, k], dim=2)
             v = torch.cat([before_v, v], dim=2)
             key_padding_mask = torch.cat([before_mask, key_padding_mask], dim=1)
-        # TorchScript needs the type, because a dictionary of fairseq's cache may hold None.
+        # TorchScript: the type, because a dictionary of fairseq's cache may hold None.
         state: dict[str, Tensor | None] = {
             "prev_key": k,
             "prev_value": v,
@@ -241,6 +241,7 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
 class GatedEncoderLayer(GatedAttentionUnit):
     """A unit with the call of fairseq's encoder layer."""
 
+    # The arguments after cfg are those of `MixheadEncoderLayer`; a unit has no use for them.
     def __init__(self, cfg: Any, return_fc: bool = False, layer: int = 0):
         super().__init__(cfg, cfg.encoder.embed_dim, causal=False)
 
@@ -252,6 +253,7 @@ class GatedEncoderLayer(GatedAttentionUnit):
 class GatedDecoderLayer(GatedAttentionUnit):
     """A unit with the call of fairseq's decoder layer, for a decoder without an encoder."""
 
+    # The arguments after cfg are those of `MixheadDecoderLayer`; a unit has no use for them.
     def __init__(self, cfg: Any, no_encoder_attn: bool = True, layer: int = 0):
         super().__init__(cfg, cfg.decoder.embed_dim, causal=True)
 
