@@ -10,7 +10,7 @@ from fairseq.models.ema.ema import EMA
 from fairseq.utils import move_to_cpu
 
 from mixhead_plugin.fairseq.models.transformer_xl import mems
-from mixhead_plugin.fairseq.models.transformer_xl.mems import Mems
+from mixhead_plugin.fairseq.models.transformer_xl.mems import SegmentMemory
 from tests.xl import build_xl, log_probs, text
 
 L, C, LENGTH, WINDOW = 2, 3, 5, 4
@@ -22,7 +22,7 @@ def states(rows=2, length=WINDOW):
 
 def fed(window=0, rows=2, memory=None):
     """Return a memory that has just kept a window, and the window."""
-    memory = memory or Mems(LENGTH, WINDOW)
+    memory = memory or SegmentMemory(LENGTH, WINDOW)
     kept = states(rows)
     memory.keep(window, [], kept)
     return memory, kept
@@ -44,7 +44,7 @@ def test_only_the_next_window_of_as_many_rows_sees_the_one_before():
 
 
 def test_a_window_longer_than_the_memory_is_cut_and_nothing_larger_is_kept_alive():
-    memory = Mems(LENGTH, WINDOW)
+    memory = SegmentMemory(LENGTH, WINDOW)
     long = states(length=9)
     memory.keep(0, [], long)
     (found, _) = memory.recall(1, long[0])
@@ -53,7 +53,7 @@ def test_a_window_longer_than_the_memory_is_cut_and_nothing_larger_is_kept_alive
 
 
 def test_memory_has_no_graph_and_the_dtype_of_the_window():
-    memory = Mems(LENGTH, WINDOW)
+    memory = SegmentMemory(LENGTH, WINDOW)
     memory.keep(0, [], [s.requires_grad_() for s in states()])
     for dtype in (torch.float16, torch.float32):
         (found, _) = memory.recall(1, torch.zeros(WINDOW, 2, C, dtype=dtype))
@@ -70,7 +70,7 @@ def test_evaluation_and_training_do_not_see_each_other():
     assert empty(memory.eval(), 8)
 
 
-@pytest.mark.parametrize("forget", [Mems.reset, Mems.make_generation_fast_])
+@pytest.mark.parametrize("forget", [SegmentMemory.reset, SegmentMemory.make_generation_fast_])
 def test_a_reset_forgets_both(forget):
     memory, _ = fed()
     fed(memory=memory.eval())
@@ -79,7 +79,7 @@ def test_a_reset_forgets_both(forget):
 
 
 def loaded(state, length=LENGTH, window_length=WINDOW):
-    memory = Mems(length, window_length)
+    memory = SegmentMemory(length, window_length)
     memory.load_state_dict(copy.copy(state), strict=True)
     return memory
 

@@ -15,7 +15,7 @@ from mixhead_plugin.fairseq.models.transformer_xl.adaptive import (
     Band,
     BandedAdaptiveSoftmax,
 )
-from mixhead_plugin.fairseq.models.transformer_xl.mems import Mems
+from mixhead_plugin.fairseq.models.transformer_xl.mems import SegmentMemory
 from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.precision import upcast
@@ -218,7 +218,7 @@ class MixheadTransformerXLDecoder(FairseqIncrementalDecoder):
                 layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
             self.layers.append(layer)
         self.adaptive_softmax = BandedAdaptiveSoftmax(self.embed_tokens)
-        self.memory = Mems(cfg.mem_len, cfg.max_target_positions)
+        self.memory = SegmentMemory(cfg.mem_len, cfg.max_target_positions)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -257,19 +257,19 @@ class MixheadTransformerXLDecoder(FairseqIncrementalDecoder):
             src_lengths, encoder_out: not used
             incremental_state: the cache of step-by-step decoding, which reads the last token and no
                 memory
-            window: the number of this window in its text, see `Mems`; None continues from the last
-                call
+            window: the number of this window in its text, see `SegmentMemory`; None continues from
+                the last call
         """
         if incremental_state is not None:
             prev_output_tokens = prev_output_tokens[:, -1:]
         x = self.dropout_module(self.embed_tokens(prev_output_tokens)).transpose(0, 1)  # [N, B, C]
-        memory: list[Tensor] = []
+        states_before: list[Tensor] = []  # [M, B, C] for each layer; empty without a memory
         mask: Tensor | None = None
         if incremental_state is None:
-            memory = self.memory.recall(window, x)
+            states_before = self.memory.recall(window, x)
             n_keys = x.size(0)
-            if memory:
-                n_keys += memory[0].size(0)
+            if states_before:
+                n_keys += states_before[0].size(0)
             mask = span_mask(x.size(0), n_keys, self.span, x)
         else:
             first: Any = self.layers[0]  # each layer has cached as many keys
@@ -282,7 +282,7 @@ class MixheadTransformerXLDecoder(FairseqIncrementalDecoder):
             inputs.append(x)
             x = layer(
                 x,
-                memory=memory[i] if memory else None,
+                memory=states_before[i] if states_before else None,
                 positions=positions,
                 content_bias=self.content_bias,
                 position_bias=self.position_bias,
@@ -290,7 +290,7 @@ class MixheadTransformerXLDecoder(FairseqIncrementalDecoder):
                 incremental_state=incremental_state,
             )
         if incremental_state is None:
-            self.memory.keep(window, memory, inputs)
+            self.memory.keep(window, states_before, inputs)
         x = self.dropout_module(x).transpose(0, 1)  # [B, N, C]
         # fairseq sums the adaptive loss in this dtype, and float16 ends at 65504.
         return upcast(x), None

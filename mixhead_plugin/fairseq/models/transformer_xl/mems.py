@@ -20,8 +20,8 @@ STATES = "version_1.states"
 PLACE = "version_1.place"
 
 
-class Memory(NamedTuple):
-    """What a decoder remembers at the end of a window.
+class Remembered(NamedTuple):
+    """What a memory holds after a window.
 
         window          5                6             7
         text      | ... | x x x x x | x x x x x | ...
@@ -35,7 +35,7 @@ class Memory(NamedTuple):
     before: list[Tensor]  # the states that this window saw
 
 
-class Mems(nn.Module):
+class SegmentMemory(nn.Module):
     """Keep two memories of one decoder: one for training and one for evaluation.
 
     A memory serves the next window, in the same mode and with the same number of rows. For every
@@ -56,7 +56,7 @@ class Mems(nn.Module):
         super().__init__()
         self.length = length
         self.window_length = window_length
-        self._memories: dict[bool, Memory] = {}  # by `self.training`
+        self._memories: dict[bool, Remembered] = {}  # by `self.training`
 
     def recall(self, window: int | None, like: Tensor) -> list[Tensor]:
         """Return the states [M, B, C] before a window for each layer; empty if there are none.
@@ -65,17 +65,17 @@ class Mems(nn.Module):
             window: the window's number; None if windows have no numbers
             like: states of the window, [Nq, B, C]
         """
-        memory = self._memories.get(self.training)
-        if memory is None or memory.states[0].size(1) != like.size(1):
+        last = self._memories.get(self.training)
+        if last is None or last.states[0].size(1) != like.size(1):
             return []
-        is_next = memory.window is not None and window == memory.window + 1
+        is_next = last.window is not None and window == last.window + 1
         if window is None or is_next:
-            remembered = memory.states
-        elif window == memory.window:
-            remembered = memory.before
+            before = last.states
+        elif window == last.window:
+            before = last.before
         else:
             return []
-        return [states.to(like) for states in remembered]
+        return [states.to(like) for states in before]
 
     def keep(self, window: int | None, before: list[Tensor], states: list[Tensor]) -> None:
         """Remember a window.
@@ -94,13 +94,13 @@ class Mems(nn.Module):
                 rows = torch.cat([before[i], rows])
             # Not a view, which would keep all states in memory.
             kept.append(rows[-self.length :].clone())
-        self._memories[self.training] = Memory(kept, window, before)
+        self._memories[self.training] = Remembered(kept, window, before)
 
     def reset(self) -> None:
         """Empty both memories."""
         self._memories.clear()
 
-    def train(self, mode: bool = True) -> "Mems":
+    def train(self, mode: bool = True) -> "SegmentMemory":
         if self.training and not mode:
             self._memories.pop(False, None)
         return super().train(mode)
@@ -112,15 +112,15 @@ class Mems(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        memory = self._memories.get(True)
-        if memory is None or memory.window is None:
+        last = self._memories.get(True)
+        if last is None or last.window is None:
             return
-        states = torch.stack(memory.states)  # [layers, M, B, C]
+        states = torch.stack(last.states)  # [layers, M, B, C]
         held = states.size(1)
         # Always of the same size, because checkpoints are averaged tensor by tensor.
         destination[prefix + STATES] = F.pad(states, [0, 0, 0, 0, self.length - held, 0])
         destination[prefix + PLACE] = torch.tensor(
-            [memory.window, held, _workers(), self.window_length]
+            [last.window, held, _workers(), self.window_length]
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -155,7 +155,7 @@ class Mems(nn.Module):
             if distributed.get_data_parallel_rank() > 0:
                 return
         held = min(held, self.length)
-        self._memories[True] = Memory([layer[-held:] for layer in states], window, [])
+        self._memories[True] = Remembered([layer[-held:] for layer in states], window, [])
 
 
 def _workers() -> int:
