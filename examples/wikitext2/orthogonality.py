@@ -15,7 +15,7 @@ from fairseq import checkpoint_utils
 from tqdm import tqdm
 
 import mixhead_plugin
-from mixhead_plugin.fairseq.criterions.penalties import RegularizedPass, attentions_with
+from mixhead_plugin.fairseq.criterions.penalties import RegularizedPass, count_attentions
 
 mixhead_plugin.register()
 
@@ -27,7 +27,7 @@ def distance(checkpoint: Path, data: Path) -> float:
         [str(checkpoint)], arg_overrides=overrides
     )
     model.eval()
-    attentions = attentions_with(model, ["orthogonal"])["orthogonal"]
+    attentions = count_attentions(model, ["orthogonal"])["orthogonal"]
     if attentions == 0:
         sys.exit(f"orthogonality: error: {checkpoint}: has no trained mixing of heads or features")
     task.load_dataset("valid")

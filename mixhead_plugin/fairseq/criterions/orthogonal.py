@@ -16,7 +16,7 @@ from mixhead_plugin.fairseq.criterions.penalties import (
     PENALTIES,
     Penalty,
     RegularizedPass,
-    attentions_with,
+    count_attentions,
 )
 from mixhead_plugin.fairseq.padding import not_padding
 from mixhead_plugin.parts import PARTS
@@ -88,7 +88,7 @@ class RegularizedCriterion(upstream.FairseqCriterion):
         too, for a program without a trainer; in a training it would be late, because fairseq saves
         a file crash.pt when a batch fails.
         """
-        for name, number in attentions_with(model, self.penalty_weights).items():
+        for name, number in count_attentions(model, self.penalty_weights).items():
             if number == 0:
                 weight = self.penalty_weights[name]
                 raise OptionError(f"--{name}-weight {weight}: {_without_effect(name, weight)}")

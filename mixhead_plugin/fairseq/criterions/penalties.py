@@ -4,7 +4,7 @@ Each attention computes its penalty in its own forward pass and attaches it to i
 backward pass of the output then differentiates the penalty, too; the criterion only adds its value.
 
     attention:   out, penalty  ->  _AddAuxiliaryLoss  ->  out          the same numbers
-    backward:    d_out         ->  d_out, and d_penalty = d_loss * sample_size * weight
+    backward:    d_out         ->  d_out, and d_penalty = d_loss * sample_size * factor
 
 The criterion cannot differentiate the sum of all penalties, as one would expect: activation
 checkpointing runs a layer without gradients, and runs it again in the backward pass. Only then has
@@ -91,7 +91,7 @@ PENALTIES = {
 }
 
 
-def attentions_with(model: nn.Module, names: Iterable[str]) -> dict[str, int]:
+def count_attentions(model: nn.Module, names: Iterable[str]) -> dict[str, int]:
     """Return for each penalty how many attentions of a model have it.
 
     Args:
@@ -120,7 +120,7 @@ class RegularizedPass:
 
     Args:
         model: any model
-        weights: the factor of each penalty, by its name in PENALTIES
+        factors: of each penalty in the loss, by its name in PENALTIES
         not_padding: for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]
 
     Attributes:
@@ -128,15 +128,15 @@ class RegularizedPass:
     """
 
     def __init__(
-        self, model: nn.Module, weights: Mapping[str, float], not_padding: dict[str, Tensor]
+        self, model: nn.Module, factors: Mapping[str, float], not_padding: dict[str, Tensor]
     ):
-        self.weights = weights
+        self.factors = factors
         # The queries of attention to an encoder are those of the decoder.
         self.query_masks: dict[MixheadAttention, Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, MixheadAttention):
                 self.query_masks[module] = not_padding[side_of_attention(name)]
-        self.values: dict[str, Tensor | float] = dict.fromkeys(weights, 0.0)
+        self.values: dict[str, Tensor | float] = dict.fromkeys(factors, 0.0)
 
         self.hooks: dict[MixheadAttention, RemovableHandle] = {}
         self.with_gradients = False
@@ -192,14 +192,14 @@ class RegularizedPass:
         not_padding = self.query_masks[attention]
         penalties = {}
         with without_autocast(not_padding.device):
-            for name in self.weights:
+            for name in self.factors:
                 if PENALTIES[name].acts_on(attention):
                     penalties[name] = PENALTIES[name].compute(attention, inputs, not_padding)
         return penalties
 
     def _attach(self, penalties: dict[str, Tensor], out: Tensor) -> Tensor:
         for name, penalty in penalties.items():
-            out = _AddAuxiliaryLoss.apply(out, penalty, self, self.weights[name])
+            out = _AddAuxiliaryLoss.apply(out, penalty, self, self.factors[name])
         return out
 
     def add_to(self, loss: Tensor, sample_size: int | Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class RegularizedPass:
         """
         self.sample_size = sample_size
         # Detached: this sum changes the number alone. The gradients come from _AddAuxiliaryLoss.
-        penalties = sum(weight * self.values[name] for name, weight in self.weights.items())
+        penalties = sum(factor * self.values[name] for name, factor in self.factors.items())
         loss = upcast(loss) + sample_size * penalties
         if loss.requires_grad:
             # The backward pass calls it first, before it comes to any attention.
@@ -235,10 +235,10 @@ class _AddAuxiliaryLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, out: Tensor, penalty: Tensor, regularized: RegularizedPass, weight: float
+        ctx: Any, out: Tensor, penalty: Tensor, regularized: RegularizedPass, factor: float
     ) -> Tensor:
         ctx.regularized = regularized
-        ctx.weight = weight
+        ctx.factor = factor
         ctx.dtype = penalty.dtype
         return out.view_as(out)  # a new tensor: autograd has no function for an unchanged input
 
@@ -249,5 +249,5 @@ class _AddAuxiliaryLoss(torch.autograd.Function):
             raise RuntimeError(
                 "the outputs of a regularized pass are differentiated without its loss"
             )
-        d_penalty = d_loss * ctx.regularized.sample_size * ctx.weight
+        d_penalty = d_loss * ctx.regularized.sample_size * ctx.factor
         return d_out, d_penalty.to(ctx.dtype), None, None
