@@ -34,7 +34,7 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
 
         record.py             Recorded: `signature` goes into checkpoints
         parts/assembly.py     Assembly: `add_parts`, `queries`, `keys`, `values`, `inputs_of`,
-                              `gated`
+                              `mix_and_gate_outputs`
         scripted.py           ScriptedAttention: `attend_by_definition`, `dropout_p`, `scale_values`
         parts/hooks.py        Hooked, a base of Assembly: `attend`, `register_attention_hook`
         cache.py              CachedAttention: `_keys_and_values`, `_fold_beams`, `_split_heads`
@@ -318,7 +318,7 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         # out [B, H', Nq, Dv], weights [B, H', Nq, Nk] or None
 
         out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H', Dv]
-        out = self.gated(out, query.transpose(0, 1))
+        out = self.mix_and_gate_outputs(out, query.transpose(0, 1))
         out = self.out_proj(out.transpose(0, 1).flatten(2))  # [Nq, B, embed_dim]
         if weights is None or not need_weights:  # TorchScript always computes them
             return out, None

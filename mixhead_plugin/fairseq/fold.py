@@ -15,7 +15,7 @@ from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.models.architectures import MODELS
 from mixhead_plugin.fairseq.options import FAMILIES, FLAGS, AttentionOptions
 from mixhead_plugin.fairseq.sites import side_of_attention
-from mixhead_plugin.parts import PARTS, Assembly, Variant, effective
+from mixhead_plugin.parts import PARTS, Assembly, Variant, first_part_with_effect
 
 PLUGIN_FLAGS = {*FLAGS, *(f"{name}_weight" for name in PENALTIES)}
 
@@ -181,7 +181,7 @@ def _fold_attention(
         assembly.feature_mixing.fold(tensors)
 
     # What feature mixing did is now in the projections. Any other part must do nothing.
-    left_over = effective({option: getattr(assembly, option) for option in PARTS})
+    left_over = first_part_with_effect({option: getattr(assembly, option) for option in PARTS})
     if left_over:
         _refuse(file, flags, left_over, f" of {name}")
 

@@ -246,7 +246,7 @@ class MixedAttention(Assembly):
             scale=self.head_dim**-0.5,
         )
         out, weights = self.attend(called, self.impl, need_weights)
-        out = self.gated(out.transpose(1, 2), x)  # [B, Nq, H', Dv]
+        out = self.mix_and_gate_outputs(out.transpose(1, 2), x)  # [B, Nq, H', Dv]
         out = self.out_proj(out.flatten(2))  # [B, Nq, embed_dim]
 
         if weights is not None:

@@ -18,7 +18,7 @@ model(x)
   UsesParts.inputs_of: what M, sinks and positions make of it     parts/assembly.py
   Hooked.attend: studies of heads may look and change it          parts/hooks.py
   ops.attention                                                   ops/api.py
-  UsesParts.gated: mixed features and gates                       parts/assembly.py
+  UsesParts.mix_and_gate_outputs: mixed features and gates        parts/assembly.py
 """
 
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.nn.attention import MixedAttention
-from mixhead_plugin.parts import PARTS, effective
+from mixhead_plugin.parts import PARTS, first_part_with_effect
 from mixhead_plugin.parts.parameters import PART_NAMES
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -277,4 +277,4 @@ def lost_without(mixed: MixedAttention) -> str:
     if mixed.value_head_dim != mixed.head_dim:
         return f"value_head_dim {mixed.value_head_dim}"
     parts = {option: getattr(mixed, option) for option in PARTS}
-    return effective({**parts, "relative_gain": mixed.relative_gain})
+    return first_part_with_effect({**parts, "relative_gain": mixed.relative_gain})

@@ -14,7 +14,7 @@ from mixhead_plugin.parts.parameters import (
     PART_NAMES,
     PARTS,
     cut,
-    effective,
+    first_part_with_effect,
     is_of_a_part,
     mixing_parameters,
     parameter_groups,

@@ -123,10 +123,15 @@ class UsesParts:
             scale=scale,
         )
 
-    def gated(self, out: Tensor, x: Tensor) -> Tensor:
-        """Return the outputs of heads, mixed and behind gates, [B, Nq, H', Dv].
+    def mix_and_gate_outputs(self, out: Tensor, x: Tensor) -> Tensor:
+        """Return the outputs of heads, mixed by `feature_mixing` and behind gates.
 
-        `x` is the query input, [B, Nq, C].
+        Args:
+            out: the outputs of mixed heads, [B, Nq, H', Dv]
+            x: the query input, [B, Nq, C]
+
+        Returns:
+            [B, Nq, H', Dv]
         """
         if self.feature_mixing is not None:
             out = self.feature_mixing(out, "output")

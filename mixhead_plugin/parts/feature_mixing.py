@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixhead_plugin.ops.normalizers import exporting
-from mixhead_plugin.parts.head_mixing import own_numbers
+from mixhead_plugin.parts.head_mixing import forked_rng
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 from mixhead_plugin.parts.plain_linear import is_plain
 
@@ -203,7 +203,7 @@ class OutputMixing(FeatureMixing):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        with torch.no_grad(), own_numbers():
+        with torch.no_grad(), forked_rng():
             self.left.copy_(torch.randn(self.left.shape, device="cpu") * self.left.size(0) ** -0.5)
             self.right.zero_()
 

@@ -35,7 +35,7 @@ class HeadMixing(Part):
 
 
 @contextmanager
-def own_numbers() -> Iterator[None]:
+def forked_rng() -> Iterator[None]:
     """Let parts draw random numbers that leave those of all other weights as they are.
 
     With a seed, the projections of a model with the part then start as those of the model without
@@ -56,7 +56,7 @@ def own_numbers() -> Iterator[None]:
 
 
 def _random_start(heads: int, mixed_heads: int) -> Tensor:
-    with own_numbers():
+    with forked_rng():
         # On the CPU also for other devices, so that a seed means the same M everywhere.
         return torch.randn(heads, mixed_heads, device="cpu") * heads**-0.5
 
@@ -76,7 +76,7 @@ MIXING_STARTS: dict[str, Callable[[int, int], Tensor]] = {
 }
 
 
-def _started(mixing_start: str, matrix: Tensor) -> Tensor:
+def _initial_matrix(mixing_start: str, matrix: Tensor) -> Tensor:
     """Return what M starts as, of the shape [H, H'] of `matrix`."""
     start = MIXING_STARTS[mixing_start]
     heads, mixed_heads = matrix.shape
@@ -99,7 +99,7 @@ class PositionIndependentMixing(HeadMixing):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.weight.copy_(_started(self.mixing_start, self.weight))
+            self.weight.copy_(_initial_matrix(self.mixing_start, self.weight))
 
     def identity(self) -> dict[str, Tensor]:
         return {"weight": torch.eye(*self.weight.shape)}
@@ -128,7 +128,7 @@ class PositionWiseMixing(HeadMixing):
     def reset_parameters(self) -> None:
         with torch.no_grad():
             self.query_weight.zero_()
-            self.bias.copy_(_started(self.mixing_start, self.bias))
+            self.bias.copy_(_initial_matrix(self.mixing_start, self.bias))
 
     def identity(self) -> dict[str, Tensor]:
         return {
@@ -172,7 +172,7 @@ class LowRankMixing(HeadMixing):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        with torch.no_grad(), own_numbers():
+        with torch.no_grad(), forked_rng():
             for weight in (self.hidden_weight, self.left_weight):
                 weight.copy_(torch.randn(weight.shape, device="cpu") * weight.size(0) ** -0.5)
             self.right_weight.zero_()
@@ -257,7 +257,7 @@ def _draw_columns(heads: int, mixed_heads: int) -> Tensor:
     """
     # A column sum near 0, within a tenth of its deviation, would make large entries.
     near_0 = 0.1 * heads**0.5
-    with own_numbers():
+    with forked_rng():
         # On the CPU: the loop looks at values, which the device `meta` does not have.
         matrix = torch.randn(heads, mixed_heads, dtype=torch.float64, device="cpu")
         small = matrix.sum(0).abs() < near_0

@@ -4,14 +4,14 @@ The doors of torch and of transformers share this. What a call goes through:
 
     query [B, H, Nq, D]    key, value [B, G, Nk, ...], one for several heads of queries
       |                      |
-      |                    _for_each_head      [B, H, Nk, ...]
+      |                    _repeat_kv          [B, H, Nk, ...]
       |                    _of_mixed_heads     values alone: [B, H', Nk, ...]
       |                      |
     inputs_of              what the parts make of a call: M, sink, relative positions
       |
     attend                 ops.attention, with hooks around it: [B, H', Nq, ...]
       |
-    gated                  [B, Nq, H', ...], with gates and mixed outputs
+    mix_and_gate_outputs   [B, Nq, H', ...], with mixed outputs and gates
 """
 
 from collections.abc import Iterable
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.parts.assembly import Assembly, UsesParts
-from mixhead_plugin.parts.head_mixing import own_numbers
+from mixhead_plugin.parts.head_mixing import forked_rng
 from mixhead_plugin.parts.hooks import Hooked
 from mixhead_plugin.parts.kinds import AttentionSizes
-from mixhead_plugin.parts.parameters import PARTS, effective
+from mixhead_plugin.parts.parameters import PARTS, first_part_with_effect
 from mixhead_plugin.parts.variant import Variant
 
 
@@ -84,8 +84,8 @@ class HostedAttention(Hooked):
         """
         parts = PartsInHost(host, self.variant.normalizer)
         # Every head of queries gets keys and values of its own, because each head mixes in its way.
-        key = _for_each_head(key, query.size(1))
-        value = self._of_mixed_heads(_for_each_head(value, query.size(1)))
+        key = _repeat_kv(key, query.size(1))
+        value = self._of_mixed_heads(_repeat_kv(value, query.size(1)))
 
         # What mixings and gates read, `projected` and `x`, is not what attends: the host may have
         # rotated the queries since.
@@ -93,7 +93,7 @@ class HostedAttention(Hooked):
         if sink is not None:
             inputs = inputs._replace(sink=sink)
         outputs, weights = self.attend(inputs, self.variant.impl, need_weights)
-        return parts.gated(outputs.transpose(1, 2), x), weights
+        return parts.mix_and_gate_outputs(outputs.transpose(1, 2), x), weights
 
     @property
     def heads_per_mixed(self) -> int:
@@ -120,10 +120,12 @@ class HostedAttention(Hooked):
         """
         if self.variant.normalizer != "softmax":
             return f"normalizer {self.variant.normalizer}"
-        return effective({option: getattr(host, option) for option in PARTS if option != but})
+        return first_part_with_effect(
+            {option: getattr(host, option) for option in PARTS if option != but}
+        )
 
 
-def _for_each_head(shared: Tensor, heads: int) -> Tensor:
+def _repeat_kv(shared: Tensor, heads: int) -> Tensor:
     """Return keys or values [B, H, Nk, ...] from those that heads share, [B, G, Nk, ...]."""
     if shared.size(1) == heads:
         return shared
@@ -139,7 +141,7 @@ def place_parts(attentions: Iterable[tuple[nn.Module, HostedAttention, Tensor]])
         attentions: for each, its host, the attention, and a tensor with the device and the type of
             floats that its parts get
     """
-    with own_numbers():
+    with forked_rng():
         for host, attention, like in attentions:
             assembly = Assembly()
             assembly.add_parts(attention.variant, attention.sizes)

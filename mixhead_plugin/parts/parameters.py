@@ -87,7 +87,7 @@ def parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-def effective(parts: Mapping[str, nn.Module | None]) -> str:
+def first_part_with_effect(parts: Mapping[str, nn.Module | None]) -> str:
     """Return the name of the first part without which an attention would compute something else.
 
     It is an empty string if there is none.

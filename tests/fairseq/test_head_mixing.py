@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mixhead_plugin.ops import LowRank
-from mixhead_plugin.parts import PARTS, Assembly, AttentionSizes, Variant, effective
+from mixhead_plugin.parts import PARTS, Assembly, AttentionSizes, Variant, first_part_with_effect
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, MIXING_STARTS
 
 H, D, C = 6, 4, 7
@@ -120,9 +120,9 @@ def test_a_part_leaves_the_random_numbers_of_everything_else(asked, monkeypatch)
 
 def test_a_mixing_that_float32_would_take_for_the_identity_has_an_effect():
     mixing = build("position-independent").double()
-    assert effective({"head_mixing": mixing}) == ""
+    assert first_part_with_effect({"head_mixing": mixing}) == ""
     mixing.weight.data[0, 0] += 1e-8
-    assert effective({"head_mixing": mixing}) == "head_mixing"
+    assert first_part_with_effect({"head_mixing": mixing}) == "head_mixing"
 
 
 # ---- --mixing-start ----------------------------------------------------------------------------

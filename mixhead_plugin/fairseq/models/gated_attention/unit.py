@@ -127,7 +127,7 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Do nothing; fairseq's encoder calls this on each of its layers."""
 
-    def updated(
+    def forward_unit(
         self,
         x: Tensor,
         attn_mask: Tensor | None,
@@ -247,7 +247,7 @@ class GatedEncoderLayer(GatedAttentionUnit):
 
     def forward(self, x: Tensor, encoder_padding_mask: Tensor | None) -> Tensor:
         """Return [N, B, d] for x [N, B, d] and a padding mask [B, N] or None."""
-        return self.updated(x, None, encoder_padding_mask, None)
+        return self.forward_unit(x, None, encoder_padding_mask, None)
 
 
 class GatedDecoderLayer(GatedAttentionUnit):
@@ -275,5 +275,5 @@ class GatedDecoderLayer(GatedAttentionUnit):
         fairseq's decoder layer returns the weights of encoder-decoder attention there, which this
         one does not have.
         """
-        out = self.updated(x, self_attn_mask, self_attn_padding_mask, incremental_state)
+        out = self.forward_unit(x, self_attn_mask, self_attn_padding_mask, incremental_state)
         return out, None, None
