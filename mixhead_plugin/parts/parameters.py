@@ -70,7 +70,8 @@ def parameter_groups(
     Args:
         model: any model
         weight_decay: of the matrices; vectors and `mixing_parameters` do not decay
-        mixing_lr: the learning rate of `mixing_parameters`; None for that of the optimizer
+        mixing_lr: the learning rate of all `mixing_parameters`, not of mixings alone as with
+            --mixing-lr-scale; None for that of the optimizer
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     mixing = [trained.pop(name) for name in mixing_parameters(model) if name in trained]

@@ -6,6 +6,7 @@ import torch
 from mixhead_plugin.ops import LowRank
 from mixhead_plugin.parts import PARTS, Assembly, AttentionSizes, Variant, first_part_with_effect
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, MIXING_STARTS
+from mixhead_plugin.parts.kinds import Part
 
 H, D, C = 6, 4, 7
 SHAPES = {"query": (2, H, 3, D), "input": (2, 3, C)}
@@ -41,6 +42,9 @@ def test_the_table_says_what_a_part_has(option):
             for dim, side, size_of_head in axes:
                 size = {"source": H, "mixed": mixed}[side] * (D if size_of_head else 1)
                 assert module.state_dict()[parameter].shape[dim] == size, value
+        if kind.trained:
+            starts_plain = isinstance(module, Part) and module.identity() != {}
+            assert kind.loads_without == starts_plain, value
 
 
 @built
