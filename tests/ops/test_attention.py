@@ -181,8 +181,11 @@ def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_dtype(
 ):
     options = {"normalizer": normalizer, "causal": True, "key_padding_mask": calls.hole()}
     shares = defaultdict(list)
-    # in one draw the formula may be exact by luck; of halves it does not overflow
-    for _ in range(5):
+    # In one draw the formula may be exact by luck. Then the median of five draws decides.
+    for draw in range(5):
+        if draw == 1 and max(map(max, shares.values())) <= 1:
+            break
+        # of halves the formula does not overflow
         low = {
             name: t.div(2).to(dtype)
             for name, t in tensors(mixing, distances, normalizer=normalizer).items()
@@ -253,7 +256,7 @@ def random_calls(draw):
     return found, options, block
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [25, pytest.param(2000, marks=pytest.mark.slow)])
 def test_random_calls_are_the_definition(examples):
     @hypothesis.settings(
         max_examples=examples,

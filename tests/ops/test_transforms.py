@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from mixhead_plugin.ops import LowRank, attention
 from mixhead_plugin.ops.transforms import transformations, while_traced
-from tests.covering import covering
+from tests.covering import covering, each_once, first_of
 from tests.ops import definitions
 
 NQ, NK, D = 5, 6, 4
@@ -119,11 +119,11 @@ IMPLS = {
     "auto, mixed": ("auto", "factors"),
     "auto, plain": ("auto", "none"),  # torch's own kernel
 }
-WAYS = {
-    "eager": lambda make, attend: make(attend),
-    # compiled whole, and compiled inside
-    "compiled": lambda make, attend: torch.compile(make(attend), backend="aot_eager"),
-    "of compiled": lambda make, attend: make(torch.compile(attend, backend="aot_eager")),
+COMPILED = {
+    "compiled whole": lambda make, attend: torch.compile(make(attend), backend="aot_eager"),
+    "of a compiled attention": lambda make, attend: make(
+        torch.compile(attend, backend="aot_eager")
+    ),
 }
 
 
@@ -150,16 +150,26 @@ def queries():
     return torch.randn(2, 2, NQ, D)
 
 
-@covering(way=WAYS, impl=IMPLS, what=TRANSFORMATIONS)
+@covering(impl=IMPLS, what=TRANSFORMATIONS)
+def test_a_transformation_is_right_or_refused_in_words_that_name_the_implementation(impl, what):
+    make, _ = TRANSFORMATIONS[what]
+    must_be_right_or_refused(make(call(*IMPLS[impl], torch.float32)), impl, what)
+
+
+# Few cases, because compiling takes long.
+@each_once(way=COMPILED, impl=IMPLS, what=TRANSFORMATIONS)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of the compiler, about its own tracing
-def test_a_transformation_is_right_or_refused_in_words_that_name_the_implementation(
-    way, impl, what
-):
+def test_a_compiled_transformation_likewise(way, impl, what):
     torch._dynamo.reset()
+    make, _ = TRANSFORMATIONS[what]
+    run = COMPILED[way](make, call(*IMPLS[impl], torch.float32))
+    must_be_right_or_refused(run, impl, what)
+
+
+def must_be_right_or_refused(run, impl, what):
     make, refusal = TRANSFORMATIONS[what]
     name, mixed_by = IMPLS[impl]
     query = queries()
-    run = WAYS[way](make, call(name, mixed_by, torch.float32))
     if name == "blockwise" and refusal:
         with pytest.raises(NotImplementedError) as error:
             run(query)
@@ -190,7 +200,7 @@ def test_a_transformation_that_is_exported_likewise(what, impl):
     torch.testing.assert_close(exported(query), run(query))
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+@first_of(impl=["blockwise, factors", "auto, plain", "auto, mixed", "blockwise", "reference"])
 def test_a_compiled_program_takes_lengths_that_change(impl):
     torch._dynamo.reset()
     name, mixed_by = IMPLS[impl]
