@@ -11,7 +11,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
-from mixhead_plugin.ops import IMPLEMENTATIONS
+from mixhead_plugin.ops import IMPLEMENTATIONS, api
 from mixhead_plugin.parts import Variant
 from tests.covering import covering, each_once
 from tests.fairseq.definition import (
@@ -133,12 +133,29 @@ def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mi
     torch.testing.assert_close(averaged, weights.mean(0))
     parameters = list(module.parameters())
     wanted = torch.autograd.grad(expected.square().sum(), parameters)
-    for impl in [name for name in IMPLEMENTATIONS if name != "triton"]:
-        module.impl = impl
-        out, nothing = module(query, key, key, need_weights=False, **masks)
-        assert nothing is None
-        torch.testing.assert_close(out, expected)
-        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), parameters), wanted)
+    out, nothing = module(query, key, key, need_weights=False, **masks)
+    assert nothing is None
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), parameters), wanted)
+
+
+# That all give the same, tests of the ops prove.
+@pytest.mark.parametrize("impl", [name for name in IMPLEMENTATIONS if name != "triton"])
+def test_a_module_computes_with_its_implementation(impl, monkeypatch):
+    def run(*args, **settings):
+        raise Reached
+
+    implementation = api.IMPLEMENTATIONS[impl]._replace(run=run)
+    monkeypatch.setitem(api.IMPLEMENTATIONS, impl, implementation)
+    module = build(mixing="position-wise")
+    module.impl = impl
+    x, *_ = inputs()
+    with pytest.raises(Reached):
+        module(x, x, x, need_weights=False)
+
+
+class Reached(Exception):
+    """An implementation was called."""
 
 
 @each_once(
@@ -223,7 +240,7 @@ def test_autocast_does_not_lower_the_precision_of_the_weights():
 # ---- step-by-step decoding ---------------------------------------------------------------------
 
 
-@covering(normalizer=SOME_NORMALIZERS, mixing=COMBINATIONS, kind=ATTENTIONS)
+@each_once(normalizer=SOME_NORMALIZERS, mixing=COMBINATIONS, kind=ATTENTIONS)
 def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mixing, kind):
     module = build(kind, mixing, normalizer).double()
     x, key, masks = inputs(kind, dtype=torch.float64)

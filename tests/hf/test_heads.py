@@ -10,7 +10,7 @@ import torch
 from mixhead_plugin.heads.choosing import choose
 from mixhead_plugin.hf.studied_attention import attentions_of
 from tests.covering import each_once
-from tests.hf.models import GROUPED, HEADS, MODELS, build, hf, whole
+from tests.hf.models import FEW, GENERATING, GROUPED, HEADS, MODELS, build, hf, whole
 
 VARIANTS = [
     {"head_mixing": "position-wise", "attention_sink": "zero"},
@@ -58,52 +58,87 @@ def projections_cut(grouped, mixes):
     return queries + keys + values + outputs
 
 
+# Heads that can be cut from every model. Where heads share keys, these are whole groups.
+FIRST_CUT = [0, 1]
+LAST_CUT = [2, 3]
+
+
+def ends(model):
+    """Return the names of the first and the last attention."""
+    names = [attention.name for attention in attentions_of(model)]
+    return names[0], names[-1]
+
+
+def silenced_copy(model, first_heads):
+    """Return a copy without some heads of the first attention and LAST_CUT of the last one."""
+    first, last = ends(model)
+    silenced = copy.deepcopy(model)
+    zero(silenced, first, first_heads)
+    zero(silenced, last, LAST_CUT)
+    return silenced
+
+
 @each_once(name=MODELS, variant=VARIANTS)
-def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablated(
-    name, variant, tmp_path
-):
+def test_an_ablated_head_is_one_whose_output_is_not_read(name, variant):
     model, inputs = build(name, **variant)
     inputs = whole(model, inputs)
     before = model(**inputs).logits
-    names = [attention.name for attention in attentions_of(model)]
-    first = names[0]
-    last = names[-1]
+    _, last = ends(model)
+    silenced = silenced_copy(model, [0, 2])
+    with hf.ablate(model, {0: [0, 2], last: (2, 3, 2)}):
+        torch.testing.assert_close(model(**inputs).logits, silenced(**inputs).logits)
+    assert torch.equal(model(**inputs).logits, before)
+
+
+@each_once(name=MODELS, variant=VARIANTS)
+def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablated(name, variant):
+    model, inputs = build(name, **variant)
+    inputs = whole(model, inputs)
+    first, last = ends(model)
 
     # Heads that share keys go together. Others go one by one: head 2 is number 1 after 0 is gone.
     grouped = name.startswith(tuple(GROUPED))
     if grouped:
-        heads = [0, 1]
-        steps = [[0, 1]]
+        silenced = silenced_copy(model, FIRST_CUT)
+        steps = [FIRST_CUT]
     else:
-        heads = [0, 2]
+        silenced = silenced_copy(model, [0, 2])
         steps = [[0], [1]]
-
-    silenced = copy.deepcopy(model)
-    zero(silenced, first, heads)
-    zero(silenced, last, [2, 3])
-    with hf.ablate(model, {0: heads, last: (2, 3, 2)}):
-        torch.testing.assert_close(model(**inputs).logits, silenced(**inputs).logits)
-    assert torch.equal(model(**inputs).logits, before)
 
     size = count(model)
     for some in steps:
         hf.prune(model, {0: iter(some)})  # which can be read once
-    hf.prune(model.requires_grad_(False), {last: [2, 3]})
+    hf.prune(model.requires_grad_(False), {last: LAST_CUT})
     assert not any(parameter.requires_grad for parameter in model.parameters())
     mixes = variant.get("head_mixing", "none") != "none"
     half = output(silenced, first).weight.numel() / 2
     assert size - count(model) >= 2 * projections_cut(grouped, mixes) * half
+    torch.testing.assert_close(model(**inputs).logits, silenced(**inputs).logits)
 
+
+@each_once(name=FEW, variant=VARIANTS)
+def test_a_pruned_model_is_copied_and_loaded_as_it_is(name, variant, tmp_path):
+    model, inputs = build(name, **variant)
+    inputs = whole(model, inputs)
+    _, last = ends(model)
+    hf.prune(model, {0: FIRST_CUT, last: LAST_CUT})
+    expected = model(**inputs).logits
     model.save_pretrained(tmp_path)
-    for pruned in (model, copy.deepcopy(model), hf.load(tmp_path)):
-        torch.testing.assert_close(pruned(**inputs).logits, silenced(**inputs).logits)
-    assert len(hf.attentions(pruned, inputs)) == len(names)
+    loaded = hf.load(tmp_path)
+    torch.testing.assert_close(loaded(**inputs).logits, expected)
+    torch.testing.assert_close(copy.deepcopy(model)(**inputs).logits, expected)
+    assert len(hf.attentions(loaded, inputs)) == len(attentions_of(model))
     with pytest.raises(ValueError, match=r"hf\.load"):
         type(model).from_pretrained(tmp_path)
 
-    if model.can_generate() and "input_ids" in inputs:
-        prompt = {"input_ids": inputs["input_ids"], "max_new_tokens": 3, "do_sample": False}
-        assert torch.equal(pruned.generate(**prompt), pruned.generate(**prompt, use_cache=False))
+
+@each_once(name=[name for name in FEW if name in GENERATING], variant=VARIANTS)
+def test_a_pruned_model_generates_with_a_cache_what_it_does_without(name, variant):
+    model, inputs = build(name, **variant)
+    _, last = ends(model)
+    hf.prune(model, {0: FIRST_CUT, last: LAST_CUT})
+    prompt = {"input_ids": inputs["input_ids"], "max_new_tokens": 3, "do_sample": False}
+    assert torch.equal(model.generate(**prompt), model.generate(**prompt, use_cache=False))
 
 
 # ---- what is no head, or cannot be cut ---------------------------------------------------------

@@ -44,6 +44,12 @@ def test_without_cases_all_run_that_the_device_can_run():
     assert set(benchmark.parse(["--device", "cuda"]).cases) == on_gpu
 
 
+@pytest.fixture(scope="module")
+def without_dropout():
+    """Return the rows of the core without dropout."""
+    return rows("core", "--without", *SLOW, "--dropout", "0")
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype, capsys):
     found = rows("core", "--dtype", dtype, "--without", *SLOW)
@@ -64,12 +70,8 @@ def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype,
     assert "auto: Mixhead B" in capsys.readouterr().out
 
 
-def test_checkpointing_stands_beside_the_loop_that_it_changes():
-    found = {
-        row["name"]: row
-        for row in rows("core", "--without", *SLOW, "--dropout", "0")
-        if row["case"] == "core"
-    }
+def test_checkpointing_stands_beside_the_loop_that_it_changes(without_dropout):
+    found = {row["name"]: row for row in without_dropout if row["case"] == "core"}
     assert {name for name, row in found.items() if "ms_checkpointed" in row} == {
         f"loop {block}: Mixhead {mixing}" for block in (64, 128, 256) for mixing in "AB"
     }
@@ -83,9 +85,8 @@ def test_the_factors_of_a_mixing_stand_beside_its_matrix():
     }
 
 
-def test_the_forward_pass_is_timed_alone():
-    found = rows("core", "--without", *SLOW, "--dropout", "0")
-    alone = {row["name"] for row in found if row["case"] == "core, forward pass alone"}
+def test_the_forward_pass_is_timed_alone(without_dropout):
+    alone = {row["name"] for row in without_dropout if row["case"] == "core, forward pass alone"}
     assert alone >= {
         "is_causal: softmax",
         "auto: Mixhead A",

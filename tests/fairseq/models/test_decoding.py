@@ -11,8 +11,13 @@ from mixhead_plugin.fairseq.options import SCOPES
 from tests.fairseq.models.cases import ENTRIES, POSITIONS, SCOPED, attentions, shown, step_by_step
 from tests.helpers import build, dictionary, shake, tokens
 
+# tests/fairseq/test_attention.py has every entry of the tables, a module at a time.
+CHOSEN = [*SCOPED, *POSITIONS, {"head_mixing": "position-wise"}]
+CHOSEN.append({"attention_sink": "learned", "attention_gate": "head", "feature_mixing": "shared"})
+OTHERS = [pytest.param(flags, marks=pytest.mark.slow) for flags in ENTRIES if flags not in CHOSEN]
 
-@pytest.mark.parametrize("flags", ENTRIES, ids=shown)
+
+@pytest.mark.parametrize("flags", [*CHOSEN, *OTHERS], ids=shown)
 def test_translation_by_steps_is_the_full_pass_also_with_reordered_hypotheses(flags):
     model = shake(build("mixhead_transformer", **{"head_dim": 4, **flags})).double().eval()
     source = tokens(padded=True)

@@ -20,7 +20,8 @@ from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.repairs.binarized_data import check
-from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, refusal
+from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING
+from tests.helpers import run_here
 
 LENGTHS = 26  # bytes of an .idx before the lengths of its sentences
 
@@ -148,8 +149,8 @@ def test_every_command_calls_the_check(reader, translation_data, text_data, requ
             "translation_checkpoint" if reader == "generate" else "text_checkpoint"
         )
         words = [f"fairseq-{reader}", data, *USE, "--path", checkpoint]
-    line = refusal(*words)
-    assert f": error: {data / prefix}." in line, line
+    with pytest.raises(OptionError, match=f"^{re.escape(str(data / prefix))}[.]"):
+        run_here(*words)
     assert not list(tmp_path.glob("save/*.pt"))
 
 

@@ -106,11 +106,11 @@ print(MixedAttention(4, 2, head_mixing="position-wise")(*torch.randn(3, 1, 3, 4)
     assert result.stdout == "torch.Size([1, 3, 4])\n", result.stderr
 
 
-@pytest.mark.parametrize("command", ["fairseq-train", "fairseq-hydra-train", "a program"])
+@pytest.mark.parametrize("command", ["fairseq-train", "a program"])
 def test_a_training_registers_and_repairs(command, text_data, tmp_path):
     """A user's file `dummy` in --save-dir shows the repair.
 
-    --user-dir is `common.user_dir` for Hydra.
+    tests/test_commands.py does so with fairseq-hydra-train.
     """
     save = tmp_path / "save"
     save.mkdir()
@@ -128,28 +128,6 @@ def test_a_training_registers_and_repairs(command, text_data, tmp_path):
         train = f"sys.argv = {words}\nfrom fairseq_cli.train import cli_main\ncli_main()\n"
         (tmp_path / "program.py").write_text(STEPS["alone"] + train)
         arguments = [tmp_path / "program.py"]
-    elif command == "fairseq-hydra-train":
-        arguments = [
-            command,
-            f"common.user_dir={PLUGIN}",
-            f"task.data={text_data}",
-            f"checkpoint.save_dir={save}",
-        ]
-        arguments += [
-            "task=language_modeling",
-            "task.tokens_per_sample=16",
-            "criterion=cross_entropy",
-        ]
-        arguments += [
-            "lr_scheduler=fixed",
-            "optimization.lr=[0.01]",
-            "optimization.max_update=1",
-            "optimizer=adam",
-        ]
-        arguments += ["common.cpu=true", "dataset.max_tokens=400", "dataset.num_workers=0"]
-        arguments += ["dataset.disable_validation=true", f"hydra.run.dir={tmp_path}/out"]
-        arguments += ["+model._name=mixhead_transformer_lm"]
-        arguments += [f"+model.{flag.removeprefix('--').replace('-', '_')}" for flag in LM_SIZES]
     OTHERS.run(*arguments)  # it has not imported the plugin
     assert (save / "checkpoint_last.pt").is_file() and (save / "dummy").read_text() == "the user's"
 

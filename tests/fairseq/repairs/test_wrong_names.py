@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
 from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, free_port, refusal
+from tests.helpers import run_here
 from tests.robustness.test_faults import SPAWN
 
 
@@ -106,7 +107,9 @@ def test_a_checkpoint_of_another_training_is_one_line(
         f"--restore-file={translation_checkpoint}",
         "--max-update=2",
     ]
-    assert f"error: {translation_checkpoint}: {line}" in refusal(*command, *restored, *flags)
+    with pytest.raises(OptionError) as error:
+        run_here(*command, *restored, *flags)
+    assert str(error.value).startswith(f"{translation_checkpoint}: {line}")
 
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
