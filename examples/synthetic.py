@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from common.errors import reason_of
 from torch import Tensor, nn
 
 from mixhead_plugin.nn import MixedAttention, parameter_groups
@@ -275,8 +276,9 @@ def write(content: dict[str, Any], unfinished: Path, file: Path) -> None:
         unfinished.replace(file)
     # torch's own writer raises a RuntimeError, as on a full disk
     except (OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        sys.exit(f"train: error: SAVE={file.parent}: the model cannot be written ({reason})")
+        sys.exit(
+            f"train: error: SAVE={file.parent}: the model cannot be written ({reason_of(error)})"
+        )
 
 
 def load(task: Task) -> tuple[Setting, nn.Module]:

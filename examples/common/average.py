@@ -3,7 +3,9 @@
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
+from common import checkpoints
 from common.archives import complete
 from common.errors import failing
 
@@ -19,14 +21,14 @@ def last_checkpoints(folder: Path, number: int) -> list[Path]:
     kinds = {"epochs": r"checkpoint(\d+)\.pt", "updates": r"checkpoint_\d+_(\d+)\.pt"}
     there = []
     for kind, pattern in kinds.items():
-        found = {}
+        numbered = {}
         for path in folder.glob("checkpoint*.pt"):
             match = re.fullmatch(pattern, path.name)
             if match:
-                found[int(match[1])] = path
-        if len(found) >= number:
-            return [found[key] for key in sorted(found)[-number:]]
-        there.append(f"{len(found)} of {kind}")
+                numbered[int(match[1])] = path
+        if len(numbered) >= number:
+            return [numbered[key] for key in sorted(numbered)[-number:]]
+        there.append(f"{len(numbered)} of {kind}")
     fail(
         f"AVERAGE={number}: {folder} has {' and '.join(there)}; {number} checkpoints of one kind "
         "are needed"
@@ -40,25 +42,11 @@ def average(paths: list[Path], target: Path) -> None:
     """
     import torch  # takes seconds; wrong arguments are refused before
 
-    import mixhead_plugin
-    from mixhead_plugin.errors import OptionError
-    from mixhead_plugin.fairseq.repairs.checkpoint_files import check_state
-    from mixhead_plugin.fairseq.repairs.checksums import check_records
-
-    mixhead_plugin.register()  # lets torch's safe loader read fairseq's checkpoints
-
+    last: dict[str, Any] = {}
     sums: dict[str, torch.Tensor] = {}
     for path in paths:
-        try:
-            check_records(path)
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            check_state(str(path), state)
-        except OptionError as error:
-            fail(str(error))
-        except Exception as error:  # a file that is no checkpoint fails in any way
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            fail(f"{path}: is no checkpoint of fairseq-train ({reason})")
-        model = state["model"]
+        last = checkpoints.read(path, fail)
+        model = last["model"]
         if sums and model.keys() != sums.keys():
             fail(
                 f"{path}: holds another model than {paths[0].name}: "
@@ -78,12 +66,13 @@ def average(paths: list[Path], target: Path) -> None:
                 sums[name] = tensor.double()
             else:
                 sums[name] = sums[name] + tensor.double()
+
     for name, total in sums.items():
         if total.is_floating_point():
-            sums[name] = (total / len(paths)).to(state["model"][name].dtype)
-    state["model"].update(sums)  # keeps the record of flags
-    state.pop("last_optimizer_state", None)  # of the last checkpoint, not of the average
-    torch.save(state, target)
+            sums[name] = (total / len(paths)).to(last["model"][name].dtype)
+    last["model"].update(sums)  # keeps the record of flags
+    last.pop("last_optimizer_state", None)  # it does not belong to the average
+    torch.save(last, target)
 
 
 def main() -> None:

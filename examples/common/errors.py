@@ -21,6 +21,12 @@ def failing(program: str) -> Callable[[str], NoReturn]:
     return fail
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error's text, or its kind if it has none."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def close_bars() -> None:
     """Close the bars of tqdm, so that the error begins a new line."""
     if "tqdm" in sys.modules:

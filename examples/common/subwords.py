@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import sentencepiece
 from common.archives import complete, fail
+from common.errors import reason_of
 from common.prepare import ending_at_once
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
@@ -47,7 +48,7 @@ def learn_pieces(sentences: Iterable[str], path: Path, size: int) -> None:
                 minloglevel=2,
             )
     except RuntimeError as error:
-        reason = re.sub(r"^.*\] ", "", str(error).splitlines()[0])
+        reason = re.sub(r"^.*\] ", "", reason_of(error))
         fail(
             f"--vocabulary {size}: sentencepiece cannot learn so many pieces from this text "
             f"({reason.rstrip('. ')})"

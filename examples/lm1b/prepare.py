@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.archives import Archive, check_counts, complete, fail, note, obtain, remove, unpack
+from common.errors import reason_of
 from common.prepare import (
     data_folder,
     ending_at_once,
@@ -271,7 +272,7 @@ def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> byte
     except RuntimeError as error:
         fail(
             f"--subwords {size}: sentencepiece cannot learn as many from this text "
-            f"({str(error).splitlines()[0]})"
+            f"({reason_of(error)})"
         )
     return model.getvalue()
 

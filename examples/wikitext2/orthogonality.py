@@ -7,10 +7,10 @@ attention that mixes features has more such matrices, and their distances are ad
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
+from common.errors import failing
 from fairseq import checkpoint_utils
 from tqdm import tqdm
 
@@ -18,6 +18,8 @@ import mixhead_plugin
 from mixhead_plugin.fairseq.criterions.penalties import RegularizedPass, count_attentions
 
 mixhead_plugin.register()
+
+fail = failing("orthogonality")
 
 
 def distance(checkpoint: Path, data: Path) -> float:
@@ -29,7 +31,7 @@ def distance(checkpoint: Path, data: Path) -> float:
     model.eval()
     attentions = count_attentions(model, ["orthogonal"])["orthogonal"]
     if attentions == 0:
-        sys.exit(f"orthogonality: error: {checkpoint}: has no trained mixing of heads or features")
+        fail(f"{checkpoint}: has no trained mixing of heads or features")
     task.load_dataset("valid")
     epochs = task.get_batch_iterator(task.dataset("valid"), max_sentences=16)
     batches = epochs.next_epoch_itr(shuffle=False)
@@ -59,13 +61,10 @@ def main() -> None:
     parser.add_argument("checkpoints", type=Path, nargs="+")
     arguments = parser.parse_args()
     if not (arguments.data / "dict.txt").is_file():
-        sys.exit(
-            f"orthogonality: error: {arguments.data}: has no dict.txt; must be a folder of "
-            "prepare.sh"
-        )
+        fail(f"{arguments.data}: has no dict.txt; must be a folder of prepare.sh")
     for checkpoint in arguments.checkpoints:
         if not checkpoint.is_file():
-            sys.exit(f"orthogonality: error: {checkpoint}: no such file")
+            fail(f"{checkpoint}: no such file")
         print(f"{checkpoint}\t{distance(checkpoint, arguments.data):.6f}", flush=True)
 
 

@@ -16,7 +16,7 @@ import numpy
 import torch
 from bert.glue.metrics import measure
 from bert.glue.tasks import HIGHEST, TASKS, Task
-from common.errors import failing
+from common.errors import failing, reason_of
 from common.prepare import SETTINGS
 from fairseq import checkpoint_utils, options, utils
 from tqdm import tqdm
@@ -44,17 +44,18 @@ def read_checkpoint(args: Namespace, classes: int) -> dict[str, Any]:
     try:
         overrides = {"data": args.data, **ast.literal_eval(args.model_overrides)}
         state = checkpoint_utils.load_checkpoint_to_cpu(args.path, overrides)
-        found = state["cfg"].task.get("num_classes")
+        own_classes = state["cfg"].task.get("num_classes")
     except OptionError as error:  # names the file, or what nothing reads in --model-overrides
         fail(str(error))
     except (RuntimeError, LookupError, AttributeError) as error:
-        fail(
-            f"--path {args.path}: is no checkpoint of fairseq-train ({str(error).splitlines()[0]})"
-        )
-    if found is None:
+        fail(f"--path {args.path}: is no checkpoint of fairseq-train ({reason_of(error)})")
+    if own_classes is None:
         fail(f"--path {args.path}: has no classes; must be of examples/bert/glue/train.sh")
-    if found != classes:
-        fail(f"--path {args.path}: has {found} classes, not {classes}; it is of another VARIANT")
+    if own_classes != classes:
+        fail(
+            f"--path {args.path}: has {own_classes} classes, not {classes}; it is of another "
+            "VARIANT"
+        )
     return state
 
 

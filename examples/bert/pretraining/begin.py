@@ -12,6 +12,7 @@ from filecmp import cmp
 from pathlib import Path
 from shutil import copyfile
 
+from common import checkpoints
 from common.errors import failing
 
 PIECES = ("dict.txt", "vocab.txt")
@@ -45,22 +46,12 @@ def check_first_phase(checkpoint: Path, early: bool) -> None:
             f"VARIANT=512: there is no {checkpoint} to begin with; run the first phase "
             "(VARIANT=128) with this SAVE"
         )
-    import bert
-    import torch
-
-    from mixhead_plugin.fairseq.repairs.checksums import check_records
-
-    bert.register()  # lets torch's safe loader read fairseq's checkpoints
+    state = checkpoints.read(checkpoint, fail)
     try:
-        check_records(checkpoint)
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         updates = int(state["optimizer_history"][-1]["num_updates"])
         wanted = int(state["cfg"]["optimization"]["max_update"])
-    except Exception as error:  # a file that is no checkpoint fails in any way
-        fail(
-            f"{checkpoint}: is no checkpoint of fairseq-train "
-            f"({(str(error) or repr(error)).splitlines()[0]})"
-        )
+    except (LookupError, TypeError, ValueError):
+        fail(f"{checkpoint}: does not say its updates; must be a checkpoint of fairseq-train")
     if updates < wanted and not early:
         fail(
             f"VARIANT=512: {checkpoint} is of update {updates:,} of {wanted:,}; EARLY=1 begins "
