@@ -335,7 +335,8 @@ def evaluate_saved(task: Task, which: str, last: str | None) -> None:
     for name, value in metrics.items():
         if not math.isfinite(value):
             sys.exit(f"evaluate: error: the {name} is {value}, which is no finite number")
-    for name in sorted(metrics, key=lambda name: name == last):
+    others = [name for name in metrics if name != last]
+    for name in (*others, last):
         print(f"{name} = {metrics[name]:.6f}")
 
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 if find_spec("mixhead_plugin") is None:
+    # behind all others, because fairseq loads this package into a user's program
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 import mixhead_plugin

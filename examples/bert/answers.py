@@ -70,11 +70,11 @@ def spans_of(sample: dict[str, Any], logits: Tensor, number: int, longest: int) 
     starts = sample["places"][rows, first, 0]  # [B, K]
     ends = sample["places"][rows, last, 1]  # [B, K]
 
-    found = []
+    of_windows = []
     for row in zip(starts.tolist(), ends.tolist(), scores.tolist()):
         spans = [Span(start, end, score) for start, end, score in zip(*row)]
-        found.append([span for span in spans if span.score > -math.inf])
-    return found
+        of_windows.append([span for span in spans if span.score > -math.inf])
+    return of_windows
 
 
 class NBestFile:
@@ -91,8 +91,8 @@ class NBestFile:
     def write(self, sample: dict[str, Any], spans: Iterable[list[Span]]) -> None:
         """Append the spans of a batch, as `spans_of` returns them."""
         with self.path.open("a", encoding="utf-8") as file:
-            for name, window, found in zip(sample["question_ids"], sample["windows"], spans):
-                file.write(json.dumps({"id": name, "window": window, "spans": found}) + "\n")
+            for name, window, best in zip(sample["question_ids"], sample["windows"], spans):
+                file.write(json.dumps({"id": name, "window": window, "spans": best}) + "\n")
 
 
 def read_spans(path: str | Path, questions: Iterable[Question]) -> dict[str, list[Span]]:
@@ -120,7 +120,7 @@ def read_spans(path: str | Path, questions: Iterable[Question]) -> dict[str, lis
             f"{path}: lacks windows of {len(partly):,} questions; give "
             "--required-batch-size-multiple 1, or fairseq leaves out the last windows"
         )
-    return {name: list(chain.from_iterable(found.values())) for name, found in windows.items()}
+    return {name: list(chain.from_iterable(spans.values())) for name, spans in windows.items()}
 
 
 def _lines(path: str | Path) -> Iterator[tuple[str, int, int, list[Span]]]:
@@ -143,12 +143,12 @@ def n_best(spans: Iterable[Span], context: str, number: int) -> list[dict[str, A
 
     Each text occurs once, with its best span. Without spans there is one answer, and it is empty.
     """
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for span in sorted(spans, key=lambda span: -span.score):
-        found.setdefault(context[span.start : span.end], span.score)
-    if not found:
-        found[""] = -math.inf
-    best = list(found.items())[:number]
+        scores.setdefault(context[span.start : span.end], span.score)
+    if not scores:
+        scores[""] = -math.inf
+    best = list(scores.items())[:number]
     return [{"text": text, "probability": math.exp(score)} for text, score in best]
 
 
@@ -156,8 +156,8 @@ def predictions(
     squad: Squad, spans: dict[str, list[Span]], number: int
 ) -> dict[str, list[dict[str, Any]]]:
     """Return for each question what `n_best` finds."""
-    found = {}
+    answers = {}
     for question in squad.questions:
         context = squad.contexts[question.context]
-        found[question.id] = n_best(spans.get(question.id, []), context, number)
-    return found
+        answers[question.id] = n_best(spans.get(question.id, []), context, number)
+    return answers

@@ -317,10 +317,10 @@ def load(model: BertModel, ours: State, folder: Path) -> None:
         raise OptionError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
     for name, tensor in ours.items():
         if tensor.shape != own[name].shape:
-            found = list(tensor.shape)
+            shape = list(tensor.shape)
             asked = list(own[name].shape)
             raise OptionError(
-                f"{folder}: the tensor for {name} has the shape {found}, the flags ask for {asked}"
+                f"{folder}: the tensor for {name} has the shape {shape}, the flags ask for {asked}"
             )
     anew = [name for name in fresh if name not in ours]
     if anew:
@@ -431,7 +431,9 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
         _, of_mixing, part = name.rpartition(".head_mixing.")
         if not of_mixing:
             continue
-        if not identity or not torch.equal(tensor, identity.get(part, tensor)):
+        # Where the identity names some tensors alone, the others may have any value.
+        differs = part in identity and not torch.equal(tensor, identity[part])
+        if differs or not identity:
             raise OptionError(
                 f"{checkpoint}: --head-mixing {given.head_mixing}, but {name} is not the identity"
             )

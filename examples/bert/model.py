@@ -220,11 +220,11 @@ class BertModel(MixheadRobertaModel):
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         # RoBERTa's heads have a pooler each, so fairseq must not see those of the checkpoint.
         prefix = f"{name}." if name else ""
-        found = _pop(state_dict, f"{prefix}classification_heads.")
+        heads = _pop(state_dict, f"{prefix}classification_heads.")
         # adds the model's own heads to `state_dict`
         super().upgrade_state_dict_named(state_dict, name)
-        for head in dict.fromkeys(key.partition(".")[0] for key in found):
-            self._take_head(head, found, state_dict, f"{prefix}classification_heads.")
+        for head in dict.fromkeys(key.partition(".")[0] for key in heads):
+            self._take_head(head, heads, state_dict, f"{prefix}classification_heads.")
         pooler = _pop(state_dict, f"{prefix}pooler.")
         if self.pooler is None:
             return
@@ -234,10 +234,10 @@ class BertModel(MixheadRobertaModel):
         state_dict.update({f"{prefix}pooler.{key}": value for key, value in pooler.items()})
 
     def _take_head(
-        self, head: str, found: dict[str, Tensor], state_dict: dict[str, Tensor], prefix: str
+        self, head: str, heads: dict[str, Tensor], state_dict: dict[str, Tensor], prefix: str
     ) -> None:
-        """Put the checkpoint's head, from `found`, into `state_dict` if the shapes are equal."""
-        entries = {key: value for key, value in found.items() if key.startswith(f"{head}.")}
+        """Put one of the checkpoint's `heads` into `state_dict` if the shapes are equal."""
+        entries = {key: value for key, value in heads.items() if key.startswith(f"{head}.")}
         shapes = {key: value.shape for key, value in entries.items()}
         embed_dim = self.args.encoder_embed_dim
         classes = len(entries.get(f"{head}.out_proj.bias", ()))
@@ -294,13 +294,13 @@ FIXED_HEAD_SIZES = {
 def _architectures() -> dict[str, BertArchitecture]:
     base = BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base")
     large = BertArchitecture(24, 1024, 4096, 16, None, "Devlin et al., large")
-    found = {"bert": base, "bert_base": base, "bert_large": large}
+    architectures = {"bert": base, "bert_base": base, "bert_large": large}
     for table, (embed_dim, ffn_dim, rows) in FIXED_HEAD_SIZES.items():
         source = f"low-rank bottleneck paper, table {table}"
         for heads, head_dim in rows:
             sizes = BertArchitecture(24, embed_dim, ffn_dim, heads, head_dim, source)
-            found[f"bert_d{embed_dim}_h{heads}_k{head_dim}"] = sizes
-    return found
+            architectures[f"bert_d{embed_dim}_h{heads}_k{head_dim}"] = sizes
+    return architectures
 
 
 BERT_ARCHITECTURES = _architectures()

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import copyfile
 from typing import Optional
 
-from common.archives import Archive, complete, fail, note, obtain, sha256, unpack
+from common.archives import Archive, fail, note, obtain, sha256, unpack, written_whole
 from common.prepare import is_ready, require_files, write_settings
 
 # beside dict.txt and model.pt
@@ -30,25 +31,15 @@ def prepare_model(model: str, source: Optional[Path], data: Path) -> Path:
     if is_ready(folder, settings, names, True):
         return folder
     if source is None and model == "bert":
-        for name in BERT_FILES:
-            source = obtain(
-                Archive(f"bert-base-uncased/{name}", (f"{HUGGING_FACE}/{name}",)), data
-            ).parent
-    with complete(folder) as unfinished:
+        source = _fetch_bert(data)
+    with written_whole(folder) as unfinished:
         unfinished.mkdir()
         if source is None:
             _fetch_roberta(unfinished, data)
-        elif (
-            model == "bert"
-            and (source / "config.json").is_file()
-            and not (source / "model.pt").is_file()
-        ):
+        elif model == "bert" and _is_of_transformers(source):
             _convert(source, unfinished)
-        elif missing := [name for name in names if not (source / name).is_file()]:
-            fail(f"--from {source}: has no {', '.join(missing)}")
         else:
-            for name in names:
-                copyfile(source / name, unfinished / name)
+            _copy(source, unfinished, names)
         require_files(unfinished, names)
         write_settings(unfinished, settings or {"from": PUBLISHED}, False)
     note(f"{folder} has the model")
@@ -60,10 +51,32 @@ def _sums(source: Path, model: str) -> dict[str, str]:
     return {name: sha256(source / name) for name in sorted(names) if (source / name).is_file()}
 
 
+def _is_of_transformers(source: Path) -> bool:
+    return (source / "config.json").is_file() and not (source / "model.pt").is_file()
+
+
+def _copy(source: Path, folder: Path, names: Sequence[str]) -> None:
+    """Copy the files of a model of fairseq."""
+    missing = [name for name in names if not (source / name).is_file()]
+    if missing:
+        fail(f"--from {source}: has no {', '.join(missing)}")
+    for name in names:
+        copyfile(source / name, folder / name)
+
+
+def _fetch_bert(data: Path) -> Path:
+    """Return the folder with the files of the published BERT."""
+    files = []
+    for name in BERT_FILES:
+        archive = Archive(f"bert-base-uncased/{name}", (f"{HUGGING_FACE}/{name}",))
+        files.append(obtain(archive, data))
+    return files[0].parent
+
+
 def _fetch_roberta(folder: Path, data: Path) -> None:
     """Unpack dict.txt and model.pt; the pieces of GPT-2 are files of their own."""
     wanted = {"roberta.base/model.pt", "roberta.base/dict.txt"}
-    unpack(obtain(ROBERTA, data), folder, wanted.__contains__)
+    unpack(obtain(ROBERTA, data), folder, lambda name: name in wanted)
     for path in (folder / "roberta.base").glob("*"):
         path.rename(folder / path.name)
     (folder / "roberta.base").rmdir()

@@ -178,10 +178,10 @@ class SentencePairs(SizedDataset):
         # the first that fills the room
         stop = int(np.searchsorted(self.unit_end, self.unit_end[start] + room))
         stop = min(stop, int(self.document_start[self.unit_document[start] + 1]))
-        found = int(self.unit_end[stop] - self.unit_end[start])
-        if found >= room:
+        length = int(self.unit_end[stop] - self.unit_end[start])
+        if length >= room:
             return stop, room
-        return stop, found - int(rng.integers(self.unit_length[stop - 1]))
+        return stop, length - int(rng.integers(self.unit_length[stop - 1]))
 
     def _elsewhere(self, document: int, room: int, rng: np.random.Generator) -> int:
         """Choose a unit of another document, if possible with `room` tokens from it to the end."""

@@ -196,7 +196,7 @@ class SquadTask(Task):
         spans = spans_of(sample, logits, number, self.cfg.max_answer_length)
         if self.cfg.nbest_file is not None:
             self._nbest_file().write(sample, spans)
-        best = [found[0] if found else Span(0, 0, -math.inf) for found in spans]
+        best = [each[0] if each else Span(0, 0, -math.inf) for each in spans]
         rows = [(question, *span) for question, span in zip(sample["question"].tolist(), best)]
         answers = torch.tensor(rows, dtype=torch.float64)
         self._answers.append(gather_rows(answers.to(logits.device)).cpu())

@@ -125,8 +125,8 @@ class SquadWindows(SizedDataset):
             self.queries.append(query)
 
             context = self.contexts[question.context]
-            found = locate(squad.contexts[question.context], question.answers)
-            answer = None if found is None else context.covering(*found)
+            place = locate(squad.contexts[question.context], question.answers)
+            answer = None if place is None else context.covering(*place)
             if question.answers and answer is None:
                 self.unlocated += 1
             self.answers.append(answer)

@@ -55,20 +55,18 @@ def wordpiece(dictionary: Dictionary, lowercase: bool) -> Tokenizer:
 
 
 def characters_of(text: str, encoding: Encoding) -> list[tuple[int, int]]:
-    """Return for each piece the characters of `text` that it stands for.
-
-    These are the first, and the last + 1.
+    """Return for each piece of a text a pair: its first character, and one past its last.
 
     Accents and invisible characters that the tokeniser drops belong to the piece before them.
     """
     starts = [start for start, _ in encoding.offsets]
-    found = []
+    pairs = []
     for start, end in encoding.offsets:
         # not the next piece: several pieces can share a character
         following = bisect_left(starts, end)
         limit = starts[following] if following < len(starts) else len(text)
-        found.append((start, _NO_SPACES.match(text, end, limit).end()))
-    return found
+        pairs.append((start, _NO_SPACES.match(text, end, limit).end()))
+    return pairs
 
 
 def read_vocabulary(path: str | Path) -> list[str]:

@@ -85,7 +85,7 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def complete(path: Path) -> Iterator[Path]:
+def written_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a file or folder to write.
 
     It is renamed to `path` if the block succeeds.
@@ -336,7 +336,7 @@ def _unpack_zip(path: Path, folder: Path, wanted: Callable[[str], bool] | None, 
 # ---- content -----------------------------------------------------------------------------------
 
 
-def read_lines(path: Path, title: str = "") -> Iterator[str]:
+def stream_lines(path: Path, title: str = "") -> Iterator[str]:
     """Yield the lines of a UTF-8 text, with a progress bar. Only a line feed ends a line."""
     with (
         path.open("rb") as file,
@@ -352,14 +352,14 @@ def read_lines(path: Path, title: str = "") -> Iterator[str]:
 
 def count(lines: Iterable[str]) -> dict[str, int]:
     """Count the lines, tokens (between white space) and types (different tokens) of a text."""
-    found = {"lines": 0, "tokens": 0}
+    counts = {"lines": 0, "tokens": 0}
     types = set()
     for line in lines:
         words = line.split()
-        found["lines"] += 1
-        found["tokens"] += len(words)
+        counts["lines"] += 1
+        counts["tokens"] += len(words)
         types.update(words)
-    return {**found, "types": len(types)}
+    return {**counts, "types": len(types)}
 
 
 def check_counts(name: str, found: Mapping[str, int], expected: Mapping[str, int]) -> None:

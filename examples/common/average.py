@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common import checkpoints
-from common.archives import complete
+from common.archives import written_whole
 from common.errors import failing
 
 fail = failing("average")
@@ -87,7 +87,7 @@ def main() -> None:
 
     paths = last_checkpoints(args.folder, int(args.number))
     target = args.folder / f"average_last_{args.number}.pt"
-    with complete(target) as unfinished:
+    with written_whole(target) as unfinished:
         average(paths, unfinished)
     print(f"average of {', '.join(path.name for path in paths)}: {target}")
 

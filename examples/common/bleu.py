@@ -29,34 +29,33 @@ def in_corpus_order(output: Iterable[str], number: int) -> list[str]:
     Raises:
         ValueError: a sentence has no translation, or there are more than `number`
     """
-    found: dict[int, str] = {}
+    translations: dict[int, str] = {}
     for line in output:
         match = re.match(r"H-(\d+)\t[^\t]*\t(.*)", line)
         if match:
-            found.setdefault(int(match[1]), match[2])  # with --nbest the best comes first
-    if sorted(found) != list(range(number)):
-        raise ValueError(f"translations of {len(found):,} sentences, must be {number:,}")
-    return [found[i] for i in range(number)]
+            translations.setdefault(int(match[1]), match[2])  # with --nbest the best comes first
+    if sorted(translations) != list(range(number)):
+        raise ValueError(f"translations of {len(translations):,} sentences, must be {number:,}")
+    return [translations[i] for i in range(number)]
 
 
 def nats_a_token(output: Iterable[str], number: int) -> float:
     """Return the negative log-likelihood of `number` references, in nats a token.
 
-    fairseq prints it in bits a token.
-
-    Every token counts once, the end of the sentence too; nothing is smoothed.
+    fairseq prints the log-probability of each token in bits. Every token counts once, the end of
+    the sentence too; nothing is smoothed.
 
     Raises:
         ValueError: the output does not score each sentence, or the scores are no finite numbers
     """
-    found = {}
+    scores = {}  # of the tokens of each sentence
     for line in output:
         if match := re.match(r"P-(\d+)\t(.*)", line):
-            found[int(match[1])] = [float(score) for score in match[2].split()]
-    if sorted(found) != list(range(number)):
-        raise ValueError(f"scores of {len(found):,} sentences, must be {number:,}")
-    bits = math.fsum(map(math.fsum, found.values()))
-    tokens = sum(map(len, found.values()))
+            scores[int(match[1])] = [float(score) for score in match[2].split()]
+    if sorted(scores) != list(range(number)):
+        raise ValueError(f"scores of {len(scores):,} sentences, must be {number:,}")
+    bits = math.fsum(map(math.fsum, scores.values()))
+    tokens = sum(map(len, scores.values()))
     nats = -math.log(2) * bits / tokens
     if not math.isfinite(nats):
         raise ValueError(f"the nats a token are {nats}, which is no finite number")
@@ -109,21 +108,22 @@ def main() -> None:
     tokens = args.data / "reference" / f"{subset}.tokens.{TARGET}"  # of recipes with Moses' tokens
     if not raw.exists():
         fail(f"--gen-subset {subset}: {raw} is missing; it has the references")
-    references = read_lines(raw)
+    references = read_lines(raw, fail)
     output = results / f"generate-{subset}.txt"
     if not output.exists():
         fail(f"{output}: is missing; fairseq-generate writes it")
+    generated = read_lines(output, fail)
     try:
         if args.score_reference:
-            print(f"nats a token = {nats_a_token(read_lines(output), len(references)):.5f}")
+            print(f"nats a token = {nats_a_token(generated, len(references)):.5f}")
             return
-        hypotheses = in_corpus_order(read_lines(output), len(references))
+        hypotheses = in_corpus_order(generated, len(references))
     except ValueError as error:
         fail(f"{output}: {error}")
     write_lines(results / f"{subset}.{TARGET}", hypotheses)
 
     if tokens.exists():
-        token_references = read_lines(tokens)
+        token_references = read_lines(tokens, fail)
         metric, details = token_bleu(hypotheses, token_references)
         print(f"tokenised, lower case (fairseq-score): {details}")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 
-def complete(
+def fill_defaults(
     options: Namespace,
     defaults: Mapping[str, Any],
     least: Mapping[str, int],

@@ -1,7 +1,8 @@
 """Parallel text: a file for each language; lines of the same number are translations."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from common.archives import check_counts, fail, note
 from common.prepare import require_files
@@ -12,15 +13,19 @@ TARGET = "en"
 LANGUAGES = (SOURCE, TARGET)
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: Path, fail: Callable[[str], NoReturn] = fail) -> list[str]:
     """Return the lines without their ends.
 
-    Only a line feed ends a line: sentences of TED contain other separators.
+    Only a line feed ends a line: sentences of TED contain other separators, such as a lone CR.
+
+    Args:
+        path: of the text
+        fail: ends the program if the text is not UTF-8; that of prepare.sh by default
     """
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        fail(f"{path}: not UTF-8 at byte {error.start:,}")
+        fail(f"{path}: is not UTF-8 at byte {error.start:,}; must be UTF-8")
     lines = text.split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
@@ -78,18 +83,18 @@ def groups(lengths: Sequence[int], about: int) -> list[range]:
     Returns:
         the line numbers of every group; the last group may be shorter
     """
-    found = []
+    parts = []
     start = 0
     total = 0  # tokens of the sentences from `start` on
     for i, length in enumerate(lengths):
         if i > start and total + length / 2 >= about:
-            found.append(range(start, i))
+            parts.append(range(start, i))
             start = i
             total = 0
         total += length
     if start < len(lengths):
-        found.append(range(start, len(lengths)))
-    return found
+        parts.append(range(start, len(lengths)))
+    return parts
 
 
 def joined(lines: Sequence[str], parts: Iterable[range]) -> list[str]:

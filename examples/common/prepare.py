@@ -1,7 +1,4 @@
-"""What the prepare.py of all recipes share.
-
-These are start and end, folders, flags, and fairseq-preprocess.
-"""
+"""What the prepare.py of all recipes share: start and end, folders, flags, fairseq-preprocess."""
 
 import argparse
 import fcntl

@@ -4,7 +4,6 @@ Each seed gives both trainings the same first weights and the same batches. The 
 row is that of the plain model, and the last line has the means over the seeds.
 """
 
-import hashlib
 import json
 import math
 import platform
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from common.fingerprint import fingerprint
 from common.seeds import HELP, seeds
 from torch import Tensor
 
@@ -134,18 +134,6 @@ def compare(
     mixed = statistics.fmean(row[args.mixing]["number"] for row in rows)
     print(f"{metric} = {mixed:.4f} with {args.mixing}, {plain:.4f} without mixing")
     return rows
-
-
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Return the name of a file or of a folder, and the SHA-256 of each of its files by name."""
-    files = [path]
-    if path.is_dir():
-        files = sorted(each for each in path.iterdir() if each.is_file())
-    sums = {}
-    for file in files:
-        with file.open("rb") as content:
-            sums[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
-    return {"name": path.resolve().name, "sha256": sums}
 
 
 def save(

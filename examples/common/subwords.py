@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import sentencepiece
-from common.archives import complete, fail
+from common.archives import fail, written_whole
 from common.errors import reason_of
 from common.prepare import ending_at_once
 from subword_nmt.apply_bpe import BPE
@@ -25,7 +25,10 @@ class Subwords(NamedTuple):
 
 
 def learn_merges(sentences: Iterable[str], path: Path, size: int) -> None:
-    with complete(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="\n") as file:
+    with (
+        written_whole(path) as unfinished,
+        unfinished.open("w", encoding="utf-8", newline="\n") as file,
+    ):
         learn_bpe(sentences, file, size)
 
 
@@ -53,7 +56,7 @@ def learn_pieces(sentences: Iterable[str], path: Path, size: int) -> None:
             f"--vocabulary {size}: sentencepiece cannot learn so many pieces from this text "
             f"({reason.rstrip('. ')})"
         )
-    with complete(path) as unfinished:
+    with written_whole(path) as unfinished:
         unfinished.write_bytes(model.getvalue())
 
 

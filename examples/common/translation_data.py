@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.archives import complete, note
+from common.archives import note, written_whole
 from common.parallel_text import SOURCE, SPLITS, TARGET, write_lines
 from common.prepare import preprocess, write_settings
 
@@ -34,7 +34,7 @@ def binarise(
         flags: of fairseq-preprocess
         checked: the counts of the text were checked
     """
-    with complete(folder) as unfinished:
+    with written_whole(folder) as unfinished:
         text = unfinished / "text"
         for name, lines in cut.items():
             write_lines(text / name, lines)

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from common.archives import (
     Archive,
     check_counts,
-    complete,
     count,
     fail,
     note,
     obtain,
-    read_lines,
+    stream_lines,
     unpack,
+    written_whole,
 )
 from common.prepare import (
     UNCHECKED,
@@ -45,11 +45,11 @@ def found_counts(path: Path) -> dict[str, int]:
 
     Each line ends in an <eos>, which is a token and a type.
     """
-    found = count(read_lines(path, f"counting {path.name}"))
+    counts = count(stream_lines(path, f"counting {path.name}"))
     return {
-        "lines": found["lines"],
-        "tokens": found["tokens"] + found["lines"],
-        "types": found["types"] + 1,
+        "lines": counts["lines"],
+        "tokens": counts["tokens"] + counts["lines"],
+        "types": counts["types"] + 1,
     }
 
 
@@ -65,8 +65,8 @@ def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
         return folder
     names = {f"{corpus.name}/wiki.{split}.tokens" for split in SPLITS}
     archive = obtain(corpus.archive, data)
-    with complete(folder) as unfinished:
-        unpack(archive, unfinished, names.__contains__)
+    with written_whole(folder) as unfinished:
+        unpack(archive, unfinished, lambda name: name in names)
         for split in SPLITS:
             path = unfinished / corpus.name / f"wiki.{split}.tokens"
             if not path.exists():
@@ -84,22 +84,28 @@ def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
     return folder
 
 
-def articles(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the words of every article.
+def with_titles(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Yield each line, and whether it is the title of an article. An empty line comes before all.
 
     A title has blank lines around it; other lines that look like one do not.
     """
-    words: list[str] = []
     before = ""
     line = ""
     for after in chain(lines, [""]):
-        if TITLE.fullmatch(line) and not before.strip() and not after.strip() and words:
+        is_apart = not before.strip() and not after.strip()
+        yield line, is_apart and TITLE.fullmatch(line) is not None
+        before = line
+        line = after
+
+
+def articles(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the words of every article."""
+    words: list[str] = []
+    for line, is_title in with_titles(lines):
+        if is_title and words:
             yield words
             words = []
         words += line.split()
-        before = line
-        line = after
-    words += line.split()
     if words:
         yield words
 
@@ -108,7 +114,7 @@ def join_articles(source: Path, target: Path) -> None:
     """Write each article as one line."""
     number = 0
     with target.open("w", encoding="utf-8") as file:
-        for words in articles(read_lines(source, f"articles of {source.name}")):
+        for words in articles(stream_lines(source, f"articles of {source.name}")):
             print(*words, file=file)
             number += 1
     note(f"{source.name}: {number:,} articles")
@@ -133,7 +139,7 @@ def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
     An </s> stands after every line or after every article; or the words are bytes.
     """
     unchecked = (text / UNCHECKED).exists()
-    with complete(destination) as unfinished:
+    with written_whole(destination) as unfinished:
         if breaks in REWRITE:
             unfinished.mkdir()
             rewritten = unfinished / "text"

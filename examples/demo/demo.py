@@ -28,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bleu import in_corpus_order
 from common.cores import CORES
+from common.fingerprint import fingerprint
 from common.logs import numbers_in
+from common.parallel_text import read_lines
 
 from mixhead_plugin.heads import figures
 
@@ -217,7 +219,7 @@ def subwords(text: Path, out: Path, size: int) -> None:
     for split in SPLITS:
         for language in LANGUAGES:
             file = text / f"{split}.{language}"
-            cut = [pieces.encode(line, out_type=str) for line in read_lines(file)]
+            cut = [pieces.encode(line, out_type=str) for line in sentences(file)]
             # fairseq leaves such a sentence out of a training, but ends where it should be scored
             if split != "train":
                 refuse_long(file, cut)
@@ -225,19 +227,9 @@ def subwords(text: Path, out: Path, size: int) -> None:
                 target.writelines(f"{' '.join(line)}\n" for line in cut)
 
 
-def read_lines(file: Path) -> list[str]:
-    """Return the sentences of a file.
-
-    Only a line feed ends one, because a text may hold other separators, such as a lone CR.
-    """
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        fail(f"{file}: is not UTF-8 at byte {error.start:,}; must be UTF-8")
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return [line.strip() for line in lines]
+def sentences(file: Path) -> list[str]:
+    """Return the lines of a file without white space around them."""
+    return [line.strip() for line in read_lines(file, fail)]
 
 
 def refuse_long(file: Path, cut: list[list[str]]) -> None:
@@ -264,7 +256,7 @@ def own_parallel_text(folder: Path) -> Path:
             file = folder / f"{split}.{language}"
             if not file.is_file():
                 fail(f"DATA={folder}: {file.name} is missing")
-            counts.append(len(read_lines(file)))
+            counts.append(len(sentences(file)))
         if counts[0] != counts[1]:
             fail(
                 f"DATA={folder}: {split}.de has {counts[0]} lines, {split}.en {counts[1]}; they "
@@ -334,14 +326,23 @@ def report(results: list[Result]) -> None:
     )
 
 
-def record(results: list[Result], args: argparse.Namespace, folder: Path) -> None:
-    """Write results.json, and pictures of the validation perplexity against updates."""
+def record(results: list[Result], args: argparse.Namespace, text: Path, folder: Path) -> None:
+    """Write results.json, and pictures of the validation perplexity against updates.
+
+    Args:
+        results: of the models
+        args: flags of the demo
+        text: the folder of the text in `SPLITS` and `LANGUAGES`
+        folder: where to
+    """
     rows = []
     for result in results:
         row = result._asdict()
         del row["hypotheses"]
         rows.append(row)
     settings = {"updates": args.updates, "vocabulary": args.vocabulary, "seed": args.seed}
+    files = [text / f"{split}.{language}" for split in SPLITS for language in LANGUAGES]
+    settings["data"] = fingerprint(text, files)
     everything = {"metric": METRIC, "flags": " ".join(FLAGS), **settings, "models": rows}
     (folder / "results.json").write_text(json.dumps(everything, indent=2) + "\n")
     figure, panels = figures.subplots(1, 1, (6, 3.5))
@@ -373,8 +374,8 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
     subwords(text, folder / "subwords", args.vocabulary)
     data = folder / "binary"
     preprocess(folder / "subwords", data, "--joined-dictionary")
-    sources = read_lines(text / "test.de")
-    references = read_lines(text / "test.en")
+    sources = sentences(text / "test.de")
+    references = sentences(text / "test.en")
 
     def work(arch: str, row: int, threads: int) -> Result:
         save = folder / arch
@@ -391,7 +392,7 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
             name = "Mixhead" if result.arch.startswith("mixhead") else "fairseq"
             print(f"{name:<10} {result.hypotheses[i]}")
     report(results)
-    record(results, args, folder)
+    record(results, args, text, folder)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.archives import Archive, complete, fail, note, obtain, remove, unpack
+from common.archives import Archive, fail, note, obtain, remove, unpack, written_whole
 from common.parallel_text import (
     LANGUAGES,
     SOURCE,
@@ -150,7 +150,7 @@ def prepare_text(
     wanted = set()
     for name in (TRAIN, *TEST):
         wanted.update(f"de-en/{file}" for file in file_names(name))
-    with complete(folder) as unfinished:
+    with written_whole(folder) as unfinished:
         unpack(archive, unfinished, lambda name: name.removeprefix("./") in wanted)
         for file in sorted(wanted):
             if not (unfinished / file).exists():
@@ -186,14 +186,14 @@ def prepare_data(
 
     Args:
         text: the folder of `prepare_text`
-        data: where `variant(subwords, concatenate, join)` is made
+        data: where `folder_name(subwords, concatenate, join)` is made
         subwords: a key of SUBWORDS
         vocabulary: merges or pieces
         concatenate: about how many source subwords sentences are joined to; 0 for single sentences
         workers: processes of fairseq-preprocess
         join: one dictionary for both languages
     """
-    folder = data / variant(subwords, concatenate, join)
+    folder = data / folder_name(subwords, concatenate, join)
     settings = {"--vocabulary": vocabulary}
     if is_ready(folder, settings, (), any_counts=True):  # main refuses unchecked folders
         return folder
@@ -221,8 +221,11 @@ def prepare_data(
     return folder
 
 
-def variant(subwords: str, concatenate: int, join: bool) -> str:
-    """Return the name of a folder, such as bpe, bpe-joined or sentencepiece-240."""
+def folder_name(subwords: str, concatenate: int, join: bool) -> str:
+    """Return the name of a folder in DATA, such as bpe, bpe-joined or sentencepiece-240.
+
+    VARIANT of train.sh and evaluate.sh chooses one.
+    """
     name = subwords
     if join and subwords == "bpe":
         name += "-joined"
@@ -233,15 +236,15 @@ def variant(subwords: str, concatenate: int, join: bool) -> str:
 
 def compare_with_published(folder: Path, pieces: Mapping[str, Sequence[str]]) -> None:
     """Print where the counts of subwords differ from the published ones. This is no error."""
-    found = {}
+    counts = {}
     for name, lines in pieces.items():
-        found[name] = sum(len(line.split()) + 1 for line in lines)
+        counts[name] = sum(len(line.split()) + 1 for line in lines)
     for language in LANGUAGES:  # the file lacks four of fairseq's symbols
-        found[f"dict.{language}"] = len(read_lines(folder / f"dict.{language}.txt")) + 4
+        counts[f"dict.{language}"] = len(read_lines(folder / f"dict.{language}.txt")) + 4
     different = [
-        f"{name} {found[name]:,} ({number:,})"
+        f"{name} {counts[name]:,} ({number:,})"
         for name, number in PUBLISHED.items()
-        if found[name] != number
+        if counts[name] != number
     ]
     if different:
         note(f"subwords and types that differ from the published ones: {', '.join(different)}")
@@ -283,9 +286,8 @@ def main(arguments: Any = None) -> None:
     with data_folder() as data:
         text = data / "text"
         join = args.joined_dictionary
-        refuse_unchecked(
-            [text, data / variant(args.subwords, args.concatenate, join)], args.any_counts
-        )
+        folder = data / folder_name(args.subwords, args.concatenate, join)
+        refuse_unchecked([text, folder], args.any_counts)
         if not text.is_dir():
             archive = obtain(ARCHIVE, data)
             remove(data / "subwords")  # perhaps from another text

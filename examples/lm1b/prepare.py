@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.archives import Archive, check_counts, complete, fail, note, obtain, remove, unpack
+from common.archives import Archive, check_counts, fail, note, obtain, remove, unpack, written_whole
 from common.errors import reason_of
 from common.prepare import (
     data_folder,
@@ -94,7 +94,7 @@ def unpacked(data: Path) -> Text:
         archive = obtain(ARCHIVE, data)
         for made in ("counts", "word.parts", "subword.parts"):  # perhaps from another text
             remove(data / made)
-        with complete(folder) as unfinished:
+        with written_whole(folder) as unfinished:
             unpack(archive, unfinished, is_shard)
 
     training = []
@@ -137,27 +137,34 @@ def counted(
     for name, files in text.sets.items():
         if name == "train":
             continue
-        found = {
+        counts = {
             "shards": len(files),
             "lines": sum(held_out[path]["lines"] for path in files),
             "tokens": sum(held_out[path]["tokens"] for path in files),
         }
         title = "held-out set" if name == "heldout" else name
-        _check(data, title, found, expected)
+        _check_or_remove_text(data, title, counts, expected)
 
     # The number of files comes first, because counting takes minutes.
-    _check(data, "training set", {"shards": len(text.training)}, expected)
-    found, words = add_counts(count_shards(text.training, data / "counts", workers))
-    _check(data, "training set", {"shards": len(text.training), **found}, expected)
+    counts = {"shards": len(text.training)}
+    _check_or_remove_text(data, "training set", counts, expected)
+    of_words, words = add_counts(count_shards(text.training, data / "counts", workers))
+    _check_or_remove_text(data, "training set", {**counts, **of_words}, expected)
     return words
 
 
-def _check(
+def _check_or_remove_text(
     data: Path, name: str, found: Mapping[str, int], expected: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Print the counts, and end the program if they are wrong.
+    """Print the counts of a set. If they are wrong, remove the text and end the program.
 
-    Then the text is removed, so that the next run unpacks it again.
+    The next run then unpacks the archive again.
+
+    Args:
+        data: the folder DATA
+        name: of the set, a key of `expected`
+        found: the counts
+        expected: what they must be, by set; a set or a count that it lacks is not checked
     """
     numbers = [f"{number:,} {what}" for what, number in found.items()]
     note(f"{name}: {', '.join(numbers)}")
@@ -169,11 +176,11 @@ def _check(
 
 
 def _lines_and_tokens(path: Path) -> dict[str, int]:
-    found = {"lines": 0, "tokens": 0}
+    counts = {"lines": 0, "tokens": 0}
     for block in blocks(path):
-        found["lines"] += len(lines_of(block))
-        found["tokens"] += len(block.split())
-    return found
+        counts["lines"] += len(lines_of(block))
+        counts["tokens"] += len(block.split())
+    return counts
 
 
 # ---- words -------------------------------------------------------------------------------------
@@ -201,14 +208,20 @@ def prepare_words(
     size = len(dictionary)
     dictionary.finalize()  # sorted; filled up to a multiple of 8
     parts.mkdir(exist_ok=True)
-    with complete(parts / "dict.txt") as file:
+    with written_whole(parts / "dict.txt") as file:
         dictionary.save(str(file))
     note(f"{size - dictionary.nspecial:,} words occur at least {LEAST_COUNT} times")
     if checked:
         note(f"published: {VOCABULARY - 3:,}, and 3 symbols")
-    source = parts / "dict.txt"
     totals = _binarise(
-        "words", data, text, workers, checked, dictionary, word_encoder, source, [source.name]
+        data / "word",
+        text,
+        workers,
+        checked,
+        dictionary,
+        make=word_encoder,
+        source=parts / "dict.txt",
+        kept=["dict.txt"],
     )
     test = totals["test"]
     note(f"test: {test['unknown']:,} of {test['tokens']:,} tokens are unknown words")
@@ -237,17 +250,25 @@ def prepare_subwords(
         number = sum(1 for _ in _sample(text.training, sample))
         note(f"sentencepiece learns {size:,} subwords from {number:,} sentences")
         learnt = _learn(text.training, sample, size, workers)
-        with complete(model) as file:
+        with written_whole(model) as file:
             file.write_bytes(learnt)
     pieces = SentencePieceProcessor(model_file=str(model))
     dictionary = Dictionary()
     for i in range(len(pieces)):
         if not pieces.is_control(i) and not pieces.is_unknown(i):
             dictionary.add_symbol(pieces.id_to_piece(i))
-    with complete(parts / "dict.txt") as file:
+    with written_whole(parts / "dict.txt") as file:
         dictionary.save(str(file))
-    kept = ["dict.txt", model.name]
-    _binarise("subwords", data, text, workers, checked, dictionary, piece_encoder, model, kept)
+    _binarise(
+        data / "subword",
+        text,
+        workers,
+        checked,
+        dictionary,
+        make=piece_encoder,
+        source=model,
+        kept=["dict.txt", model.name],
+    )
 
 
 def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> bytes:
@@ -297,8 +318,7 @@ def _sample(shards: Sequence[Path], number: int) -> Iterator[str]:
 
 
 def _binarise(
-    unit: str,
-    data: Path,
+    folder: Path,
     text: Text,
     workers: int,
     checked: bool,
@@ -307,23 +327,31 @@ def _binarise(
     source: Path,
     kept: Sequence[str],
 ) -> dict[str, dict[str, int]]:
-    """Make DATA/<unit>.
+    """Make a folder of binary sets, and remove that of their parts; return the counts of each set.
 
-    It has every data set, the files named `kept`, and statistics.json for evaluate.sh.
+    Beside the sets it has statistics.json for evaluate.sh, which counts words as the benchmark
+    does: an end of line is one.
 
-    statistics.json counts words as the benchmark does: an end of line is one.
+    Args:
+        folder: DATA/word or DATA/subword
+        text: the files
+        workers: processes at a time
+        checked: whether the counts of the text were checked
+        dictionary: fairseq's, of the words or pieces
+        make: `word_encoder` or `piece_encoder`
+        source: the file that `make` reads; each shard gets a folder beside it
+        kept: files beside `source` that the folder gets, too
     """
     from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
-    folder = data / unit.removesuffix("s")
     parts = source.parent
     symbols = Symbols(dictionary.nspecial, dictionary.unk(), dictionary.eos())
     dtype = best_fitting_int_dtype(len(dictionary))
     coding = Coding(make, source, symbols, dtype)
     shards = [*text.held_out, *text.training]
-    binarise_shards(f"{unit} to numbers", shards, parts, workers, coding)
+    binarise_shards(f"{folder.name}s to numbers", shards, parts, workers, coding)
     totals = {}
-    with complete(folder) as unfinished:
+    with written_whole(folder) as unfinished:
         unfinished.mkdir()
         for name, files in text.sets.items():
             totals[name] = join([parts / file.name for file in files], unfinished / name, dtype)
@@ -340,12 +368,12 @@ def _binarise(
 
 def _refuse_another_size(dictionary: Path, size: int) -> None:
     if dictionary.exists():
-        # the symbols that fairseq adds
-        found = len(dictionary.read_text(encoding="utf-8").split("\n")) - 1 + 4
-        if found != size:
+        lines = len(dictionary.read_text(encoding="utf-8").split("\n")) - 1
+        present = lines + 4  # the symbols that fairseq adds
+        if present != size:
             fail(
-                f"--subwords {size}: {dictionary.parent} has {found}; remove it, or choose another "
-                "folder as DATA"
+                f"--subwords {size}: {dictionary.parent} has {present}; remove it, or choose "
+                "another folder as DATA"
             )
 
 
@@ -386,7 +414,7 @@ def main(
                 words = counted(text, data, options.workers, {} if options.any_counts else expected)
                 if "word" in wanted:
                     prepare_words(data, text, words, options.workers, not options.any_counts)
-                del words
+                del words  # half a gigabyte
                 if "subword" in wanted:
                     subwords = (options.subwords, options.sample)
                     prepare_subwords(data, text, options.workers, *subwords, not options.any_counts)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
-from common.archives import bar, complete, fail
+from common.archives import bar, fail, written_whole
 from tqdm import tqdm
 
 BLOCK = 1 << 20  # bytes of text in memory at a time
@@ -50,11 +50,13 @@ def lines_of(block: bytes) -> list[bytes]:
 
 
 def count_shard(shard: Path, folder: Path) -> None:
-    """Write counts.json and words.txt into `folder`.
+    """Write counts.json, with lines and tokens, and words.txt, with the number of each type.
 
-    The first has lines and tokens, the second each type and how often it occurs.
+    ASCII white space separates tokens, because the corpus has other spaces inside words.
 
-    ASCII white space separates tokens; the corpus has other spaces inside words.
+    Args:
+        shard: the text
+        folder: where to; it is made
     """
     lines = 0
     words: Counter[bytes] = Counter()
@@ -72,19 +74,19 @@ def add_counts(folders: Sequence[Path]) -> tuple[dict[str, int], Counter[bytes]]
 
     The 2.4 million types of LM1B take about half a gigabyte of memory.
     """
-    found = {"lines": 0, "tokens": 0}
+    totals = {"lines": 0, "tokens": 0}
     words: Counter[bytes] = Counter()
     with bar(None, "adding up the counts", leave=False) as progress:
         for folder in folders:
             counts = json.loads((folder / "counts.json").read_text())
-            for what in found:
-                found[what] += counts[what]
+            for what in totals:
+                totals[what] += counts[what]
             with (folder / "words.txt").open("rb") as file:
                 for line in file:
                     word, _, number = line.rpartition(b" ")
                     words[word] += int(number)
                 progress.update(file.tell())
-    return {**found, "types": len(words)}, words
+    return {**totals, "types": len(words)}, words
 
 
 # ---- symbols -----------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def _with_encoder(shard: Path, folder: Path, coding: Coding) -> None:
 
 
 def _finish(work: Callable[..., None], shard: Path, folder: Path, *rest: Any) -> None:
-    with complete(folder) as unfinished:
+    with written_whole(folder) as unfinished:
         work(shard, unfinished, *rest)
 
 

@@ -1,6 +1,5 @@
 """Draw the error over the head size."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,6 @@ def draw(
         tasks: the titles of the panels, by task
         settings: the flags of the run
     """
-    # fairseq turns on everyone's debugging messages
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     n = settings["positions"]
     figure = Figure(figsize=(9.6, 4.4))
     axes = figure.subplots(1, len(tasks), sharey=True)

@@ -30,12 +30,17 @@ class Fit(NamedTuple):
 
 
 def random_problem(positions: int, heads: int, seeds: int, sharpness: float) -> Problem:
-    """Draw targets.
+    """Draw an embedding and targets for each seed.
 
-    A row is the softmax of independent normal numbers with the standard deviation `sharpness`.
+    A row of a target is the softmax of independent normal numbers. A seed gives the same matrices
+    whatever the number of seeds. Every embedding of full row rank allows a head the same matrices,
+    so it is an orthogonal one, which is easiest for the optimizer.
 
-    A seed gives the same matrices whatever the number of seeds. Every embedding of full row rank
-    allows a head the same matrices; an orthogonal one is easiest for the optimizer.
+    Args:
+        positions: n
+        heads: H, as many targets for each seed
+        seeds: S
+        sharpness: the standard deviation of the normal numbers
     """
     embeddings = []
     targets = []
@@ -140,8 +145,8 @@ def fit(
     uniform = uniform_squares(targets)
 
     def weights() -> Tensor:
-        found = layer_weights(embedding, query, key, normalizer, mixing if mixed else None)
-        return found[:, :served]
+        of_all_heads = layer_weights(embedding, query, key, normalizer, mixing if mixed else None)
+        return of_all_heads[:, :served]
 
     optimizer = torch.optim.LBFGS(
         free,

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common import markdown
-from common.defaults import complete
+from common.defaults import fill_defaults
 from common.errors import failing
 from low_rank_bottleneck.figure import draw
 from low_rank_bottleneck.fitting import (
@@ -103,7 +103,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     )
     options = parser.parse_args(arguments)
     sizes_given = options.sizes is not None
-    complete(options, QUICK if options.quick else DEFAULTS, AT_LEAST, fail)
+    fill_defaults(options, QUICK if options.quick else DEFAULTS, AT_LEAST, fail)
     if not 0 < options.sharpness <= 10:
         fail(f"--sharpness {options.sharpness}: must be above 0, and 10 at most")
     n = options.positions
@@ -202,7 +202,7 @@ def _with_fixhead(rows: list[dict[str, Any]], options: Namespace) -> list[dict[s
 
 def bounds(problem: Problem, rows: list[dict[str, Any]]) -> list[Check]:
     """Check that no softmax head came below the bound of theorem 1."""
-    found = []
+    results = []
     uniform = uniform_squares(problem.targets)[:, 0].sqrt()  # [S]
     for row in rows:
         if row["attention"] != "softmax" or row["task"] != "one":
@@ -213,13 +213,13 @@ def bounds(problem: Problem, rows: list[dict[str, Any]]) -> list[Check]:
             continue
         errors = torch.tensor(row["seeds"], dtype=torch.float64)  # [S]
         name = f"theorem 1: softmax, head size {size}: error found / proven smallest error"
-        found.append(Check(name, float((errors / least).min()), 1.0, above=True))
-    return found
+        results.append(Check(name, float((errors / least).min()), 1.0, above=True))
+    return results
 
 
-def print_checks(found: list[Check]) -> None:
-    width = max(len(check.name) for check in found)
-    for check in found:
+def print_checks(results: list[Check]) -> None:
+    width = max(len(check.name) for check in results)
+    for check in results:
         side = ">" if check.above else "<"
         verdict = "holds" if check.holds else "FAILS"
         print(f"{verdict}  {check.name:{width}}  {check.value:10.4g} {side} {check.limit:.4g}")
@@ -258,14 +258,14 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)  # the matrices are too small for more
     begin = time.monotonic()
     problem = random_problem(options.positions, options.heads, options.seeds, options.sharpness)
-    found = checks(options.positions)
-    print_checks(found)
+    of_theory = checks(options.positions)
+    print_checks(of_theory)
     try:
         rows = measure(options, problem)
     except ArithmeticError as error:
         fail(f"{error}; a smaller --sharpness than {options.sharpness} may help")
-    proven = bounds(problem, rows)
-    print_checks(proven)
+    of_results = bounds(problem, rows)
+    print_checks(of_results)
     for task, what in TASKS.items():
         print(
             f"\n{what}: error, 1 is that of uniform weights\n\n{table(task, rows, options.sizes)}"
@@ -276,7 +276,9 @@ def main(arguments: list[str] | None = None) -> None:
         "torch": torch.__version__,
         "seconds": round(time.monotonic() - begin),
         "effective_rank_of_targets": float(effective_rank(problem.targets).mean()),
-        "checks": [{**check._asdict(), "holds": check.holds} for check in [*found, *proven]],
+        "checks": [
+            {**check._asdict(), "holds": check.holds} for check in [*of_theory, *of_results]
+        ],
         "errors": rows,
     }
     (options.output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -285,7 +287,7 @@ def main(arguments: list[str] | None = None) -> None:
         f"\n{results['seconds']} s; results.json, low_rank_bottleneck.png and .svg: "
         f"{options.output}"
     )
-    if not all(check.holds for check in [*found, *proven]):
+    if not all(check.holds for check in [*of_theory, *of_results]):
         fail("a check failed; see above")
 
 

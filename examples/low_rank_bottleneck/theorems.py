@@ -111,15 +111,15 @@ def _construction(n: int) -> list[Check]:
     embedding = torch.randn(2 * n, n, generator=generator, dtype=torch.float64).T  # [n, 2n]
     target = torch.empty(1, n, n, dtype=torch.float64).exponential_(generator=generator)
     target /= target.sum(-1, keepdim=True)  # uniform over all stochastic matrices
-    found = []
+    results = []
     cases = [("softmax", n), ("softmax", 2 * n), ("softmax", n - 1), ("sigsoftmax", n)]
     for normalizer, head_size in cases:
         query, key = construct(embedding, target, head_size, normalizer)
         error = (_weights(embedding, query, key, normalizer) - target).abs().max()
         head = f"{normalizer}, n {n}, head size {head_size}"
         name = f"theorem 1: {head}: largest error of the construction"
-        found.append(Check(name, float(error), 1e-9, above=False))
-    return found
+        results.append(Check(name, float(error), 1e-9, above=False))
+    return results
 
 
 def _counterexample() -> list[Check]:
@@ -130,7 +130,7 @@ def _counterexample() -> list[Check]:
     embedding = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
     target = torch.tensor([[0.5, 0.5], [0.75, 0.25]], dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
-    found = []
+    results = []
     for normalizer in ("softmax", "sigsoftmax"):
         # 10,000 heads with projections from tiny to huge.
         query, key = torch.randn(2, 10000, 1, 1, generator=generator, dtype=torch.float64)
@@ -141,8 +141,8 @@ def _counterexample() -> list[Check]:
             f"theorem 1: {normalizer}, n 2, size 1, the paper's P: smallest error of 10000 heads "
             "(sqrt(1/8) = 0.354)"
         )
-        found.append(Check(name, float(errors.min()), math.sqrt(1 / 8) - 1e-12, above=True))
-    return found
+        results.append(Check(name, float(errors.min()), math.sqrt(1 / 8) - 1e-12, above=True))
+    return results
 
 
 def _full_rank(n: int) -> list[Check]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.archives import Archive, complete, count, fail, obtain, remove, unpack
+from common.archives import Archive, count, fail, obtain, remove, unpack, written_whole
 from common.parallel_text import (
     LANGUAGES,
     TARGET,
@@ -69,7 +69,7 @@ def prepare_text(
     The folder appears when it is complete.
     """
     remove(data / "subwords")  # perhaps from another text
-    with complete(folder) as unfinished:
+    with written_whole(folder) as unfinished:
         raw = unfinished / "raw"
         for split, name in NAMES.items():
             texts = []

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("examples", "."))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from synthetic import Batch, Task, attention, main
 

@@ -47,7 +47,7 @@ class Probed(NamedTuple):
 
     flags: str = ""
     markers: str = ""  # "begin", "end" or both
-    what: str = ""  # explains the variant in --help
+    what: str = ""  # explains it in --help
 
     def blind(self, causal: bool) -> bool:
         """Return True if in theory it sees no positions.
@@ -91,7 +91,7 @@ KINDS = {
         positions=("rotary",),
     ),
 }
-VARIANTS = {
+PROBED = {
     "softmax": Probed(),
     "sigsoftmax": Probed("--attention-normalizer sigsoftmax"),
     "l2": Probed("--attention-normalizer l2 --value-init-scale 0.5"),
@@ -112,14 +112,14 @@ class Setting(NamedTuple):
     """A model to train."""
 
     kind: str  # a key of KINDS
-    variant: str  # a key of VARIANTS
+    variant: str  # a key of PROBED
     position: str  # one of POSITIONS
     n: int  # the longest row that it is trained on
     seed: int
 
     def flags(self) -> list[str]:
         """Return the plugin's flags."""
-        own = VARIANTS[self.variant].flags.format(n=self.n)
+        own = PROBED[self.variant].flags.format(n=self.n)
         return [*own.split(), "--relative-position", self.position]
 
 
@@ -135,7 +135,7 @@ class Probe(nn.Module):
         super().__init__()
         kind = KINDS[setting.kind]
         self.causal = kind.causal
-        self.markers = VARIANTS[setting.variant].markers
+        self.markers = PROBED[setting.variant].markers
         self.unit = setting.n
         self.words = Dictionary()
         self.words.add_symbol("0")

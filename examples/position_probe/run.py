@@ -36,13 +36,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common import markdown
 from common.cores import CORES
-from common.defaults import complete
+from common.defaults import fill_defaults
 from common.errors import failing
 from position_probe.figure import draw
 from position_probe.probe import (
     KINDS,
     POSITIONS,
-    VARIANTS,
+    PROBED,
     Outcome,
     Setting,
     examine,
@@ -66,13 +66,13 @@ def parse(arguments: list[str] | None) -> Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    named = "\n".join(f"  {name:14}{_flags(name)}" for name in VARIANTS)
+    named = "\n".join(f"  {name:14}{_flags(name)}" for name in PROBED)
     parser.epilog = f"attentions and their flags:\n{named}"
     every = {"nargs": "+", "metavar": "NAME"}
     parser.add_argument(
         "--attentions",
-        choices=VARIANTS,
-        default=list(VARIANTS),
+        choices=PROBED,
+        default=list(PROBED),
         help="some of those below",
         **every,
     )
@@ -107,7 +107,7 @@ def parse(arguments: list[str] | None) -> Namespace:
         "--output", type=Path, default=Path("runs/position_probe"), help="(%(default)s)"
     )
     options = parser.parse_args(arguments)
-    complete(options, QUICK if options.quick else DEFAULTS, AT_LEAST, fail)
+    fill_defaults(options, QUICK if options.quick else DEFAULTS, AT_LEAST, fail)
     if not 0 < options.learning_rate < math.inf:
         fail(f"--learning-rate {options.learning_rate}: must be above 0")
     return options
@@ -115,8 +115,8 @@ def parse(arguments: list[str] | None) -> Namespace:
 
 def _flags(name: str) -> str:
     """Return what --help says of an attention."""
-    variant = VARIANTS[name]
-    said = [text for text in (variant.flags.format(n="n"), variant.what) if text]
+    probed = PROBED[name]
+    said = [text for text in (probed.flags.format(n="n"), probed.what) if text]
     return "; ".join(said) or "fairseq's own"
 
 
@@ -146,7 +146,7 @@ def planned(options: Namespace) -> list[Setting]:
     choices = itertools.product(options.models, options.attentions, options.relative_position)
     plan = []
     for kind, name, position in choices:
-        if KINDS[kind].causal and VARIANTS[name].markers == "end":
+        if KINDS[kind].causal and PROBED[name].markers == "end":
             continue  # a causal model cannot see a marker at the end
         if position not in KINDS[kind].positions:
             continue
@@ -155,18 +155,18 @@ def planned(options: Namespace) -> list[Setting]:
     return plan
 
 
-def rows_of(found: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]:
+def rows_of(results: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]:
     """Return a row for every model, attention and kind of position, with lists over the seeds."""
     groups: dict[tuple[str, str, str], list[tuple[Setting, Outcome, float]]] = {}
-    for result in found:
+    for result in results:
         groups.setdefault(result[0][:3], []).append(result)
-    return [row_of(results) for results in groups.values()]
+    return [row_of(of_all_seeds) for of_all_seeds in groups.values()]
 
 
 def row_of(results: list[tuple[Setting, Outcome, float]]) -> dict[str, Any]:
     """Return the row of the results of all seeds; the answers are those of the first one."""
     setting, first, _ = results[0]
-    variant = VARIANTS[setting.variant]
+    probed = PROBED[setting.variant]
     outcomes = [outcome for _, outcome, _ in results]
     errors = {}
     for length in first.longer:
@@ -179,8 +179,8 @@ def row_of(results: list[tuple[Setting, Outcome, float]]) -> dict[str, Any]:
         "attention": setting.variant,
         "position": setting.position,
         "flags": " ".join(setting.flags()),
-        "markers": variant.markers,
-        "blind": variant.blind(KINDS[setting.kind].causal),
+        "markers": probed.markers,
+        "blind": probed.blind(KINDS[setting.kind].causal),
         "spread_at_random_weights": [random for _, _, random in results],
         "spread_trained": [outcome.spread for outcome in outcomes],
         "passed": [outcome.passed for outcome in outcomes],

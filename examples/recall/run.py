@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("examples", "."))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from synthetic import Batch, Task, attention, main
 
@@ -44,7 +45,7 @@ def draw(length: int, generator: torch.Generator) -> Batch:
     # putting any back.
     slots = (length - 2 * pairs) // 2
     likely = (POWER - 1) * torch.arange(1, slots + 1).log()
-    gumbel = -torch.rand(rows, slots, generator=generator).log_().neg_().log_()
+    gumbel = -torch.log(-torch.log(torch.rand(rows, slots, generator=generator)))
     places = 2 * pairs + 2 * (likely + gumbel).topk(pairs).indices  # [B, K]
     return tokens.scatter(1, places, keys), due.scatter(1, places, answers)
 

@@ -41,9 +41,9 @@ def digits() -> tuple[Tensor, Tensor]:
         from sklearn.datasets import load_digits
     except ImportError:
         fail("the digits come with scikit-learn: pip install scikit-learn")
-    found = load_digits()
-    images = torch.tensor(found.images, dtype=torch.float32)[:, None] / 16
-    return images, torch.tensor(found.target)
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    return images, torch.tensor(data.target)
 
 
 def vision_transformer(heads: int) -> nn.Module:

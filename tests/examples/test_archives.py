@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from common import archives
-from common.archives import Archive, complete, count, obtain, unpack
+from common.archives import Archive, count, obtain, unpack, written_whole
 from recipes import refused_here, tar_of, zip_of
 
 CONTENT = bytes(range(256)) * 10_000  # 2.5 MB: several chunks
@@ -198,14 +198,14 @@ def test_what_is_written_appears_only_when_it_is_complete(inner, tmp_path):
         (path / inner).write_text(text)
 
     target = tmp_path / "new"
-    with pytest.raises(ZeroDivisionError), complete(target) as unfinished:
+    with pytest.raises(ZeroDivisionError), written_whole(target) as unfinished:
         write(unfinished, "half")
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
     write(target.with_name("new.unfinished"), "left by a program that was killed")
     for text in ("first", "second"):
-        with complete(target) as unfinished:
+        with written_whole(target) as unfinished:
             assert not unfinished.exists()
             write(unfinished, text)
         assert (target / inner).read_text() == text

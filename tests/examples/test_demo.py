@@ -63,6 +63,7 @@ def test_it_trains_translates_and_scores_both_models_on_ones_own_text(text, tmp_
     assert result.stdout.count("\nGerman ") == 5
     record = json.loads((tmp_path / "out" / "results.json").read_text())
     assert len(record["models"]) == 2
+    assert record["data"]["name"] == "text" and len(record["data"]["sha256"]) == 6
     assert (tmp_path / "out" / "training.png").stat().st_size > 10_000
 
 

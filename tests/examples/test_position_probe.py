@@ -9,7 +9,7 @@ import json
 
 import pytest
 import torch
-from position_probe.probe import KINDS, VARIANTS, Probe, Setting, random_spread
+from position_probe.probe import KINDS, PROBED, Probe, Setting, random_spread
 from position_probe.run import main
 from torch import nn
 
@@ -35,7 +35,7 @@ def outcome(tmp_path_factory):
     "kind, position", [(kind, position) for kind in KINDS for position in KINDS[kind].positions]
 )
 def test_weights_that_sum_to_1_make_all_places_equal_and_no_others_do(kind, position):
-    for name in VARIANTS:
+    for name in PROBED:
         if KINDS[kind].causal and name == "end-marker":
             continue
         found = random_spread(Setting(kind, name, position, n=5, seed=3))

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from common.archives import complete
+from common.archives import written_whole
 from common.prepare import ENDINGS, LOCK, data_folder, preprocess
 from recipes import EXAMPLES, refused_here
 
@@ -22,11 +22,11 @@ wait
 """
 PROGRAM = """
 import signal
-from common.archives import complete
+from common.archives import written_whole
 from common.prepare import ENDINGS, data_folder, preprocess, start
 
 def main():
-    with data_folder() as data, complete(data / "lines") as unfinished:
+    with data_folder() as data, written_whole(data / "lines") as unfinished:
         preprocess(unfinished, 1, [])
 
 for number in ENDINGS:  # a script's background process ignores them
@@ -82,7 +82,7 @@ def test_a_folder_is_prepared_by_one_at_a_time(data, capsys):
 def test_fairseq_preprocess_that_fails_leaves_nothing(data, capfd):
     program = data.parent / "bin" / "fairseq-preprocess"
     program.write_text("#!/bin/sh\necho its words >&2\nexit 3\n")
-    with pytest.raises(SystemExit), complete(data / "lines") as unfinished:
+    with pytest.raises(SystemExit), written_whole(data / "lines") as unfinished:
         preprocess(unfinished, 2, [])
     assert "fairseq-preprocess ended with status 3" in capfd.readouterr().err
     assert list(data.iterdir()) == []

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import vit.run
-from common.side_by_side import fingerprint
+from common.fingerprint import fingerprint
 from torch import nn
 
 from mixhead_plugin import hf

@@ -10,7 +10,7 @@ from bert.binary import BinarySet
 from bert.glue.rows import Example, Table, read_table
 from bert.glue.tasks import HIGHEST, TASKS, Task
 from bert.pretrained import FILES, check_case, prepare_model
-from common.archives import complete, fail, note, obtain, read_lines, unpack
+from common.archives import fail, note, obtain, stream_lines, unpack, written_whole
 from common.prepare import data_folder, is_ready, parser, require_files, start, write_settings
 
 if TYPE_CHECKING:  # fairseq takes seconds to import, and the command line is read before
@@ -32,11 +32,11 @@ def unpack_task(name: str, task: Task, data: Path) -> Path:
         require_files(folder, files)
         return folder
     paths = [obtain(archive, data) for archive in task.archives]
-    with complete(folder) as unfinished:
+    with written_whole(folder) as unfinished:
         unfinished.mkdir(parents=True)
         for path in paths:
             if path.suffix == ".zip":
-                unpack(path, unfinished, files.__contains__)
+                unpack(path, unfinished, lambda file: file in files)
             else:
                 copyfile(path, unfinished / path.name)
         missing = sorted(file for file in files if not (unfinished / file).is_file())
@@ -52,7 +52,7 @@ def read_set(name: str, task: Task, subset: str, text: Path) -> Table:
     if name != "MRPC" or not labelled:
         return read_table(path, task, labelled)
     # MRPC's training file has the validation set, too; another file names its pairs.
-    valid = {tuple(line.split()[:2]) for line in read_lines(text / "mrpc_dev_ids.tsv")}
+    valid = {tuple(line.split()[:2]) for line in stream_lines(text / "mrpc_dev_ids.tsv")}
 
     def is_in_set(row: Mapping[str, str]) -> bool:
         return ((row["#1 ID"], row["#2 ID"]) in valid) == (subset == "valid")
@@ -86,22 +86,23 @@ def write_inputs(
 
     dictionary = encode.dictionary
     sets = [BinarySet(folder / subset, len(dictionary)) for folder in folders]
-    found = dict.fromkeys(("shortened", "empty texts", "pieces", "unknown pieces"), 0)
+    counts = dict.fromkeys(("shortened", "empty texts", "pieces", "unknown pieces"), 0)
     for begin in range(0, len(examples), BLOCK):
         # The first text of each example, and then the second one, if there are two.
         columns = zip(*(example.texts for example in examples[begin : begin + BLOCK]))
         for texts in zip(*map(encode, columns)):
             shortened = shorten(texts, room)
             if shortened != list(texts):
-                found["shortened"] += 1
+                counts["shortened"] += 1
             for output, text in zip(sets, shortened):
                 output.add([*text, dictionary.eos()])
-                found["empty texts"] += not text
-                found["pieces"] += len(text)
-                found["unknown pieces"] += text.count(dictionary.unk())
+                if not text:
+                    counts["empty texts"] += 1
+                counts["pieces"] += len(text)
+                counts["unknown pieces"] += text.count(dictionary.unk())
     for output in sets:
         output.close()
-    return found
+    return counts
 
 
 def write_labels(folder: Path, subset: str, examples: Sequence[Example], task: Task) -> None:
@@ -126,25 +127,41 @@ def write_labels(folder: Path, subset: str, examples: Sequence[Example], task: T
 
 
 def prepare_task(
-    name: str, folder: Path, text: Path, encode: "Encoder", room: int, settings: Mapping, args: Any
-):
-    """Write the folder of a task."""
+    name: str,
+    folder: Path,
+    text: Path,
+    encode: "Encoder",
+    room: int,
+    settings: Mapping[str, Any],
+    args: Any,
+) -> None:
+    """Write the folder of a task; it appears when it is complete.
+
+    Args:
+        name: a key of TASKS
+        folder: the new folder, $DATA/<model>/<task>
+        text: the folder of `unpack_task`
+        encode: turns texts into the numbers of the model's dictionary
+        room: how many pieces an example may have, without its special tokens
+        settings: flags of prepare.sh and their values, which the folder records
+        args: of the command line; `any_counts` is read
+    """
     task = TASKS[name]
     note(f"{name}:")
     tables = {subset: read_set(name, task, subset, text) for subset in task.files}
     if not args.any_counts:
         check_counts(name, task, tables)
     counts = {}
-    with complete(folder) as unfinished:
+    with written_whole(folder) as unfinished:
         inputs = [unfinished / f"input{i}" for i in range(len(task.texts))]
         for path in (*inputs, unfinished / "label"):
             path.mkdir(parents=True)
         for path in inputs:
             encode.dictionary.save(str(path / "dict.txt"))
         for subset, (examples, left_out) in tables.items():
-            found = write_inputs(subset, inputs, examples, encode, room)
+            of_inputs = write_inputs(subset, inputs, examples, encode, room)
             write_labels(unfinished, subset, examples, task)
-            counts[subset] = {"examples": len(examples), "left out": len(left_out), **found}
+            counts[subset] = {"examples": len(examples), "left out": len(left_out), **of_inputs}
             numbers = [f"{number:,} {what}" for what, number in counts[subset].items()]
             note(f"  {subset}: {', '.join(numbers)}")
             for row in left_out:

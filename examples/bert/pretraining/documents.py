@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from common.archives import fail, read_lines
-from common.wikitext import SPLITS, TITLE
+from common.archives import fail, stream_lines
+from common.wikitext import SPLITS, with_titles
 
 HEADING = re.compile(r" = .* = \n")
 ENDS = frozenset(".?!")
@@ -47,18 +47,14 @@ def sentences(paragraph: str) -> Iterator[str]:
 def from_wikitext(lines: Iterable[str]) -> Iterator[str]:
     """Yield the sentences of WikiText without headings, and an empty line between articles."""
     begun = False  # whether the article has a sentence so far
-    before = ""
-    line = ""
-    for after in chain(lines, [""]):
-        if TITLE.fullmatch(line) and not before.strip() and not after.strip():
+    for line, is_title in with_titles(lines):
+        if is_title:
             if begun:
                 yield ""
             begun = False
         elif line.strip() and not HEADING.fullmatch(line):
             yield from (AT.sub(r"\1", sentence) for sentence in sentences(line))
             begun = True
-        before = line
-        line = after
 
 
 def wikitext(folder: Path) -> Text:
@@ -66,7 +62,7 @@ def wikitext(folder: Path) -> Text:
 
     def lines() -> Iterator[tuple[str, str]]:
         for split in SPLITS:
-            text = read_lines(folder / f"wiki.{split}.tokens", f"sentences of {split}")
+            text = stream_lines(folder / f"wiki.{split}.tokens", f"sentences of {split}")
             for line in from_wikitext(text):
                 yield split, line
 
@@ -97,7 +93,7 @@ def _own_lines(paths: Sequence[Path], hold_out: int) -> Iterator[tuple[str, str]
     drawn = _held_out(document, hold_out)
     for path in paths:
         # a file ends a document
-        for line in chain(map(str.strip, read_lines(path)), [""]):
+        for line in chain(map(str.strip, stream_lines(path)), [""]):
             if line or begun:
                 split = "valid" if document == drawn else "train"
                 yield split, line

@@ -11,7 +11,7 @@ import numpy as np
 from bert.binary import BinarySet
 from bert.pretrained import HUGGING_FACE, check_case
 from bert.pretraining.documents import Text, own_text, wikitext
-from common.archives import Archive, complete, fail, note, obtain, sha256
+from common.archives import Archive, fail, note, obtain, sha256, written_whole
 from common.prepare import data_folder, is_ready, parser, start, write_settings
 from common.wikitext import unpack_text
 from wikitext2.prepare import WIKITEXT2
@@ -35,7 +35,9 @@ def write_sets(text: Text, folder: Path, lowercase: bool) -> dict[str, dict[str,
     if text.unknown:
         tokeniser.add_special_tokens([text.unknown])
     sets = {split: BinarySet(folder / split, len(dictionary)) for split in text.splits}
-    found = {split: Counter(documents=0, sentences=0, pieces=0, unknown=0) for split in text.splits}
+    counts = {
+        split: Counter(documents=0, sentences=0, pieces=0, unknown=0) for split in text.splits
+    }
     frequencies = {split: np.zeros(len(dictionary), dtype=np.int64) for split in text.splits}
     within = dict.fromkeys(text.splits, False)  # a document
     lines = text.lines()
@@ -49,24 +51,24 @@ def write_sets(text: Text, folder: Path, lowercase: bool) -> dict[str, dict[str,
             sets[split].add([*ids, dictionary.eos()])
             np.add.at(frequencies[split], ids, 1)
 
-            counts = found[split]
             if ids:
-                counts["sentences"] += 1
+                counts[split]["sentences"] += 1
                 if not within[split]:
-                    counts["documents"] += 1
+                    counts[split]["documents"] += 1
             within[split] = bool(ids)
 
             # The text's own mark for unknown words is no piece, and says nothing of the vocabulary.
             marks = line.count(text.unknown) if text.unknown else 0
-            counts["pieces"] += len(ids) - marks
-            counts["unknown"] += ids.count(dictionary.unk()) - marks
+            counts[split]["pieces"] += len(ids) - marks
+            counts[split]["unknown"] += ids.count(dictionary.unk()) - marks
 
     for split, output in sets.items():
         output.close()
-        numbers = [f"{number:,} {what}" for what, number in found[split].items()]
+        numbers = [f"{number:,} {what}" for what, number in counts[split].items()]
         note(f"{split}: {', '.join(numbers)}")
     return {
-        split: {**counts, "entropy": entropy(frequencies[split])} for split, counts in found.items()
+        split: {**numbers, "entropy": entropy(frequencies[split])}
+        for split, numbers in counts.items()
     }
 
 
@@ -76,9 +78,15 @@ def entropy(frequencies: np.ndarray) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
-def check(found: dict[str, dict[str, Any]], hold_out: Optional[int], vocabulary: str) -> None:
-    """End the program if a set has too few documents, or too many unknown pieces."""
-    for split, numbers in found.items():
+def check(counts: dict[str, dict[str, Any]], hold_out: Optional[int], vocabulary: str) -> None:
+    """End the program if a set has too few documents, or too many unknown pieces.
+
+    Args:
+        counts: what `write_sets` returns
+        hold_out: the value of --hold-out; None for WikiText-2, which has its own sets
+        vocabulary: the name of the vocabulary in the message
+    """
+    for split, numbers in counts.items():
         if numbers["documents"] < 2:
             advice = ""
             if hold_out is not None:
@@ -155,7 +163,7 @@ def binarise(args: Any, data: Path) -> None:
 
     if text is None:
         text = wikitext(unpack_text(WIKITEXT2, data, check=not args.any_counts))
-    with complete(folder) as unfinished:
+    with written_whole(folder) as unfinished:
         unfinished.mkdir()
         try:
             words = vocabulary_of(args, text, data)
@@ -165,9 +173,9 @@ def binarise(args: Any, data: Path) -> None:
         except OptionError as error:
             fail(str(error))
         check_case(unfinished, args.cased)
-        found = write_sets(text, unfinished, not args.cased)
-        check(found, hold_out, vocabulary)
-        write_settings(unfinished, settings, args.any_counts, sets=found)
+        counts = write_sets(text, unfinished, not args.cased)
+        check(counts, hold_out, vocabulary)
+        write_settings(unfinished, settings, args.any_counts, sets=counts)
     note(f"{folder} is ready")
 
 

@@ -23,8 +23,8 @@ def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> lis
     def words() -> Iterator[list[str]]:
         """Yield the words of each line."""
         for line in lines():
-            found = split.pre_tokenize_str(clean.normalize_str(line))
-            yield [word for word, _ in found if len(word) <= LONGEST_WORD]
+            with_places = split.pre_tokenize_str(clean.normalize_str(line))
+            yield [word for word, _ in with_places if len(word) <= LONGEST_WORD]
 
     characters = _characters_of(words())
     if not characters:

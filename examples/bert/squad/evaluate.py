@@ -36,23 +36,23 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     spans = args.nbest_file or args.spans
     try:
         squad = read_squad(args.data / f"{args.valid_subset}.json")
-        found = predictions(squad, read_spans(spans, squad.questions), args.n_best_size)
+        answers = predictions(squad, read_spans(spans, squad.questions), args.n_best_size)
     except (SquadError, FileNotFoundError) as error:
         fail(str(error))
-    best = {name: answers[0]["text"] for name, answers in found.items()}
+    best = {name: each[0]["text"] for name, each in answers.items()}
     write(spans.with_name("predictions.json"), best)
-    write(spans.with_name("nbest_predictions.json"), found)
+    write(spans.with_name("nbest_predictions.json"), answers)
     result = score(squad.questions, best)
     if math.isnan(result.f1):
         fail(f"{args.valid_subset}: has no answers to compare with")
-    print(
-        f"{args.valid_subset}: {sum(bool(question.answers) for question in squad.questions):,} "
-        "questions"
-    )
-    numbers = {"EM": result.exact_match, "F1": result.f1}
-    last = os.environ.get("METRIC", "F1")
-    for name in sorted(numbers, key=last.__eq__):
-        print(f"{name} = {numbers[name]:.2f}")
+    with_answers = [question for question in squad.questions if question.answers]
+    print(f"{args.valid_subset}: {len(with_answers):,} questions")
+    exact_match = f"EM = {result.exact_match:.2f}"
+    f1 = f"F1 = {result.f1:.2f}"
+    if os.environ.get("METRIC") == "EM":
+        print(f1, exact_match, sep="\n")
+    else:
+        print(exact_match, f1, sep="\n")
 
 
 if __name__ == "__main__":

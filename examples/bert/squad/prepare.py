@@ -10,7 +10,7 @@ from typing import Optional
 
 from bert.pretrained import check_case, prepare_model
 from bert.squad_data import SquadError, locate, read_squad
-from common.archives import Archive, check_counts, complete, fail, note, obtain, sha256
+from common.archives import Archive, check_counts, fail, note, obtain, sha256, written_whole
 from common.prepare import data_folder, is_ready, parser, start, write_settings
 
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
@@ -32,7 +32,7 @@ def prepare_text(data: Path, dictionary: Path, cased: bool, any_counts: bool) ->
     settings = {"cased": cased, "dict.txt": sha256(dictionary)}
     if is_ready(folder, settings, ["dict.txt", "train.json", "valid.json"], any_counts):
         return
-    with complete(folder) as unfinished:
+    with written_whole(folder) as unfinished:
         unfinished.mkdir()
         for subset, (name, sum_) in ARCHIVES.items():
             copyfile(
