@@ -1,7 +1,9 @@
 """Fixtures of all tests."""
 
+import fcntl
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -81,6 +83,32 @@ def seed():
 
 
 @pytest.fixture(scope="session")
+def once_a_run(tmp_path_factory):
+    """Return once_a_run(name, make) -> a folder, which the first worker that needs it makes.
+
+    `make` takes the empty folder and fills it. The other workers of pytest-xdist wait for that, and
+    then find the files. So no test may change them.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # of the folders of all workers
+
+    def once(name, make):
+        folder = root / f"once-{name}"
+        made = root / f"once-{name}.made"
+        with open(root / f"once-{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # what one that failed has left
+                folder.mkdir()
+                make(folder)
+                made.touch()
+        return folder
+
+    return once
+
+
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     """A few hundred sentences of three words, the object in another place on each side."""
     folder = tmp_path_factory.mktemp("corpus")
@@ -102,70 +130,85 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def translation_data(corpus, tmp_path_factory):
+def translation_data(corpus, once_a_run):
     from tests.commands import preprocess  # not above: tests/ops runs without fairseq
 
-    flags = ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"]
-    texts = {split: corpus / split for split in ("train", "valid", "test")}
-    return preprocess(texts, tmp_path_factory.mktemp("data") / "de-en", *flags)
+    def make(folder):
+        flags = ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"]
+        texts = {split: corpus / split for split in ("train", "valid", "test")}
+        preprocess(texts, folder / "de-en", *flags)
+
+    return once_a_run("translation-data", make) / "de-en"
 
 
 @pytest.fixture(scope="session")
-def text_data(corpus, tmp_path_factory):
+def text_data(corpus, once_a_run):
     from tests.commands import preprocess  # not above: tests/ops runs without fairseq
 
-    texts = {split: corpus / f"{split}.en" for split in ("train", "valid", "test")}
-    return preprocess(texts, tmp_path_factory.mktemp("data") / "text", "--only-source")
+    def make(folder):
+        texts = {split: corpus / f"{split}.en" for split in ("train", "valid", "test")}
+        preprocess(texts, folder / "text", "--only-source")
+
+    return once_a_run("text-data", make) / "text"
 
 
 @pytest.fixture(scope="session")
-def translation_checkpoint(translation_data, tmp_path_factory):
+def translation_checkpoint(translation_data, once_a_run):
     """Position-wise mixing in every attention, after one update."""
     from tests.commands import SIZES, train
 
-    save = tmp_path_factory.mktemp("translation")
-    train(translation_data, "mixhead_transformer", save, *SIZES, "--disable-validation", updates=1)
-    return save / "checkpoint_last.pt"
+    def make(save):
+        flags = [*SIZES, "--disable-validation"]
+        train(translation_data, "mixhead_transformer", save, *flags, updates=1)
+
+    return once_a_run("translation", make) / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="session")
-def text_checkpoint(text_data, tmp_path_factory):
+def text_checkpoint(text_data, once_a_run):
     """A language model after one update."""
     from tests.commands import LM_SIZES, train
 
-    save = tmp_path_factory.mktemp("text")
-    flags = [
-        "--task=language_modeling",
-        "--tokens-per-sample=16",
-        "--sample-break-mode=eos",
-        *LM_SIZES,
-    ]
-    train(text_data, "mixhead_transformer_lm", save, *flags, "--disable-validation", updates=1)
-    return save / "checkpoint_last.pt"
+    def make(save):
+        flags = [
+            "--task=language_modeling",
+            "--tokens-per-sample=16",
+            "--sample-break-mode=eos",
+            "--disable-validation",
+            *LM_SIZES,
+        ]
+        train(text_data, "mixhead_transformer_lm", save, *flags, updates=1)
+
+    return once_a_run("text", make) / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="session")
-def translator(translation_data, tmp_path_factory):
+def translator(translation_data, once_a_run):
     """A Mixhead model that has learnt the tiny language."""
     from tests.commands import SIZES, train
 
-    save = tmp_path_factory.mktemp("translator")
-    flags = [
-        "--criterion=label_smoothed_cross_entropy",
-        "--share-all-embeddings",
-        "--eval-bleu",
-        "--dropout=0",
-    ]
-    flags += ["--validate-interval", "1000", "--save-interval", "1000"]  # at the end alone
-    train(translation_data, "mixhead_transformer", save, *SIZES, *flags, updates=120)
-    return save / "checkpoint_last.pt"
+    def make(save):
+        flags = [
+            *SIZES,
+            "--criterion=label_smoothed_cross_entropy",
+            "--share-all-embeddings",
+            "--eval-bleu",
+            "--dropout=0",
+            # at the end alone
+            "--validate-interval=1000",
+            "--save-interval=1000",
+        ]
+        train(translation_data, "mixhead_transformer", save, *flags, updates=120)
+
+    return once_a_run("translator", make) / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="session")
-def fairseq_translator(translation_data, tmp_path_factory):
+def fairseq_translator(translation_data, once_a_run):
     """fairseq's own model, after four updates."""
     from tests.commands import SIZES, train
 
-    save = tmp_path_factory.mktemp("fairseq")
-    train(translation_data, "transformer", save, *SIZES, "--share-all-embeddings", updates=4)
-    return save / "checkpoint_last.pt"
+    def make(save):
+        train(translation_data, "transformer", save, *SIZES, "--share-all-embeddings", updates=4)
+
+    return once_a_run("fairseq-translator", make) / "checkpoint_last.pt"

@@ -45,18 +45,20 @@ READ_AHEAD = [
 
 
 @pytest.fixture(scope="session")
-def labelled_data(corpus, tmp_path_factory):
+def labelled_data(corpus, once_a_run):
     """Sentences, with the label yes if they have a dog."""
-    folder = tmp_path_factory.mktemp("labelled")
-    texts = {split: corpus / f"{split}.en" for split in ("train", "valid")}
-    labels = {}
-    for split, path in texts.items():
-        labels[split] = folder / f"{split}.label"
-        lines = path.read_text().splitlines()
-        labels[split].write_text("".join("yes\n" if "dog" in line else "no\n" for line in lines))
-    preprocess(texts, folder / "data" / "input0", "--only-source")
-    preprocess(labels, folder / "data" / "label", "--only-source")
-    return folder / "data"
+
+    def make(folder):
+        texts = {split: corpus / f"{split}.en" for split in ("train", "valid")}
+        labels = {}
+        for split, path in texts.items():
+            labels[split] = folder / f"{split}.label"
+            answers = ["yes" if "dog" in line else "no" for line in path.read_text().splitlines()]
+            labels[split].write_text("".join(f"{answer}\n" for answer in answers))
+        preprocess(texts, folder / "data" / "input0", "--only-source")
+        preprocess(labels, folder / "data" / "label", "--only-source")
+
+    return once_a_run("labelled-data", make) / "data"
 
 
 @pytest.fixture(scope="session")
@@ -84,22 +86,20 @@ def recipes(translation_data, text_data, labelled_data):
 
 
 @pytest.fixture(scope="session")
-def undisturbed(recipes, tmp_path_factory):
+def undisturbed(recipes, once_a_run):
     """Return undisturbed(recipe, *flags) -> the folder of a whole training.
 
     It has `save`, `log` and `events`.
     """
-    made = {}
 
     def train(recipe, *flags):
-        if (recipe, flags) not in made:
-            folder = tmp_path_factory.mktemp("undisturbed")
+        def make(folder):
             before = faults.before(folder=folder / "save", record=folder / "events")
             arguments = [*recipes[recipe], *flags, "--save-dir", folder / "save"]
             end = start("fairseq-train", *arguments, before=before).wait()
             assert end.returncode == 0, (end.stdout + end.stderr)[-3000:]
             (folder / "log").write_text(end.stdout + end.stderr)
-            made[recipe, flags] = folder
-        return made[recipe, flags]
+
+        return once_a_run("-".join(["undisturbed", recipe, *flags]), make)
 
     return train
