@@ -36,12 +36,12 @@ WHOLE_SETS = ["--required-batch-size-multiple", "1"]
 TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
 
 
-# fairseq-train sets up its log before it imports fairseq; the other commands log in fairseq's own
-# way. what every command imports later
+# What every command imports later.
 NEEDED = ("hydra.core.override_parser.overrides_parser", "torch._dynamo")
-# Registering the architectures takes half of a tiny training's time, so TRAIN has done it. The
-# commands of OTHERS import the plugin themselves; tests/fairseq/repairs/test_import.py starts
-# fairseq-train there, too.
+# Two servers, because fairseq-train sets up its log before it imports fairseq, and the other
+# commands log in fairseq's own way. Registering the architectures takes half of a tiny training's
+# time, so TRAIN has done it. The commands of OTHERS import the plugin themselves;
+# tests/fairseq/repairs/test_import.py starts fairseq-train there, too.
 TRAIN = Launcher("fairseq_cli.train", "mixhead_plugin.fairseq.models", *NEEDED)
 OTHERS = Launcher("fairseq", *NEEDED)
 

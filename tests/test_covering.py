@@ -43,7 +43,7 @@ def test_every_pair_of_values_of_two_axes_meets():
         (torch.zeros(2, 3), "tensor of 2 3"),
         (torch.relu, "relu"),
     ],
-    ids=range(7),
+    ids=["dtype", "tuple", "dict", "empty dict", "bool", "tensor", "function"],
 )
 def test_a_value_has_an_id_that_says_what_it_is(value, expected):
     assert ids.id_of(value, "causal") == expected

@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "build" / "site"
 CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
-PARTS = ["Home", "Start", "Guides", "Evidence", "Reference", "Contribute"]
+SECTIONS = ["Home", "Start", "Guides", "Evidence", "Reference", "Contribute"]
 
 
 def pages_of(navigation):
@@ -36,7 +36,7 @@ def test_the_navigation_names_every_page_of_docs_once():
 
 def test_the_navigation_names_what_is_there():
     assert [page for page in pages_of(CONFIG["nav"]) if not (ROOT / page).is_file()] == []
-    assert [next(iter(entry)) for entry in CONFIG["nav"]] == PARTS
+    assert [next(iter(entry)) for entry in CONFIG["nav"]] == SECTIONS
 
 
 # ---- the built site: slow; scripts/docs.sh fetches its tools once --------------------------------

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: F401 (registers the optimizers' configs)
+
+# It registers the configs of the optimizers.
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: F401
 from fairseq.optim import OPTIMIZER_REGISTRY, build_optimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.trainer import Trainer

@@ -148,7 +148,7 @@ HEADS_AND_SIZES = [
 
 OF_A_DECODER = "the model has no such attention; must be one of all, self, decoder, decoder-self"
 NO_OTHER_FLAG = "has no effect without another flag of the plugin; must be all, or left out"
-SCOPES = [
+REFUSED_SCOPES = [
     (LM, {"attention_scope": "cross"}, f"--attention-scope cross: {OF_A_DECODER}"),
     (LM, {"attention_scope": "encoder"}, f"--attention-scope encoder: {OF_A_DECODER}"),
     (SYNTHESIZER, {"attention_scope": "encoder"}, f"--attention-scope encoder: {OF_A_DECODER}"),
@@ -288,7 +288,7 @@ LEARNING_RATES = [
 ]
 
 NO_DISTANCE = "with --cross-self-attention: the distance to the source is not defined"
-PARTS = [
+REFUSED_PARTS = [
     (
         TRANSLATION,
         {"encoder_xformers_att_config": "{}"},
@@ -460,10 +460,10 @@ REFUSED = [
     *WHOLE_NUMBERS,
     *NULL,
     *HEADS_AND_SIZES,
-    *SCOPES,
+    *REFUSED_SCOPES,
     *HEADS_PER_LAYER,
     *LEARNING_RATES,
-    *PARTS,
+    *REFUSED_PARTS,
     *((LM, {"tie_adaptive_weights": True, **flags}, message) for flags, message in TIED),
     *((SYNTHESIZER, flags, message) for flags, message in OF_A_SYNTHESIZER),
     *((XL, flags, message) for flags, message in OF_TRANSFORMER_XL),

@@ -194,7 +194,7 @@ def test_what_cannot_work_is_refused_in_one_line(message):
     assert str(error.value) == message
 
 
-def test_nothing_is_refused_with_all_that_could_be_asked_for():
+def test_asking_for_nothing_is_refused_with_a_list_of_what_there_is():
     with pytest.raises(ValueError) as error:
         mix(nn.ModuleList([nn.MultiheadAttention(E, H)]))
     told = str(error.value)

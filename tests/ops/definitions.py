@@ -1,6 +1,7 @@
-"""Compute the papers' definitions apart from the package.
+"""Compute the papers' definitions of one call of attention apart from the package.
 
-Every test of values compares with them.
+The tests of the normalizers, of the CPU's implementations and of their transformations compare with
+them.
 """
 
 import torch
@@ -15,7 +16,7 @@ def _divide(weights, total):
 def _entmax15(s, v):
     """Find the threshold by bisection, then by an equation that has a gradient.
 
-    It is that of a sum of squares of 1.
+    The equation says that the squares sum to 1.
     """
     x = s.masked_fill(v == 0, -INF)
     x = (x - x.detach().amax(-1, True).nan_to_num(neginf=0.0)) / 2

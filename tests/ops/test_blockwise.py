@@ -40,14 +40,19 @@ def small_blocks():
         yield
 
 
-SETTINGS = [(2, 2**6), (1, 2**8), (3, 2**10)]
+# threads, and scores in a block
+SETTINGS = {
+    "2 threads, blocks of 64": (2, 2**6),
+    "1 thread, blocks of 256": (1, 2**8),
+    "3 threads, blocks of 1024": (3, 2**10),
+}
 
 
 @covering(setting=SETTINGS, mixing=MIXINGS, distances=FEW)
 def test_everything_repeats_bit_by_bit_with_the_seed(setting, mixing, distances):
     given = tensors(mixing, distances, torch.float32)
     runs = []
-    with blocks(*setting):
+    with blocks(*SETTINGS[setting]):
         for _ in range(4):
             torch.manual_seed(11)
             runs.append(outcome(given, causal=True, dropout_p=0.4, impl="blockwise"))
@@ -55,15 +60,19 @@ def test_everything_repeats_bit_by_bit_with_the_seed(setting, mixing, distances)
         assert_same(run, runs[0], rtol=0, atol=0)
 
 
+# likewise
+IN_A_BLOCK = {"one sentence": (2, 2**6), "several sentences": (1, 2**12)}
+
+
 @covering(
     mixing=MIXINGS,
     distances=FEW,
     normalizer=["softpick", "softmax, sink"],
-    setting=[(2, 2**6), (1, 2**12)],  # one sentence in a block, and several
+    in_a_block=IN_A_BLOCK,
     kept=["0", ""],
 )
 def test_no_buffer_is_read_after_another_step_has_taken_it(
-    mixing, distances, normalizer, setting, kept, monkeypatch
+    mixing, distances, normalizer, in_a_block, kept, monkeypatch
 ):
     """Nothing changes if each use of a buffer has memory of its own, which is full of NaN."""
     given = tensors(mixing, distances, torch.float32, normalizer=normalizer)
@@ -77,7 +86,7 @@ def test_no_buffer_is_read_after_another_step_has_taken_it(
     for get in (Buffers.get, own_memory):
         monkeypatch.setattr(Buffers, "get", get)
         torch.manual_seed(3)
-        with blocks(*setting):
+        with blocks(*IN_A_BLOCK[in_a_block]):
             runs.append(outcome(given, **options))
     assert_same(*runs, rtol=0, atol=0)
 
@@ -119,7 +128,7 @@ def test_dropout_has_its_probability_and_no_pattern(setting, p):
     n = 48
     q = torch.zeros(8, H, n, D)
     v = torch.eye(n).expand(8, H, n, n)
-    with blocks(*setting):
+    with blocks(*SETTINGS[setting]):
         weights = attention(q, q, v, dropout_p=p, impl="blockwise") * n * (1 - p)  # 0 or 1
     assert ((weights == 0) | ((weights - 1).abs() < 1e-5)).all()
     deviation = (p * (1 - p) / weights.numel()) ** 0.5
@@ -228,7 +237,7 @@ def test_gradients_lie_in_memory_as_the_compiler_was_told(dtype):
         t if t is None or t.dim() < 2 else t.transpose(-2, -1).contiguous().transpose(-2, -1)
         for t in inputs
     ]
-    turned[5] = calls.hole()
+    turned[AttentionInputs._fields.index("key_padding_mask")] = calls.hole()
     d_output = torch.randn(B, NQ, H, DV).transpose(1, 2).to(dtype)
     # as the queries of latents
     expanded = [turned[0][:, :1].expand_as(turned[0]), *turned[1:], *settings]

@@ -1,7 +1,4 @@
-"""Test torch's transformations.
-
-Each is right, or is refused in one line that names the implementation.
-"""
+"""Each of torch's transformations is right, or is refused in words that name the implementation."""
 
 import pytest
 import torch

@@ -76,7 +76,7 @@ def test_values_and_gradients_are_those_of_the_formula(mixed, normalizer):
 
 
 @each_once(masks=MASKS, mixed=MIXINGS, normalizer=NORMALIZERS)
-def test_so_they_are_under_any_mask(masks, mixed, normalizer):
+def test_values_and_gradients_are_those_of_the_formula_under_any_mask(masks, mixed, normalizer):
     must_be_right(inputs(mixed), normalizer=normalizer, **MASKS[masks]())
 
 
@@ -109,7 +109,7 @@ SIZES = [
 
 
 @first_of(size=[*SIZES, (17, 18, 64, 8)], mixed=["shared", "per query", None])
-def test_any_size(monkeypatch, size, mixed):
+def test_any_number_and_size_of_heads_queries_and_keys_is_right(monkeypatch, size, mixed):
     monkeypatch.setattr(tuning, "tiles_for", TABLES)
     n_queries, n_keys, heads, head_dim = size
     tensors = inputs(mixed, torch.float32, 1, heads, n_queries, n_keys, head_dim, head_dim)
@@ -117,7 +117,7 @@ def test_any_size(monkeypatch, size, mixed):
 
 
 @first_of(tile=TILES, mixed=MIXED)
-def test_any_tile(monkeypatch, tile, mixed):
+def test_any_tile_is_right(monkeypatch, tile, mixed):
     use_tiles(monkeypatch, Tile(16, 32, 4, 1), tile)
     tensors = inputs(mixed, batch=1, heads=5, n_queries=9, n_keys=18)
     must_be_right(tensors, normalizer="softmax", attn_mask=holes(1, 5, 9, 18), causal=True)

@@ -1,7 +1,4 @@
-"""Test what surrounds the fused kernels.
-
-That is refusals, operators of torch, spans of masks, addresses, choice of tiles.
-"""
+"""Refusals, operators of torch, spans of masks, addresses and tiles around the fused kernels."""
 
 from types import SimpleNamespace
 

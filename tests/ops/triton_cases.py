@@ -249,6 +249,7 @@ def must_agree(names, got, by_formula, exact):
     for name, value, rounded, right in zip(["output", *names], got, by_formula, exact, strict=True):
         # the only key of a row has no gradient: what is left of one is rounding
         size = right.abs().max() if right.any() else largest
+        # by how much more the ratio of errors of a few numbers may be; 1 from 103 numbers on
         few = max(1.0, math.exp(7 / max(right.numel(), 1) ** 0.5) / 2)
         for times, norm in (
             (2, lambda errors: errors.square().mean().sqrt()),

@@ -80,7 +80,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(name, update, recipes, undi
 )
 def test_a_signal_to_the_whole_group_ends_a_training_with_data_workers(flags, recipes, tmp_path):
     """So do sweep.py and SLURM: the data workers get the signal, too."""
-    # the launcher's
+    # The group is that of the launcher's fork.
     before = SIGNAL.format(name="SIGTERM", update=6).replace("os.kill(os.getpid(),", "os.killpg(0,")
     assert "killpg" in before
     flags = [*FOUR_EPOCHS, "--num-workers", "1", "--save-dir", tmp_path / "save", *flags]

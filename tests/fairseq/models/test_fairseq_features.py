@@ -22,8 +22,15 @@ def test_dropout_modules_have_fairseqs_names():
         assert dropout_names(build(f"mixhead_{arch}")) == dropout_names(upstream)
 
 
-PARTS = {"score_mixing": "position-wise", "attention_sink": "learned", "attention_gate": "element"}
-LOW_RANK, DIFFERENTIAL = ({"head_mixing": name, **PARTS} for name in ("low-rank", "differential"))
+SOME_PARTS = {
+    "score_mixing": "position-wise",
+    "attention_sink": "learned",
+    "attention_gate": "element",
+}
+LOW_RANK = {"head_mixing": "low-rank", **SOME_PARTS}
+DIFFERENTIAL = {"head_mixing": "differential", **SOME_PARTS}
+    {"head_mixing": name, **SOME_PARTS} for name in ("low-rank", "differential")
+)
 
 
 @each_once(arch=[*TINY, "synthesizer_lm"], flags=[{}, LOW_RANK, DIFFERENTIAL])

@@ -61,7 +61,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=", ".join)
-def test_importing(program, tmp_path):
+def test_importing_repairs_once_in_any_order(program, tmp_path):
     (tmp_path / "link").symlink_to(ROOT)
     (tmp_path / "program.py").write_text("".join(STEPS[step] + REPORT for step in program))
     printed = run(tmp_path / "program.py", cwd=tmp_path).stdout.splitlines()

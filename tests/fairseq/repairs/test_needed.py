@@ -31,7 +31,7 @@ SYNTHESIZER = "tests/fairseq/models/test_synthesizer.py"
 # test fails by `scripts/test.sh --all tests/fairseq/repairs/test_needed.py -k NAME`.
 PROOFS = {
     "safe_globals": (CHECKPOINTS, "test_a_good_checkpoint_and_one_with_arithmetic_load"),
-    "numpy_long": (IMPORT, "test_importing"),
+    "numpy_long": (IMPORT, "test_importing_repairs_once_in_any_order"),
     "numpy_float": (TRAINING, "test_a_model_with_a_crf_layer_computes_its_loss"),
     "truncated_bptt": (TRANSFORMER_XL, "test_batches_say_which_window_of_their_text_they_are"),
     "hydra_help": (IMPORT, "test_hydra_starts_where_argparse_reads_help_at_once"),
