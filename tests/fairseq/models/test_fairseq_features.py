@@ -29,8 +29,6 @@ SOME_PARTS = {
 }
 LOW_RANK = {"head_mixing": "low-rank", **SOME_PARTS}
 DIFFERENTIAL = {"head_mixing": "differential", **SOME_PARTS}
-    {"head_mixing": name, **SOME_PARTS} for name in ("low-rank", "differential")
-)
 
 
 @each_once(arch=[*TINY, "synthesizer_lm"], flags=[{}, LOW_RANK, DIFFERENTIAL])
