@@ -13,8 +13,7 @@ from fairseq.modules import MultiheadAttention
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.ops import IMPLEMENTATIONS, api
 from mixhead_plugin.parts import Variant
-from tests.covering import covering, each_once
-from tests.fairseq.definition import (
+from tests.attention_equations import (
     ATTENTIONS,
     COMBINATIONS,
     CROSS,
@@ -34,6 +33,7 @@ from tests.fairseq.definition import (
     inputs,
     padding,
 )
+from tests.covering import covering, each_once
 
 # where nothing is different from fairseq before training
 STARTS = [

@@ -16,8 +16,8 @@ from mixhead_plugin.ops import fused
 from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS, MixingOfHeads
 from mixhead_plugin.parts.kinds import AttentionSizes
 from mixhead_plugin.parts.plain_linear import is_plain
+from tests.attention_equations import E, H, definition, future
 from tests.covering import each_once
-from tests.fairseq.definition import E, H, definition, future
 from tests.helpers import shake
 
 NAMES = [name for name, kind in FEATURE_MIXINGS.items() if kind.build]

@@ -9,7 +9,7 @@ from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.options import CHOICES, FLAGS, AttentionOptions
 from mixhead_plugin.ops import IMPLEMENTATIONS, implementation_problem, triton
 from tests.helpers import OWN, TINY, task
-from tests.xl import TINY_XL
+from tests.transformer_xl import TINY_XL
 
 TRANSLATION = "mixhead_transformer"
 LM = "mixhead_transformer_lm"

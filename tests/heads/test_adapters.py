@@ -16,8 +16,8 @@ from mixhead_plugin.heads.choosing import Head, all_heads, choose
 from mixhead_plugin.heads.importance import importance
 from mixhead_plugin.heads.views import seen
 from mixhead_plugin.ops.reference import mix_heads
+from tests import attention_equations
 from tests.covering import each_once
-from tests.fairseq import definition
 from tests.heads.models import DOORS, HEADS, build
 
 VARIANTS = {
@@ -195,25 +195,27 @@ def test_heads_that_all_others_need_are_refused(door):
 
 
 UNCUT = ("low-rank", "differential", "features heads", "features output")
-CUT = [name for name in definition.COMBINATIONS if name not in UNCUT and "scores" not in name]
+CUT = [
+    name for name in attention_equations.COMBINATIONS if name not in UNCUT and "scores" not in name
+]
 
 
 @each_once(
-    normalizer=definition.SOME_NORMALIZERS,
+    normalizer=attention_equations.SOME_NORMALIZERS,
     mixing=CUT,
-    kind=definition.ATTENTIONS,
+    kind=attention_equations.ATTENTIONS,
     bias=[True, False],
     values=[6, 3],
 )
 def test_every_part_is_cut_as_it_is_ablated(normalizer, mixing, kind, bias, values):
     sizes = {"head_dim": 6, "value_head_dim": values}
-    module = definition.build(kind, mixing, normalizer, bias=bias, **sizes).double()
+    module = attention_equations.build(kind, mixing, normalizer, bias=bias, **sizes).double()
     attention = AssemblyAttention("one", module)
     cut = {"mixed": [2]}
     if "source" in attention.heads:
         cut["source"] = [0, 2]
     removed = [Head("one", stage, index) for stage, some in cut.items() for index in some]
-    query, key, masks = definition.inputs(kind, dtype=torch.float64)
+    query, key, masks = attention_equations.inputs(kind, dtype=torch.float64)
     whole = module(query, key, key, **masks)[0]
     expected = []
     with without([attention], removed):
@@ -228,11 +230,11 @@ def test_every_part_is_cut_as_it_is_ablated(normalizer, mixing, kind, bias, valu
 
 @torch.no_grad()
 def test_what_is_seen_of_factors_is_their_matrix_and_a_source_head_leaves_every_mixed_head():
-    module = definition.build(mixing="low-rank").double()
+    module = attention_equations.build(mixing="low-rank").double()
     attention = AssemblyAttention("one", module)
-    query, key, masks = definition.inputs(dtype=torch.float64)
-    q = definition.heads(module.q_proj(query))
-    whole = definition.matrix(module.head_mixing, q, query)
+    query, key, masks = attention_equations.inputs(dtype=torch.float64)
+    q = attention_equations.heads(module.q_proj(query))
+    whole = attention_equations.matrix(module.head_mixing, q, query)
 
     def call():
         return module(query, key, key, need_weights=False, **masks)
@@ -246,7 +248,9 @@ def test_what_is_seen_of_factors_is_their_matrix_and_a_source_head_leaves_every_
 
 
 def test_a_parameter_of_unknown_heads_is_refused_before_any_change():
-    attentions = [AssemblyAttention(name, definition.build(mixing="none")) for name in "ab"]
+    attentions = [
+        AssemblyAttention(name, attention_equations.build(mixing="none")) for name in "ab"
+    ]
     attentions[1].module.positions = torch.nn.Parameter(torch.zeros(HEADS))
     problem = (
         "cannot be cut, its positions belongs to MixheadAttention; its heads can only be masked"
@@ -262,7 +266,7 @@ def test_a_parameter_of_unknown_heads_is_refused_before_any_change():
 
 
 def test_stages_that_no_attention_has_are_refused():
-    attention = AssemblyAttention("one", definition.build(mixing="none"))
+    attention = AssemblyAttention("one", attention_equations.build(mixing="none"))
     with pytest.raises(HeadsError) as error:
         importance([attention], [None], lambda batch: torch.ones(()), lambda batch: 1, ["source"])
     assert str(error.value) == "stages source: must be some of mixed, which the attentions have"

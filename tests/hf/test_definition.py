@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from mixhead_plugin import ops
 from mixhead_plugin.parts.hosted import PartsInHost
+from tests.attention_equations import mixed
 from tests.covering import each_once
-from tests.fairseq.definition import mixed
 from tests.hf.models import FEW, MODELS, QUERIES, build, hf, shake, transformers, whole
 
 NAME = "definition"

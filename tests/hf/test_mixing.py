@@ -9,8 +9,8 @@ from accelerate import cpu_offload
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, CLIPConfig, CLIPModel
 
+from tests.attention_equations import COMBINATIONS, SOME_NORMALIZERS, variant
 from tests.covering import each_once
-from tests.fairseq.definition import COMBINATIONS, SOME_NORMALIZERS, variant
 from tests.hf.models import FEW, GENERATING, MODELS, build, hf, shake, whole
 
 SCORES = {"output_scores": True, "return_dict_in_generate": True}

@@ -11,8 +11,7 @@ from torch import nn
 
 from mixhead_plugin.nn import MixedAttention, mix, parameter_groups
 from mixhead_plugin.parts import OPTIONS, PARTS
-from tests.covering import each_once
-from tests.fairseq.definition import (
+from tests.attention_equations import (
     ATTENTIONS,
     COMBINATIONS,
     NQ,
@@ -26,6 +25,7 @@ from tests.fairseq.definition import (
     padding,
     variant,
 )
+from tests.covering import each_once
 
 FUTURE = future().double()
 HIDDEN = padding(n_keys=NQ)

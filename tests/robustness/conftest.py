@@ -6,7 +6,7 @@ from tests import pretraining, squad
 from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, preprocess, start
 from tests.robustness import faults
 from tests.robustness.tasks import TASKS
-from tests.xl import XL_SIZES
+from tests.transformer_xl import XL_SIZES
 
 COMMON = [f"--user-dir={PLUGIN}", *TRAINING, "--save-interval-updates=3"]
 DROPOUT = ["--dropout=0.2", "--attention-dropout=0.2"]

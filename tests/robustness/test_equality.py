@@ -12,7 +12,7 @@ from tests.fairseq.criterions.cases import CASES, criterion, lm_batch, model
 from tests.helpers import build, shake
 from tests.launcher import locate
 from tests.robustness.tasks import TASKS, TRANSLATION
-from tests.xl import build_xl
+from tests.transformer_xl import build_xl
 
 COMMON = [
     f"--user-dir={PLUGIN}",

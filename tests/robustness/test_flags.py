@@ -14,7 +14,7 @@ from mixhead_plugin.parts import PARTS
 from tests.covering import covering
 from tests.fairseq.models.cases import command
 from tests.helpers import VOCABULARY, build, shake, tokens
-from tests.xl import build_xl, in_windows
+from tests.transformer_xl import build_xl, in_windows
 
 MODELS = ("transformer", "transformer_lm", "roberta_base", "transformer_xl", "synthesizer_lm")
 

@@ -12,7 +12,7 @@ from fairseq_cli.train import cli_main
 
 from tests.commands import LM_SIZES, PLUGIN
 from tests.own_process import in_own_process
-from tests.xl import XL_SIZES
+from tests.transformer_xl import XL_SIZES
 
 UPDATES = 96
 # Twelve validations that --max-valid-steps cuts short, as many checkpoints, and many epochs.

@@ -10,17 +10,17 @@ from mixhead_plugin.fairseq.analysis.smaller import cut_parameters, pruned_flags
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.heads.assembly_attention import AssemblyAttention
 from mixhead_plugin.heads.choosing import KeptHeads
-from tests.fairseq import definition
+from tests import attention_equations
 
 SIZE = 6
 UNCUT = ["low-rank", "differential", "features heads", "features output"]
-UNCUT += [name for name in definition.COMBINATIONS if "scores" in name]
+UNCUT += [name for name in attention_equations.COMBINATIONS if "scores" in name]
 UNMIXED = KeptHeads((0, 2, 3), (0, 2, 3))
 MIXED = KeptHeads((1, 3), (0, 1, 3))
 
 
 def attention(mixing="position-wise", **flags):
-    module = definition.build(mixing=mixing, head_dim=SIZE, **flags).double()
+    module = attention_equations.build(mixing=mixing, head_dim=SIZE, **flags).double()
     return AssemblyAttention("layer", module)
 
 

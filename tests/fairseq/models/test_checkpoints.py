@@ -16,7 +16,7 @@ from mixhead_plugin.parts import PARTS
 from tests.covering import each_once
 from tests.fairseq.models.cases import NEUTRAL, forward
 from tests.helpers import TINY, build, shake, tokens
-from tests.xl import build_xl
+from tests.transformer_xl import build_xl
 
 TRANSLATION = "mixhead_transformer"
 TRAINED = ("position-independent", "position-wise")

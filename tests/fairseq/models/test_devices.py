@@ -14,10 +14,10 @@ from mixhead_plugin.fairseq.analysis.command import main
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 from tests.covering import each_once
-from tests.elsewhere import DEVICE, Elsewhere, Far, move
 from tests.fairseq.criterions.cases import CASES, criterion, model, translation_batch
 from tests.helpers import build, dictionary, shake, tokens
-from tests.xl import build_xl, text
+from tests.second_device import DEVICE, Elsewhere, Far, move
+from tests.transformer_xl import build_xl, text
 
 EXTRAS = [{}, {"relative_position": "rotary"}, {"relative_position": "t5", "relative_gain": 4}]
 EXTRAS += [{"score_mixing": "position-wise", "attention_gate": "element"}]

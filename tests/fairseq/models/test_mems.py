@@ -11,7 +11,7 @@ from fairseq.utils import move_to_cpu
 
 from mixhead_plugin.fairseq.models.transformer_xl import mems
 from mixhead_plugin.fairseq.models.transformer_xl.mems import SegmentMemory
-from tests.xl import build_xl, log_probs, text
+from tests.transformer_xl import build_xl, log_probs, text
 
 L, C, LENGTH, WINDOW = 2, 3, 5, 4
 

@@ -10,8 +10,7 @@ from mixhead_plugin.fairseq.models.transformer_xl.decoder import (
     distance_encodings,
     span_mask,
 )
-from tests.covering import each_once
-from tests.fairseq.definition import (
+from tests.attention_equations import (
     COMBINATIONS,
     SOME_NORMALIZERS,
     check_half_precision,
@@ -19,6 +18,7 @@ from tests.fairseq.definition import (
     finish,
     variant,
 )
+from tests.covering import each_once
 from tests.helpers import shake
 
 C, H, D, B, M, N = 6, 4, 5, 2, 3, 4

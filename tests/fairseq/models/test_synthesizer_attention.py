@@ -7,8 +7,7 @@ import torch
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, SynthesizerAttention
-from tests.covering import each_once
-from tests.fairseq.definition import (
+from tests.attention_equations import (
     COMBINATIONS,
     LONGEST,
     SOME_NORMALIZERS,
@@ -20,7 +19,8 @@ from tests.fairseq.definition import (
     finish,
     heads,
 )
-from tests.fairseq.definition import build_synthesizer as build
+from tests.attention_equations import build_synthesizer as build
+from tests.covering import each_once
 
 D, B, N = 4, 2, 6
 FUTURE = torch.full((N, N), -math.inf).triu(1)

@@ -30,7 +30,7 @@ from tests.fairseq.models.cases import (
     yaml,
 )
 from tests.helpers import VOCABULARY, dictionary, task
-from tests.xl import TINY_XL, build_xl, in_windows, log_probs, text
+from tests.transformer_xl import TINY_XL, build_xl, in_windows, log_probs, text
 
 every_entry = each_once(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, same_length=[False, True])
 

@@ -10,7 +10,7 @@ from fairseq.data import Dictionary, data_utils
 
 from tests.commands import PLUGIN, logged, run, several, two_workers
 from tests.helpers import run_here
-from tests.xl import XL_SIZES
+from tests.transformer_xl import XL_SIZES
 
 TASK = ["--task", "truncated_bptt_lm", "--batch-size", "3", "--cpu", "--num-workers", "0"]
 TRAINING = [

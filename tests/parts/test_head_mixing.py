@@ -1,4 +1,4 @@
-"""Test head mixings alone; test_attention.py has them in whole attentions."""
+"""Test head mixings alone; tests/fairseq/test_attention.py has them in whole attentions."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_columns_of_random_mixing_sum_to_one(heads):
 
 
 def test_a_differential_mixing_starts_at_one_half():
-    """The source says so; tests/fairseq/definition.py has the equation."""
+    """The source says so; tests/attention_equations.py has the equation."""
     matrix = build("differential")(*inputs().values())
     assert (matrix[..., H // 2 :, :].diagonal(dim1=-2, dim2=-1) == -0.5).all()
 

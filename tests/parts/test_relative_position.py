@@ -1,4 +1,4 @@
-"""Test relative positions and gains alone; test_attention.py has them in whole attentions."""
+"""Test relative positions alone; tests/fairseq/test_attention.py has them in whole attentions."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 
 from mixhead_plugin.parts import AttentionSizes
 from mixhead_plugin.parts.relative_position import BucketedBias
-from tests.fairseq.definition import NQ, RELATIVE, E, H, build, definition, inputs
+from tests.attention_equations import NQ, RELATIVE, E, H, build, definition, inputs
 
 
 def bucket_by_hand(distance, buckets, exact):
