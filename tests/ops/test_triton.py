@@ -68,8 +68,18 @@ MASKS = {
 }
 
 
-@covering(mixed=MIXINGS, normalizer=[*NORMALIZERS, *SINKS])
+@covering(mixed=[None, "per query"], normalizer=[*NORMALIZERS, *SINKS])
 def test_values_and_gradients_are_those_of_the_formula(mixed, normalizer):
+    values_and_gradients_must_be_right(mixed, normalizer)
+
+
+# By the same kernels. The test of masks has a shared mixing with other normalizers.
+@first_of(normalizer=[*NORMALIZERS, *SINKS])
+def test_values_and_gradients_with_a_shared_mixing_likewise(normalizer):
+    values_and_gradients_must_be_right("shared", normalizer)
+
+
+def values_and_gradients_must_be_right(mixed, normalizer):
     tensors = inputs(mixed, batch=1, sink=normalizer in SINKS)
     options = {"attn_mask": holes(1, H, NQ, NK), "causal": True}
     must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), **options)

@@ -332,7 +332,7 @@ def test_several_strips_give_the_same(mixed, normalizer, dtype, mask, monkeypatc
     must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), **options)
 
 
-@each_once(mixed=MIXED)
+@first_of(mixed=MIXED)
 def test_several_strips_drop_the_same_weights(mixed, monkeypatch):
     monkeypatch.setenv("MIXHEAD_STRIP_MIB", "0.01")
     use_few_large_tiles(monkeypatch)
