@@ -133,6 +133,11 @@ def _masks(
     batch, heads, n_queries, _ = query.shape
     added = None
     padding = None
+    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"attention_mask is {mask.dtype}: a mask of four dimensions must be bool, True is "
+            "visible, or floats, which are added"
+        )
     if mask is not None and mask.is_floating_point():
         added = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
     elif mask is not None and mask.size(1) == 1 and same_for_all_queries(mask):

@@ -29,11 +29,13 @@ from mixhead_plugin.hf.refusals import (
     refuse_adapters,
     refuse_compiled,
     refuse_offloaded,
+    refuse_own_forward,
     refuse_quantised,
     refuse_shared_weights,
     refuse_split,
 )
 from mixhead_plugin.parts import OPTIONS, Variant, check_any_given, place_parts, remove_parts
+from mixhead_plugin.parts.wrappers import refuse_wrapped
 
 # What a model of transformers has already.
 OF_THE_MODEL = ("head_dim", "value_head_dim", "relative_position", "relative_gain")
@@ -87,6 +89,8 @@ def mix(
     refuse_quantised(model, attentions, "mixed")
     refuse_compiled(model, attentions)
     refuse_split(model)
+    refuse_wrapped(model)
+    refuse_own_forward(attentions)
     problems = unfit(model, attentions, chosen)
     fitting = [attention for attention in attentions if attention.class_name not in problems]
     add_mixing(model, chosen, fitting)

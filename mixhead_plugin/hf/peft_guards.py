@@ -95,9 +95,15 @@ def _checking_adapters(load_adapter: Any) -> Any:
     @functools.wraps(load_adapter)
     def load_checked_adapter(model: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_tensors(model, kwargs.get("adapter_state_dict") or {})
+        before = {*getattr(model, "peft_config", {})}
         result = load_adapter(model, *args, **kwargs)
-        for config in model.peft_config.values():
-            _refuse_other_base(model, config)
+        try:
+            for config in model.peft_config.values():
+                _refuse_other_base(model, config)
+        except ValueError:
+            for name in {*model.peft_config} - before:
+                model.delete_adapter(name)
+            raise
         return result
 
     return load_checked_adapter

@@ -1,6 +1,6 @@
 """What a model must not be when its weights or its attentions are changed, each in one line."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -130,3 +130,13 @@ def refuse_split(model: nn.Module) -> None:
     """Raise ValueError if heads are split between processes."""
     if getattr(model, "_tp_size", None) is not None:
         raise ValueError(f"{type(model).__name__}: is split by tp_plan; {SPLIT}")
+
+
+def refuse_own_forward(attentions: Iterable[FoundAttention]) -> None:
+    """Raise ValueError if another tool computes an attention, so that `mix` cannot try it."""
+    for attention in attentions:
+        if "forward" in vars(attention.module):
+            raise ValueError(
+                f"{attention.name}: has a forward of its own, as device_map and accelerate put "
+                "there; must be mixed before"
+            )

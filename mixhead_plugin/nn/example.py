@@ -4,6 +4,7 @@ Afterwards the model is as before: parameters, buffers, attributes, hooks, mode 
 """
 
 import contextlib
+import inspect
 import random
 import sys
 from collections import OrderedDict
@@ -48,16 +49,20 @@ class ModuleCall:
 
     def __init__(self, module: nn.Module, x: Tensor | None):
         self.module = module
-        self.x = x  # the first tensor that it got
+        self.x = x  # its first argument, if that is a tensor
         self.attended = 0  # how often it has called scaled_dot_product_attention
 
 
-def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the first tensor among the arguments of a call; None if there is none."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            return value
-    return None
+def first_parameter(method: Callable[..., Any]) -> str:
+    """Return the name of a method's parameter behind `self`; empty if there is none."""
+    names = [*inspect.signature(method).parameters]
+    return names[1] if len(names) > 1 else ""
+
+
+def first_argument(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the first argument of a call, whose parameter has this name; None for no tensor."""
+    first = args[0] if args else kwargs.get(name)
+    return first if isinstance(first, Tensor) else None
 
 
 def run(model: nn.Module, example: Example) -> Seen:
@@ -185,13 +190,16 @@ def _watched(model: nn.Module) -> Iterator[Watch]:
     watch = Watch(names)
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        watch.running.append(ModuleCall(module, first_tensor(args, kwargs)))
+        name = "" if args else first_parameter(type(module).forward)
+        watch.running.append(ModuleCall(module, first_argument(name, args, kwargs)))
 
     def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         watch.running.pop()
 
     with contextlib.ExitStack() as stack:
         for module in names:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # it takes no hooks, and its code is not Python
             for handle in (
                 module.register_forward_pre_hook(enter, with_kwargs=True),
                 # The model may catch an exception of a module inside, and go on.

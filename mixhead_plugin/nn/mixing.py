@@ -44,6 +44,7 @@ from mixhead_plugin.nn.refusals import (
 )
 from mixhead_plugin.ops.api import FLOATS
 from mixhead_plugin.parts import Assembly, Variant, check_any_given, place_parts
+from mixhead_plugin.parts.wrappers import refuse_wrapped
 
 
 def mix(
@@ -82,6 +83,7 @@ def mix(
     asked = asked_for(head_mixing, variant)
     check_any_given(asked)
     refuse_mixed(model)
+    refuse_wrapped(model)
 
     seen = Seen({}, {}) if example is None else examples.run(model, example)
     # A `MixedAttention` that was built by hand may call the function, too, and stays.

@@ -217,7 +217,7 @@ def refuse_kept(model: nn.Module, old: Iterable[nn.Module]) -> None:
     """
     old = set(old)
     for path, module in model.named_modules():
-        if module._modules.get("_orig_mod") in old:
+        if getattr(module, "_orig_mod", None) in old:
             raise ValueError(
                 f"{path or 'the model'}: is compiled, and its graph would go on with the former "
                 "attention; must be compiled afterwards"

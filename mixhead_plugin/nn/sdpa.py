@@ -22,17 +22,18 @@ import functools
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Mapping
-from types import CodeType, FunctionType, new_class
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType, new_class
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from mixhead_plugin.nn.example import ATEN_SDPA, SDPA, Sizes, first_tensor
+from mixhead_plugin.nn.example import ATEN_SDPA, SDPA, Sizes, first_argument, first_parameter
 from mixhead_plugin.parts import PARTS, HostedAttention, Variant, record, remove_parts
 
 ATTRIBUTE = "mixhead"  # the attribute of a mixed module that holds its `MixedSdpa`
@@ -80,23 +81,23 @@ class MixedCall(TorchFunctionMode):
 
     Args:
         module: what is called
-        args, kwargs: its arguments
+        x: its first argument, if that is a tensor
         is_forward: whether its forward runs, and not another method
     """
 
     def __init__(
         self,
         module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        x: Tensor | None,
         is_forward: bool,
     ):
         super().__init__()
         self.module = module
         self.is_forward = is_forward
         self.attention: MixedSdpa = module.__dict__[ATTRIBUTE]
-        self.x = first_tensor(args, kwargs)
+        self.x = x
         self.attended = 0
+        self.has_gradients = torch.is_grad_enabled()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -145,9 +146,9 @@ class MixedCall(TorchFunctionMode):
         self._check(query, key, value, attn_mask, is_causal, enable_gqa)
         # One of them may have a single sentence for all, as learned queries have.
         batch = query.size(0) if key.size(0) == 1 else key.size(0)
-        query = _as_autocast(query).expand(batch, -1, -1, -1)
-        key = _as_autocast(key).expand(batch, -1, -1, -1)
-        value = _as_autocast(value).expand(batch, -1, -1, -1)
+        query = query.expand(batch, -1, -1, -1)
+        key = key.expand(batch, -1, -1, -1)
+        value = value.expand(batch, -1, -1, -1)
         x = self.x
         if self.attention.reads_input and x is not None:
             x = x.expand(batch, -1, -1)
@@ -194,7 +195,15 @@ class MixedCall(TorchFunctionMode):
             return  # a compiled graph has the mixing, whoever computes it again
         frame = sys._getframe(1)
         while frame is not None and frame.f_code is not _run.__code__:
-            if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            if frame.f_code is nn.Module._call_impl.__code__:
+                inner = type(frame.f_locals["self"]).__name__
+                raise RuntimeError(
+                    f"{name}: {inner} inside of it calls scaled_dot_product_attention, and was not "
+                    "mixed; must be reached by the example"
+                )
+            if frame.f_code.co_filename == torch.utils.checkpoint.__file__ or (
+                self.has_gradients and _is_of_a_function(frame)
+            ):
                 raise RuntimeError(
                     f"{name}: calls scaled_dot_product_attention inside a checkpoint of its own, "
                     "which would compute it again without mixing; must be checkpointed whole"
@@ -247,12 +256,12 @@ class MixedCall(TorchFunctionMode):
             )
 
 
-def _as_autocast(tensor: Tensor) -> Tensor:
-    """Return what autocast makes of an argument of scaled_dot_product_attention."""
-    device = tensor.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device) or tensor.dtype == torch.float64:
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(device))
+def _is_of_a_function(frame: FrameType) -> bool:
+    """Return whether a frame is the forward pass of a `torch.autograd.Function`."""
+    code = frame.f_code
+    if not code.co_argcount:
+        return False
+    return isinstance(frame.f_locals[code.co_varnames[0]], FunctionCtx)
 
 
 def _masks(
@@ -307,6 +316,13 @@ class CallsSdpa(nn.Module):
                 record.add_missing_parts(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *settings)
 
+    def __prepare_scriptable__(self) -> Any:
+        """Refuse torch.jit.script, which reads the code of the plain class."""
+        raise NotImplementedError(
+            f"{type(self).__name__}: torch.jit.script would leave out the mixing; must be traced "
+            "or exported"
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Let pickle and deepcopy find the class of the module, which is made at run time."""
         if type(self) is not mixed_class(self._mixhead_class):
@@ -333,10 +349,11 @@ def mixed_class(plain: Any) -> type[nn.Module]:
     # torch.compile does not look into classes that a library puts into graphs whole, as diffusers
     # does with its Attention. So the compiled code sees the functions, and not the class.
     unmixed = plain.forward
+    first = first_parameter(unmixed)
 
     @functools.wraps(unmixed)  # torch.export reads its signature
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _run(unmixed, self, args, kwargs)
+        return _run(unmixed, first, self, args, kwargs)
 
     def fill(namespace: dict[str, Any]) -> None:
         for name in ("__module__", "__qualname__", "__doc__"):
@@ -439,13 +456,14 @@ def _names_in(code: CodeType) -> set[str]:
 
 def _listening(unmixed: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that mixes heads, also where the model calls it, and not the module."""
+    first = first_parameter(unmixed)
 
     @functools.wraps(unmixed)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         for mode in _get_current_function_mode_stack():
             if isinstance(mode, MixedCall) and mode.module is self:
                 return unmixed(self, *args, **kwargs)  # in a call that listens already
-        return _run(unmixed, self, args, kwargs, must_attend=False)
+        return _run(unmixed, first, self, args, kwargs, must_attend=False)
 
     return method
 
@@ -460,15 +478,24 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 def _run(
     method: Callable[..., Any],
+    first: str,
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     must_attend: bool = True,
 ) -> Any:
-    """Run the forward of a module, or another method, with mixed heads."""
+    """Run the forward of a module, or another method, with mixed heads.
+
+    Args:
+        method: of the class of the module
+        first: the name of its first parameter behind `self`
+        module: is mixed
+        args, kwargs: of the call
+        must_attend: whether it loses the mixing if it does not call the function
+    """
     if ATTRIBUTE not in module.__dict__:  # a new instance that the model has made by type(module)
         return method(module, *args, **kwargs)
-    call = MixedCall(module, args, kwargs, is_forward=must_attend)
+    call = MixedCall(module, first_argument(first, args, kwargs), is_forward=must_attend)
     with call:
         output = method(module, *args, **kwargs)
     if must_attend and call.attended == 0:

@@ -4,6 +4,8 @@ The doors of torch and of transformers share this. What a call goes through:
 
     query [B, H, Nq, D]    key, value [B, G, Nk, ...], one for several heads of queries
       |                      |
+    as_autocast            one dtype for all three
+      |                      |
       |                    _repeat_kv          [B, H, Nk, ...]
       |                    _of_mixed_heads     values alone: [B, H', Nk, ...]
       |                      |
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.ops.precision import as_autocast
 from mixhead_plugin.parts.assembly import Assembly, UsesParts
 from mixhead_plugin.parts.head_mixing import forked_rng
 from mixhead_plugin.parts.hooks import Hooked
@@ -82,6 +85,11 @@ class HostedAttention(Hooked):
             outputs of the mixed heads, behind gates, [B, Nq, H', Dv times the heads per mixed
                 head], and weights, None or [B, H', Nq, Nk]
         """
+        # Under autocast, projections give half precision, but rotations and norms after them return
+        # float32. Attention needs one type, and torch's makes it in the same way.
+        query = as_autocast(query)
+        key = as_autocast(key)
+        value = as_autocast(value)
         parts = PartsInHost(host, self.variant.normalizer)
         # Every head of queries gets keys and values of its own, because each head mixes in its way.
         key = _repeat_kv(key, query.size(1))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.hf.models import build, hf, shake
+from tests.hf.models import build, hf, shake, whole
 
 VARIANT = dict(head_mixing="position-wise", feature_mixing="shared")
 
@@ -206,6 +206,39 @@ def test_projections_that_are_compiled_alone_mix_if_they_were_mixed_before():
     )
     with pytest.raises(ValueError, match=problem):
         hf.mix(plain, **VARIANT)
+
+
+@pytest.mark.parametrize("use_cache", [False, True], ids=["no cache", "cache"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "T5ForConditionalGeneration"])
+def test_autocast_computes_in_its_type_as_in_the_plain_model(name, dtype, use_cache):
+    model, inputs = build(name)
+    model.float()
+    inputs = whole(model, inputs) | {"use_cache": use_cache}
+    mixed = hf.mix(copy.deepcopy(model), **VARIANT)
+    with torch.autocast("cpu", dtype):
+        expected = model(**inputs).logits
+        found = mixed(**inputs).logits
+    assert found.dtype == dtype
+    assert (found - expected).abs().max() < 0.03 * expected.abs().max()
+
+    found.float().square().sum().backward()
+    for parameter in hf.mixing_parameters(mixed).values():
+        assert parameter.grad.isfinite().all()
+
+
+def test_an_integer_mask_of_four_dimensions_is_refused():
+    """Its 0 and 1 could be taken for what is added to the scores, or for what is visible."""
+    mixed, inputs = mixed_llama()
+    length = inputs["input_ids"].size(1)
+    mask = torch.ones(len(inputs["input_ids"]), 1, length, length, dtype=torch.long).tril()
+    mixed(inputs["input_ids"], attention_mask=mask.bool())
+    with pytest.raises(TypeError) as refused:
+        mixed(inputs["input_ids"], attention_mask=mask)
+    assert str(refused.value) == (
+        "attention_mask is torch.int64: a mask of four dimensions must be bool, True is visible, "
+        "or floats, which are added"
+    )
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

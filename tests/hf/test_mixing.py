@@ -187,10 +187,29 @@ def replicated():
     return model.model.layers[0].self_attn._replicate_for_data_parallel()()
 
 
+def wrapped():
+    """Return a model with a part of the name that torch's FSDP gives to what it wraps."""
+    model, _ = build("BertForMaskedLM")
+    model.head = type("FSDPModule", (torch.nn.Identity,), {"__module__": "torch.distributed"})()
+    return model
+
+
+def dispatched():
+    """Return a model whose attention has a forward of its own, as accelerate puts there."""
+    model, _ = build("BertForMaskedLM")
+    attention = model.bert.encoder.layer[0].attention.self
+    attention.forward = attention.forward
+    return model
+
+
 T5_HAS_ITS_OWN = "must be left out, the model has its own"
 # The message, and the call that is refused with it.
 REFUSED = {
     "BertForMaskedLM: is mixed already, or pruned": lambda: hf.mix(mixed_bert(), "position-wise"),
+    "head: is in FSDPModule, which would not share the gradients of new parameters; must be mixed "
+    "before": lambda: hf.mix(wrapped(), "position-wise"),
+    "bert.encoder.layer.0.attention.self: has a forward of its own, as device_map and accelerate "
+    "put there; must be mixed before": lambda: hf.mix(dispatched(), "position-wise"),
     f"relative_position: {T5_HAS_ITS_OWN}": lambda: hf.mix(
         build("T5Model")[0], relative_position="t5"
     ),

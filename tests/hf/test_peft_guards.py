@@ -161,6 +161,17 @@ def test_an_adapter_tells_by_which_variant_its_base_was_mixed(tmp_path):
 
 
 @torch.no_grad()
+def test_an_adapter_that_transformers_was_refused_leaves_the_base_as_it_was(tmp_path):
+    mixed, inputs = build("LlamaForCausalLM", normalizer="l2")
+    adapt(mixed).save_pretrained(tmp_path)
+    base, _ = build("LlamaForCausalLM")
+    expected = base(**inputs).logits
+    with pytest.raises(ValueError, match=r"^adapter: was trained on a base with normalizer l2"):
+        base.load_adapter(str(tmp_path))
+    torch.testing.assert_close(base(**inputs).logits, expected)
+
+
+@torch.no_grad()
 def test_an_adapter_of_a_plain_base_tells_nothing(tmp_path):
     base, _ = build("LlamaForCausalLM")
     config = KINDS["LoRA"]()

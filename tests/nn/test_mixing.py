@@ -425,6 +425,12 @@ REFUSED = {
         ONE,
         "layers.0: is mixed already; must be unmixed first",
     ),
+    "wrapped by torch's FSDP": (
+        lambda: nn.Sequential(type("FSDPModule", (Attention,), {"__module__": "torch.fsdp"})()),
+        ONE,
+        "0: is in FSDPModule, which would not share the gradients of new parameters; must be mixed "
+        "before",
+    ),
     "odd heads": (
         lambda: nn.Sequential(Plain()),
         {"head_mixing": "differential", "example": (torch.ones(2, 3, 4, 5),)},

@@ -217,6 +217,74 @@ def test_a_checkpoint_inside_of_the_call_is_refused(reentrant):
         model.layers[0](inputs())
 
 
+class CheckpointOfOnesOwn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, run, *tensors):
+        return run(*tensors)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise AssertionError
+
+
+def test_a_checkpoint_of_ones_own_inside_of_the_call_is_refused_where_it_would_train():
+    class Inside(Attention):
+        def attend(self, *tensors):
+            return CheckpointOfOnesOwn.apply(super().attend, *tensors)
+
+    model = mixed(Inside)
+    with pytest.raises(RuntimeError, match=r"^layers\.0: calls .* inside a checkpoint .* must be"):
+        model(inputs())
+    with torch.no_grad():
+        model(inputs())
+
+
+def test_an_attention_inside_that_the_example_did_not_reach_is_refused_when_it_is_called():
+    class SelfOrCross(Attention):
+        def __init__(self):
+            super().__init__()
+            self.cross = Attention()
+
+        def forward(self, x, memory=None):
+            return super().forward(x) if memory is None else self.cross(x, memory)
+
+    model = mixed(SelfOrCross)
+    with pytest.raises(RuntimeError) as refused:
+        model.layers[0](inputs(), inputs(length=LONGER))
+    assert str(refused.value) == (
+        "layers.0: Attention inside of it calls scaled_dot_product_attention, and was not mixed; "
+        "must be reached by the example"
+    )
+
+
+@pytest.mark.parametrize(
+    "variant", [{"head_mixing": "low-rank"}, {"attention_gate": "head"}], ids=str
+)
+def test_parts_read_the_first_parameter_of_the_module_in_whatever_order_keywords_come(variant):
+    x = inputs()
+    memory = inputs(length=LONGER)
+    model = Model().double()
+    model.layers = model.layers[:1]
+    mix(model, example=lambda model: model.layers[0](x, memory), **variant)
+    (attention,) = move(model).layers
+    torch.testing.assert_close(attention(memory=memory, x=x), attention(x, memory))
+
+
+class Scriptable(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.unsqueeze(1)
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x).squeeze(1)
+
+
+def test_torchscript_is_refused_because_it_reads_the_code_of_the_class():
+    model = mix(nn.Sequential(Scriptable()), "position-wise", example=(torch.randn(2, 5, 4),))
+    with pytest.raises(NotImplementedError) as refused:
+        torch.jit.script(model)
+    assert str(refused.value) == (
+        "Scriptable: torch.jit.script would leave out the mixing; must be traced or exported"
+    )
+
+
 def in_a_file(model):
     file = io.BytesIO()
     torch.save(model, file)
