@@ -283,8 +283,8 @@ def find_attentions(model: nn.Module) -> list[FoundAttention]:
     if not attentions:
         raise ValueError(
             f"{type(model).__name__}: has no attention that goes through the AttentionInterface "
-            "and whose projections are known; "
-            "docs/huggingface.md says how to add a row to hf.LAYOUTS"
+            "and whose projections are known; for other names of projections, hf.LAYOUTS needs a "
+            "row (docs/huggingface.md)"
         )
     return attentions
 

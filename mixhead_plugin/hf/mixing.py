@@ -75,6 +75,8 @@ def mix(
             - it is split between processes
             - a projection is compiled alone: mix it before
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}: must be a model of transformers")
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     check_any_given(asked)
     chosen = Variant.of({**asked, "impl": impl})
@@ -83,7 +85,9 @@ def mix(
         if getattr(chosen, name) != OPTIONS[name].default:
             raise ValueError(f"{name}: must be left out, the model has its own")
     if is_mixed(model):
-        raise ValueError(f"{type(model).__name__}: is mixed already, or pruned")
+        if hasattr(model.config, PRUNED):
+            raise ValueError(f"{type(model).__name__}: is pruned, so it cannot be mixed again")
+        raise ValueError(f"{type(model).__name__}: is mixed already; must be unmixed first")
     refuse_adapters(model, "mixed before they are added")
     refuse_offloaded(model, "mixed")
     refuse_quantised(model, attentions, "mixed")

@@ -135,10 +135,11 @@ def _refuse_to_lose_tensors(
     model: Any, state_dict: Any = None, adapter_name: str = "default", **settings: Any
 ) -> None:
     """Refuse to save an adapter without tensors of a mixing; let its config tell of the base."""
-    lost = sorted({option for option, part in _parts(model) if "_adapters" not in vars(part)})
+    lost = any("_adapters" not in vars(part) for _, part in _parts(model))
     config = model.peft_config[adapter_name]
     if lost:
-        problem = f"adapter: must have modules_to_save={lost}, or it would lose the mixing"
+        needed = sorted({option for option, _ in _parts(model)})
+        problem = f"adapter: must have modules_to_save={needed}, or it would lose the mixing"
         if not config.is_prompt_learning:  # prompts cannot be merged
             problem += "; merge_and_unload() keeps it"
         raise ValueError(problem)

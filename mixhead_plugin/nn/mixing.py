@@ -80,6 +80,8 @@ def mix(
         ValueError: an unknown value, nothing that is asked for, no attention, or one that cannot be
             mixed, with its name and the reason. The model is as before.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}: must be a module of torch")
     asked = asked_for(head_mixing, variant)
     check_any_given(asked)
     refuse_mixed(model)

@@ -132,7 +132,7 @@ class Variant:
         """
         for name in keywords:
             if name not in OPTIONS:
-                raise ValueError(f"{name}: must be one of {', '.join(OPTIONS)}")
+                raise ValueError(f"{name}: is no keyword; must be one of {', '.join(OPTIONS)}")
         return cls(**keywords)
 
     @classmethod
@@ -300,9 +300,8 @@ def check_any_given(asked: Mapping[str, object]) -> None:
     """Raise ValueError if no keyword of a variant is given: plain attention has to be asked for."""
     if asked:
         return
-    choices = [
-        f"{name}: {', '.join(option.choices)}"
-        for name, option in OPTIONS.items()
-        if option.choices and name != "impl"
-    ]
-    raise ValueError(f"nothing is asked for; must be at least one of {'; '.join(choices)}")
+    others = [name for name in OPTIONS if name not in ("head_mixing", "impl")]
+    raise ValueError(
+        "head_mixing: must be given, as 'position-wise' or 'position-independent', or another of "
+        f"{', '.join(others)}"
+    )

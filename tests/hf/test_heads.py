@@ -165,7 +165,7 @@ REFUSED = {
     ),
     "heads [0] of layer 0: feature_mixing must have all heads, each head is a sum of all; ablate "
     "them instead": lambda: hf.prune(build("T5Model", feature_mixing="heads")[0], {0: [0]}),
-    "T5Model: is mixed already, or pruned": lambda: hf.mix(pruned_t5(), "average"),
+    "T5Model: is pruned, so it cannot be mixed again": lambda: hf.mix(pruned_t5(), "average"),
     "T5Model: is pruned, and must stay as it is": lambda: hf.unmix(pruned_t5()),
     "importance: must have a batch": lambda: hf.importance(llama(), [], None),
     "importance: a batch has no tensor that counts its sentences": lambda: hf.importance(

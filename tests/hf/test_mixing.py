@@ -205,7 +205,10 @@ def dispatched():
 T5_HAS_ITS_OWN = "must be left out, the model has its own"
 # The message, and the call that is refused with it.
 REFUSED = {
-    "BertForMaskedLM: is mixed already, or pruned": lambda: hf.mix(mixed_bert(), "position-wise"),
+    "BertForMaskedLM: is mixed already; must be unmixed first": lambda: hf.mix(
+        mixed_bert(), "position-wise"
+    ),
+    "model is a str: must be a model of transformers": lambda: hf.mix("gpt2", "position-wise"),
     "head: is in FSDPModule, which would not share the gradients of new parameters; must be mixed "
     "before": lambda: hf.mix(wrapped(), "position-wise"),
     "bert.encoder.layer.0.attention.self: has a forward of its own, as device_map and accelerate "
@@ -220,9 +223,8 @@ REFUSED = {
         build("Gemma2ForCausalLM")[0], "position-wise"
     ),
     "BloomForCausalLM: has no attention that goes through the AttentionInterface and whose "
-    "projections are known; docs/huggingface.md says how to add a row to hf.LAYOUTS": (
-        lambda: hf.mix(build("BloomForCausalLM")[0], "position-wise")
-    ),
+    "projections are known; for other names of projections, hf.LAYOUTS needs a row "
+    "(docs/huggingface.md)": (lambda: hf.mix(build("BloomForCausalLM")[0], "position-wise")),
     "a mixed model in torch's DataParallel: start a process for each GPU, as torchrun does": (
         replicated
     ),
@@ -245,8 +247,10 @@ def test_asking_for_nothing_is_refused_with_a_list_of_what_there_is():
     with pytest.raises(ValueError) as error:
         hf.mix(build("T5Model")[0])
     told = str(error.value)
-    assert told.startswith("nothing is asked for; must be at least one of normalizer: softmax,")
-    assert "; head_mixing: none, position-independent, position-wise" in told
+    assert told.startswith(
+        "head_mixing: must be given, as 'position-wise' or 'position-independent', or another of "
+        "normalizer, score_mixing,"
+    )
 
 
 def test_a_model_that_cannot_be_folded_keeps_its_tensors():

@@ -178,7 +178,9 @@ REFUSED = {
     "attention_sink 'a': must be one of none, zero, learned": lambda: MixedAttention(
         E, H, attention_sink="a"
     ),
-    f"mix: must be one of {', '.join(OPTIONS)}": lambda: MixedAttention(E, H, mix="b"),
+    f"mix: is no keyword; must be one of {', '.join(OPTIONS)}": lambda: MixedAttention(
+        E, H, mix="b"
+    ),
     f"relative_position: {NOT_CROSS}": lambda: of_a_decoder(relative_position="rotary"),
     f"causal: {NOT_CROSS}": lambda: of_a_decoder(head_mixing="average", causal=True),
     "key, value: must both be given, or both be in the cache and None": (
@@ -198,8 +200,10 @@ def test_asking_for_nothing_is_refused_with_a_list_of_what_there_is():
     with pytest.raises(ValueError) as error:
         mix(nn.ModuleList([nn.MultiheadAttention(E, H)]))
     told = str(error.value)
-    assert told.startswith("nothing is asked for; must be at least one of normalizer: softmax,")
-    assert "; head_mixing: none, position-independent, position-wise, low-rank" in told
+    assert told.startswith(
+        "head_mixing: must be given, as 'position-wise' or 'position-independent', or another of "
+        "normalizer, score_mixing,"
+    )
 
 
 def test_mix_keeps_weights_hooks_and_what_is_frozen():

@@ -441,6 +441,12 @@ REFUSED = {
 }
 
 
+def test_what_is_no_module_is_refused():
+    with pytest.raises(ValueError) as refused:
+        mix("gpt2", "average")
+    assert str(refused.value) == "model is a str: must be a module of torch"
+
+
 @pytest.mark.parametrize("law", REFUSED)
 def test_what_cannot_be_mixed_is_refused_in_one_line_and_stays(law):
     made, keywords, message = REFUSED[law]

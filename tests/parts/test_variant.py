@@ -32,7 +32,7 @@ REFUSED = {
     "mixing_rank 0: must be a whole number of at least 1": {"mixing_rank": 0},
     "mixing_rank 3: has no effect with head mixing position-wise; must be 2, or the head mixing "
     "low-rank": {"mixing_rank": 3, "head_mixing": "position-wise"},
-    f"heads: must be one of {', '.join(OPTIONS)}": {"heads": 8},
+    f"heads: is no keyword; must be one of {', '.join(OPTIONS)}": {"heads": 8},
 }
 
 
