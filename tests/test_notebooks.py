@@ -60,6 +60,7 @@ def test_the_cells_for_a_pretrained_model_run(folder, monkeypatch):
     assert (folder / "heads.html").is_file()
 
 
+@pytest.mark.slow  # two trainings and eight commands, each of which has tests of its own
 def test_the_cells_for_fairseq_run(folder, monkeypatch):
     def forked(command, **settings):
         """Run a command of fairseq without the seconds of its imports."""
