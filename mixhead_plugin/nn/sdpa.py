@@ -261,7 +261,8 @@ def _is_of_a_function(frame: FrameType) -> bool:
     code = frame.f_code
     if not code.co_argcount:
         return False
-    return isinstance(frame.f_locals[code.co_varnames[0]], FunctionCtx)
+    first = frame.f_locals.get(code.co_varnames[0])  # it may have been deleted
+    return isinstance(first, FunctionCtx)
 
 
 def _masks(

@@ -239,6 +239,22 @@ def test_a_checkpoint_of_ones_own_inside_of_the_call_is_refused_where_it_would_t
         model(inputs())
 
 
+def test_a_function_around_the_call_may_delete_its_arguments():
+    class Deleting(Attention):
+        def forward(self, x):
+            return self.without(x)
+
+        def without(self, x):
+            query, key, value = self.project(x)
+            del self, x
+            return F.scaled_dot_product_attention(query, key, value)
+
+    model = nn.Sequential(Deleting()).double()
+    expected = model(inputs())
+    mix(model, "position-wise", example=(inputs(3),))
+    torch.testing.assert_close(model(inputs()), expected)
+
+
 def test_an_attention_inside_that_the_example_did_not_reach_is_refused_when_it_is_called():
     class SelfOrCross(Attention):
         def __init__(self):
