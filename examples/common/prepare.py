@@ -1,4 +1,4 @@
-"""What the prepare.py of all recipes share: start and end, folders, flags, fairseq-preprocess."""
+"""What the prepare.py of all recipes share: their flags and folders, and fairseq-preprocess."""
 
 import argparse
 import fcntl

@@ -3,7 +3,7 @@
 TorchScript compiles the methods of a module, also those of a mixin. It cannot follow
 `ops.attention`, which looks up a normalizer and an implementation by name.
 
-What it lacks shapes the code of attentions, units and parts. Comments there say `TorchScript:`, and
+The code of attentions, units and parts keeps to its rules. Comments there say `TorchScript:`, and
 which of these rules they mean:
 
 - It looks up no attribute, and no entry of a table, by a name in a variable.

@@ -193,8 +193,9 @@ ARCHITECTURES = {
 
 if transformer_xl.TruncatedBPTTLMTask is None:  # a fairseq without its examples
     del MODELS["transformer_xl"]
-    for _name in [name for name in ARCHITECTURES if name.startswith("transformer_xl")]:
-        del ARCHITECTURES[_name]
+    for _name in list(ARCHITECTURES):
+        if _name.startswith("transformer_xl"):
+            del ARCHITECTURES[_name]
 
 
 def _register_all() -> None:
