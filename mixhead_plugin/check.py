@@ -20,6 +20,7 @@ from mixhead_plugin.ops import NORMALIZERS, api, triton
 from mixhead_plugin.ops.accuracy import (
     CallKind,
     Draw,
+    MemoryLayout,
     Problem,
     compare,
     enough_draws,
@@ -136,10 +137,14 @@ def judge(kind: CallKind) -> dict[str, Any]:
     its trial is a fault, with dropout too.
     """
     row = {"auto": "", "error": float("nan"), "fault": "", "kernels": ""}
+    of_query = _projected(kind.heads, kind.head_dim)
+    of_value = _projected(kind.mixed_heads or kind.heads, kind.value_dim)
+    laid = kind._replace(layouts=(of_query, of_query, of_value))
 
     def problem(nth: int) -> Problem:
         # With fewer keys, `auto` would take the formula.
-        return sample_call(kind, n_queries=75, n_keys=70, p=0.0, batch=1, nth=nth)
+        inputs, d_out = sample_call(laid, n_queries=75, n_keys=70, p=0.0, batch=1, nth=nth)
+        return inputs, d_out.contiguous()  # as a mask may leave it
 
     def draw(nth: int) -> Draw:
         inputs, d_out = problem(nth)
@@ -163,6 +168,13 @@ def judge(kind: CallKind) -> dict[str, Any]:
     except Exception as error:  # goes into the report, whatever it is
         row["fault"] = f"{type(error).__name__}: {error}".splitlines()[0]
     return row
+
+
+def _projected(heads: int, head_dim: int) -> MemoryLayout:
+    """Return how heads [B, H, N, D] lie in memory that fairseq has projected: as [N, B, H, D]."""
+    aligned = head_dim % 16 == 0
+    aligned_heads = heads * head_dim % 16 == 0
+    return ((3, False), (1, aligned), (0, aligned_heads), (2, aligned_heads))
 
 
 def _kernel_fault(inputs: AttentionInputs) -> str:

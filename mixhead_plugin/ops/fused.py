@@ -1,11 +1,13 @@
 """Plain softmax attention by torch's own fused kernels."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
@@ -14,6 +16,11 @@ from mixhead_plugin.ops.precision import upcast, without_autocast
 # If the largest number of a row of a mask is lower, the row's log(sum exp(s)) lacks digits: see
 # `_loses_gradients`. A float32 of this size still has three digits behind the point.
 LOWEST = -1e4
+
+# What may compute a call on a GPU. cuDNN is missing, which torch prefers on Hopper: its gradients
+# were wrong on an H200, with torch 2.11 and cuDNN 9.19, wherever the gradient of the output did not
+# lie in memory as the output does (docs/gpus.md).
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def serves(inputs: AttentionInputs) -> bool:
@@ -94,7 +101,7 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
         mask = mask.clamp_min(torch.finfo(query.dtype).min).masked_fill(hidden, float("-inf"))
         mask = mask.masked_fill(unseen, 0.0).to(query.dtype)
 
-    with without_autocast(query.device):
+    with without_autocast(query.device), _without_cudnn(query.device):
         out = F.scaled_dot_product_attention(
             query,
             inputs.key,
@@ -110,6 +117,20 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
     if unseen is None:
         return out
     return out.masked_fill(unseen, 0.0)
+
+
+def _without_cudnn(device: torch.device) -> AbstractContextManager:
+    """Return a context in which torch computes by the `BACKENDS` that the caller allows."""
+    if device.type != "cuda":
+        return nullcontext()
+    if torch.compiler.is_compiling():  # it cannot ask what the caller allows
+        return sdpa_kernel(BACKENDS)
+    allows = {
+        SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+        SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+        SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
+    }
+    return sdpa_kernel([backend for backend in BACKENDS if allows[backend]()])
 
 
 def _name_the_missing_derivative(
