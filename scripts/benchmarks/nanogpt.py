@@ -158,16 +158,17 @@ def check(sizes: Sizes) -> None:
 
 
 def step(model: GPT, optimizer: torch.optim.Optimizer, tokens: Tensor) -> None:
-    """Train for one update."""
-    loss = model.loss(tokens)
+    """Train for one update; on a GPU in bfloat16, as nanoGPT does."""
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
+        loss = model.loss(tokens)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 
 
-def stepping(name: str, sizes: Sizes) -> Callable[[Tensor], None]:
-    """Return what trains the model of a contender on a batch of tokens."""
-    model = model_of(name, sizes)
+def stepping(name: str, sizes: Sizes, device: str = "cpu") -> Callable[[Tensor], None]:
+    """Return what trains the model of a contender on a batch of tokens of the device."""
+    model = model_of(name, sizes).to(device)
     optimizer = torch.optim.AdamW(parameter_groups(model, weight_decay=0.1), lr=1e-4)
     return functools.partial(step, model, optimizer)
 

@@ -11,6 +11,7 @@ from benchmarks.gpu import (
     check,
     compile,
     core,
+    gpt,
     kernels,
     machine,
     marked_tests,
@@ -93,4 +94,5 @@ PARTS = {
         limit=30,
         needs="fairseq",
     ),
+    "gpt": Part("A training step of GPT-2", one_step, gpt.gpt, seconds=40, limit=40),
 }

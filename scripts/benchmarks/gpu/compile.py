@@ -1,11 +1,13 @@
 """The part `compile`: the first calls, which compile for the parts that follow."""
 
+import functools
 import importlib.util
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 from benchmarks import core
+from benchmarks.gpu import gpt
 from benchmarks.gpu.core import contenders, core_steps, timing_of
 from benchmarks.gpu.module import module_step, module_steps
 from benchmarks.gpu.settings import Settings, synchronize
@@ -13,9 +15,15 @@ from benchmarks.gpu.training import training_step, training_steps
 from benchmarks.steps import Row
 from mixhead_plugin.ops import triton
 
-# Sizes of `compile_step` that are no key of the timings.
+# What `compile_step` calls beside the attentions that the part `core` times.
 TRAINING = "training"
 MODULE = "module"
+GPT = "gpt"
+FIRST_CALLS: dict[str, Callable[[Settings, str], Iterator[Row]]] = {
+    TRAINING: functools.partial(training_step, updates=1),
+    MODULE: module_step,
+    GPT: gpt.first_update,
+}
 
 
 def compile_steps(settings: Settings) -> list[str]:
@@ -36,7 +44,8 @@ def compile_steps(settings: Settings) -> list[str]:
         # fairseq's own compiles nothing
         trained = [f"{TRAINING} | {step}" for step in training_steps(settings)[1:]]
     modules = [f"{MODULE} | {step}" for step in module_steps(settings)]
-    return [*trained, *modules, *by_torch, *by_triton]
+    models = [f"{GPT} | {name}" for name in gpt.NAMES[1:]]  # torch's compiles nothing
+    return [*trained, *modules, *models, *by_torch, *by_triton]
 
 
 def compile_step(settings: Settings, step: str) -> Iterator[Row]:
@@ -45,13 +54,9 @@ def compile_step(settings: Settings, step: str) -> Iterator[Row]:
     What it compiles stays on disk for the parts that follow.
     """
     size, _, name = step.partition(" | ")
-    if size in (TRAINING, MODULE):
+    if size in FIRST_CALLS:
         began = time.monotonic()
-        if size == MODULE:
-            rows = module_step(settings, name)
-        else:
-            rows = training_step(settings, name, updates=1)
-        for _ in rows:
+        for _ in FIRST_CALLS[size](settings, name):
             pass
         yield {"size": size, "name": name, "seconds": time.monotonic() - began}
         return
