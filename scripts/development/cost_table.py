@@ -37,7 +37,7 @@ def costs() -> str:
     plain_memory = memory["torch's attention, not mixed"]
 
     query = step_on_a_gpu("attention of one query")
-    training = step_on_a_gpu("a training step")
+    gpt = step_on_a_gpu("training step of GPT-2")
 
     rows = [
         [
@@ -61,9 +61,14 @@ def costs() -> str:
             *(query[name] for name in MIXHEADS),
         ],
         [
-            "GPU: training step of a small model, with older, slower kernels",
+            "GPU: training step of a small model, on two machines",
             "fairseq's attention",
-            *(training[name] for name in MIXHEADS),
+            *(two(gpu_tables.ratios_of_training(name)) for name in MIXHEADS),
+        ],
+        [
+            "GPU: training step of nanoGPT, 12 layers with 12 heads of 64",
+            "torch's attention",
+            *(gpt[name] for name in MIXHEADS),
         ],
         [
             "CPU: both passes of an attention alone, 2,048 tokens",
@@ -99,6 +104,11 @@ def ratios(values: Iterable[float]) -> list[str]:
     return [f"{value:.2f}" for value in values]
 
 
+def two(values: Iterable[float]) -> str:
+    """Return the cell of a ratio that was measured twice."""
+    return " and ".join(ratios(values))
+
+
 def new_parameters(mixing: str) -> int:
     """Return how many parameters a mixing adds to an attention of 8 heads of 64."""
     plain = MixedAttention(512, 8, device="meta")
@@ -126,10 +136,10 @@ def printed(file: str, title: str, column: str) -> dict[str, float]:
 
 
 def both_passes_on_a_gpu(size: str) -> list[str]:
-    """Return the cells of A and B in a column of the table of the kernels that mix."""
-    head, _, *lines = cells_of(gpu_tables.mixing())
+    """Return the cells of A and B in a column of the table of both passes."""
+    head, _, *lines = cells_of(gpu_tables.both_passes())
     column = {cells[0]: cells[head.index(size)] for cells in lines}
-    return [column[f"**{name}**, both passes"] for name in MIXHEADS]
+    return [column[f"**{name}**"] for name in MIXHEADS]
 
 
 def step_on_a_gpu(title: str) -> dict[str, str]:

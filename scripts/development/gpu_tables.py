@@ -10,6 +10,9 @@ from typing import Any
 from studies.markdown import table
 
 REPORTS = Path(__file__).resolve().parents[2] / "results" / "gpu"
+# Older reports have other kernels that mix. Each is of another machine with the same kind of GPU.
+WITH_THESE_KERNELS = ("nvidia-h200-3.json", "nvidia-h200-4.json")
+MIXHEADS = ("Mixhead A", "Mixhead B")
 
 # batch x heads x tokens x size of a head, dtype, dropout, and what the page calls them
 SIZES = {
@@ -21,17 +24,11 @@ SIZES = {
     "8x8x2048x64 bfloat16 0.1": "8 of 64, 2,048, dropout 0.1",
     "2x8x2048x64 float32 0.0": "8 of 64, 2,048, float32",
 }
-# As above, of the kernels that mix.
-SIZES_OF_MIXING = {
-    "8x8x2048x64 bfloat16 0.0": "8 heads of 64, 2,048 tokens",
-    "8x16x2048x64 bfloat16 0.0": "16 heads of 64",
-    "8x32x2048x64 bfloat16 0.0": "32 heads of 64",
-    "32x8x512x64 bfloat16 0.0": "8 of 64, 512 tokens",
-    "4x8x4096x64 bfloat16 0.0": "8 of 64, 4,096 tokens",
-}
 # What the report calls the contenders, and what the page does.
 TORCH = ("flash: softmax", "is_causal: softmax")
 PLUGIN = {
+    "triton: Mixhead A": "**Mixhead A**",
+    "triton: Mixhead B": "**Mixhead B**",
     "triton: softmax": "the plugin's softmax",
     "triton: l2": "l2",
     "triton: sigsoftmax": "sigsoftmax",
@@ -94,30 +91,6 @@ def attention_table(passes: str, column: str, names: dict[str, str]) -> str:
     return table(["", *SIZES.values()], measured)
 
 
-def mixing() -> str:
-    """Return the times of the kernels that mix, beside those of the kernels before them."""
-    content = json.loads((REPORTS / "mixing-h200.json").read_text())
-    passes = {(row["kernels"], row["name"], row["size"]): row for row in content["passes"]}
-
-    def line(title: str, kernels: str, name: str, field: str) -> list[str]:
-        rows = [passes[kernels, name, size] for size in SIZES_OF_MIXING]
-        return [title, *(shown(row[field]) if field in row else "" for row in rows)]
-
-    now, before = "through memory", "in registers"
-    lines = [
-        line("**Mixhead A**, both passes", now, "Mixhead A", "both"),
-        line("with the kernels before", before, "Mixhead A", "both"),
-        line("**Mixhead B**, both passes", now, "Mixhead B", "both"),
-        line("with the kernels before", before, "Mixhead B", "both"),
-        line("Mixhead A, forward pass", now, "Mixhead A", "forward"),
-        line("Mixhead B, forward pass", now, "Mixhead B", "forward"),
-        line("A: memory of both passes, MiB", now, "Mixhead A", "peak_mib"),
-        line("A: time of the host, both passes, ms", now, "Mixhead A", "host_ms"),
-        line("B: time of the host, both passes, ms", now, "Mixhead B", "host_ms"),
-    ]
-    return table(["", *SIZES_OF_MIXING.values()], lines)
-
-
 def both_passes() -> str:
     return attention_table("both", "by_upstream", PLUGIN | OTHERS)
 
@@ -134,29 +107,50 @@ def host() -> str:
     return attention_table("both", "host_ms", PLUGIN)
 
 
+def training(report: str) -> dict[str, float]:
+    """Return the milliseconds of a training step in a report, by contender."""
+    rows = json.loads((REPORTS / report).read_text())["parts"]["training"]["rows"]
+    return {row["name"]: row["ms"] for row in rows}
+
+
+def ratios_of_training(name: str) -> list[float]:
+    """Return how many times as long as with fairseq's attention a step took in each report."""
+    ratios = []
+    for report in WITH_THESE_KERNELS:
+        times = training(report)
+        ratios.append(times[name] / times["fairseq"])
+    return ratios
+
+
+def ratios_of_gpt(name: str) -> float:
+    """Return how many times as long as with torch's attention a step of GPT-2 took."""
+    (row,) = [row for row in rows_of("gpt") if row["name"] == name and "by_upstream" in row]
+    return row["by_upstream"]
+
+
 def steps() -> str:
     """Return the times of a step of training and of decoding, beside fairseq's and torch's."""
-    training = {row["name"]: row["ms"] for row in rows_of("training")}
-    decoding = {row["name"]: row["microseconds"] / 1e3 for row in rows_of("decoding")}
+    decoding = {row["name"]: row["microseconds"] for row in rows_of("decoding")}
+    (gpt, *_) = [row["ms"] for row in rows_of("gpt") if "ms" in row]
     lines = []
-    for what, times, unit, digits in (
-        (
-            "a training step with older kernels, fairseq's own attention",
-            training,
-            "fairseq",
-            1,
-        ),
-        ("attention of one query to 1,024 keys, torch's", decoding, "torch", 3),
-    ):
-        ratios = [
-            f"{times[name] / times[unit]:.2f}" for name in ("softmax", "Mixhead A", "Mixhead B")
-        ]
-        lines.append([f"{what} = 1.00", f"{times[unit]:.{digits}f} ms", *ratios])
-    return table(["", "1.00 is", "the plugin's softmax", "Mixhead A", "Mixhead B"], lines)
+    machines = ("first machine", "second machine")
+    for i, machine in enumerate(machines):
+        # On the first machine torch took its cuDNN kernels for softmax, with wrong gradients.
+        names = MIXHEADS if i == 0 else ("softmax", *MIXHEADS)
+        ratios = [f"{ratios_of_training(name)[i]:.2f}" for name in names]
+        title = f"training step of a small model, {machine}; fairseq's own attention = 1.00"
+        unit = training(WITH_THESE_KERNELS[i])["fairseq"]
+        lines.append([title, f"{unit:.1f} ms", *([""] * (3 - len(ratios))), *ratios])
+    ratios = [f"{ratios_of_gpt(name):.2f}" for name in MIXHEADS]
+    title = "training step of GPT-2, second machine; torch's attention = 1.00"
+    lines.append([title, f"{gpt:.1f} ms", "", *ratios])
+    ratios = [f"{decoding[name] / decoding['torch']:.2f}" for name in ("softmax", *MIXHEADS)]
+    title = "attention of one query to 1,024 keys; torch's = 1.00"
+    lines.append([title, f"{decoding['torch'] / 1e3:.3f} ms", *ratios])
+    return table(["", "1.00 is", "the plugin's softmax", *MIXHEADS], lines)
 
 
 TABLES = {
-    "mixing on a GPU": mixing,
     "both passes on a GPU": both_passes,
     "forward pass on a GPU": forward_pass,
     "memory on a GPU": memory,
