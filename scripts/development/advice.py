@@ -87,27 +87,27 @@ def answers() -> list[Answer]:
     return [
         Answer(
             "64 (WMT's recipes, BERT, GPT-2, most Vision Transformers)",
-            "unknown; one run of your own tells more than this page",
+            "unknown; only a test of your own can tell",
             "We trained none.",
             """Two language models of width 512 with 8 heads of 64: 1.2 and 3.7 % less perplexity.
-            Eleven rows of one of width 1,024, whose heads are smaller than usual for its width:
-            from 0.3 % more to 4.3 % less.""",
+            One of width 1,024 with 2 to 10 heads of 64, in eleven rows: from 0.3 % more to 4.3 %
+            less.""",
         ),
         Answer(
             "128 (fairseq's recipe for IWSLT14)",
-            "unknown; the same",
+            "unknown; likewise",
             "We trained none.",
             """Four language models: 4.3 to 8.7 % less perplexity; one of them, in another table,
-            0.3 %. Translation: 0.5 BLEU less, with self-attention alone mixed, and probably
-            translated without the mixing.""",
+            0.3 %. Translation: 0.5 BLEU less. Only the self-attention was mixed, and beam search
+            probably left the mixing out.""",
         ),
         Answer(
             "32",
-            "perhaps, if you train for a few epochs",
-            f"""Translation, 4 heads, `--mixing-lr-scale 0.1`:
+            "perhaps, if your training is short (ours: 4 epochs), because the lead shrank",
+            f"""Translation, 4 heads, a tenth of the learning rate for M:
             {less_perplexity("translation, `--mixing-lr-scale 0.1`")} less perplexity and
-            {shown(_bleu(B_LARGE, SOFTMAX_LARGE), 2)} BLEU more; the lead shrank early. *Without*
-            mixing, longer training in about the same CPU time gained
+            {shown(_bleu(B_LARGE, SOFTMAX_LARGE), 2)} BLEU more. *Instead* of mixing, 4.7 % more
+            updates, which take about the same CPU time, gained
             {_perplexity(LONGER, SOFTMAX_LARGE).mean:.1f} % and
             {shown(_bleu(LONGER, SOFTMAX_LARGE), 2)} BLEU.""",
             """One language model of width 1,024 with 8 heads of 32, a quarter of what is usual for
@@ -117,11 +117,11 @@ def answers() -> list[Answer]:
             "8 or 16",
             "perhaps",
             f"""Words, 16 heads of 8: {less_perplexity("words, each at its best rate")} less
-            perplexity where each side has its best learning rate; at one lower rate for both, not
-            clear. Bytes, a nanoGPT of letters and a small Vision Transformer: no gain seen, but
+            perplexity when B and the plain model each have their best learning rate; with one
+            lower rate for both, the gain was not clear. Bytes, a nanoGPT of letters and a small Vision Transformer: no gain seen, but
             these were noisy.""",
             """Translation: 3.6 BLEU more with heads of 8, 0.3 less with heads of 16; mixed and
-            translated as above.""",
+            decoded as with heads of 128.""",
         ),
         Answer(
             "about 4",

@@ -46,7 +46,7 @@ def costs() -> str:
             *(str(new_parameters(mixing)) for mixing in MIXHEADS.values()),
         ],
         [
-            "GPU: both passes of an attention alone, 2,048 tokens",
+            "GPU: an attention alone, forward and backward, 2,048 tokens",
             "torch's flash attention",
             *both_passes_on_a_gpu("8 heads of 64, 2,048 tokens"),
         ],
@@ -56,12 +56,12 @@ def costs() -> str:
             *both_passes_on_a_gpu("16 heads of 64"),
         ],
         [
-            f"GPU: attention of one step of decoding; the plugin without mixing: {query[PLAIN]}",
+            f"GPU: attention of one step of decoding (without mixing: {query[PLAIN]})",
             "torch's attention",
             *(query[name] for name in MIXHEADS),
         ],
         [
-            "GPU: training step of a small model, on two machines",
+            "GPU: training step of a language model of 4 layers, on two machines",
             "fairseq's attention",
             *(two(gpu_tables.ratios_of_training(name)) for name in MIXHEADS),
         ],
@@ -71,28 +71,28 @@ def costs() -> str:
             *(gpt[name] for name in MIXHEADS),
         ],
         [
-            "CPU: both passes of an attention alone, 2,048 tokens",
-            "torch's softmax",
+            "CPU: an attention alone, forward and backward, 2,048 tokens",
+            "torch's attention",
             *ratios(attention[f"auto: {name}"] for name in MIXHEADS),
         ],
         [
             "CPU: an attention with its projections, 64 tokens, 32 heads of 8",
-            "the plugin's softmax",
+            "the plugin without mixing",
             *ratios(small_heads[name] for name in MIXHEADS),
         ],
         [
             "CPU: training step of nanoGPT, 6 layers with 6 heads of 64",
-            "torch's softmax",
+            "torch's attention",
             *ratios(small_step[name] for name in MIXHEADS),
         ],
         [
             "CPU: the same, 12 layers with 12 heads of 64",
-            "torch's softmax",
+            "torch's attention",
             *ratios(large_step[name] for name in MIXHEADS),
         ],
         [
             "CPU: memory of this step, beyond the model's own",
-            "torch's softmax",
+            "torch's attention",
             *ratios(memory[name] / plain_memory for name in MIXHEADS),
         ],
     ]
