@@ -27,6 +27,7 @@ from mixhead_plugin.ops.accuracy import (
     fault_in,
     finite_draws,
     formula_weights,
+    layout_of,
     results,
     sample_call,
     shares,
@@ -144,7 +145,7 @@ def judge(kind: CallKind) -> dict[str, Any]:
     def problem(nth: int) -> Problem:
         # With fewer keys, `auto` would take the formula.
         inputs, d_out = sample_call(laid, n_queries=75, n_keys=70, p=0.0, batch=1, nth=nth)
-        return inputs, d_out.contiguous()  # as a mask may leave it
+        return inputs, d_out.contiguous()  # as torch makes it behind a mask
 
     def draw(nth: int) -> Draw:
         inputs, d_out = problem(nth)
@@ -172,9 +173,7 @@ def judge(kind: CallKind) -> dict[str, Any]:
 
 def _projected(heads: int, head_dim: int) -> MemoryLayout:
     """Return how heads [B, H, N, D] lie in memory that fairseq has projected: as [N, B, H, D]."""
-    aligned = head_dim % 16 == 0
-    aligned_heads = heads * head_dim % 16 == 0
-    return ((3, False), (1, aligned), (0, aligned_heads), (2, aligned_heads))
+    return layout_of(torch.empty(2, 1, heads, head_dim).permute(1, 2, 0, 3))
 
 
 def _kernel_fault(inputs: AttentionInputs) -> str:

@@ -1,7 +1,8 @@
 """Plain softmax attention by torch's own fused kernels."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,15 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.precision import upcast, without_autocast
+from mixhead_plugin.ops.transforms import while_traced
 
 # If the largest number of a row of a mask is lower, the row's log(sum exp(s)) lacks digits: see
 # `_loses_gradients`. A float32 of this size still has three digits behind the point.
 LOWEST = -1e4
-
-# What may compute a call on a GPU. cuDNN is missing, which torch prefers on Hopper: its gradients
-# were wrong on an H200, with torch 2.11 and cuDNN 9.19, wherever the gradient of the output did not
-# lie in memory as the output does (docs/gpus.md).
-BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def serves(inputs: AttentionInputs) -> bool:
@@ -119,18 +116,44 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
     return out.masked_fill(unseen, 0.0)
 
 
+# Torch's switch belongs to the process: another thread must not put it back during a call.
+_CUDNN = threading.Lock()
+
+
 def _without_cudnn(device: torch.device) -> AbstractContextManager:
-    """Return a context in which torch computes by the `BACKENDS` that the caller allows."""
+    """Return a context in which torch takes none of its cuDNN kernels, which it prefers on Hopper.
+
+    torch keeps cuDNN's plan of a backward pass without looking at how the gradient of the output
+    lies in memory. Another call of the same shapes, whose gradient lies otherwise, gets this plan,
+    and wrong gradients (torch 2.11, cuDNN 9.19, H200; docs/gpus.md).
+    """
     if device.type != "cuda":
         return nullcontext()
-    if torch.compiler.is_compiling():  # it cannot ask what the caller allows
-        return sdpa_kernel(BACKENDS)
+    if torch.compiler.is_compiling():  # it knows this context alone
+        return sdpa_kernel(_allowed_kernels())
+    return _cudnn_off()
+
+
+@contextmanager
+def _cudnn_off() -> Iterator[None]:
+    with _CUDNN:
+        allowed = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        try:
+            yield
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(allowed)
+
+
+@while_traced
+def _allowed_kernels() -> list[SDPBackend]:
+    """Return which of torch's kernels the caller allows, but for those of cuDNN."""
     allows = {
         SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
         SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
         SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
     }
-    return sdpa_kernel([backend for backend in BACKENDS if allows[backend]()])
+    return [kernel for kernel, is_enabled in allows.items() if is_enabled()]
 
 
 def _name_the_missing_derivative(

@@ -118,8 +118,8 @@ def answers() -> list[Answer]:
             "perhaps",
             f"""Words, 16 heads of 8: {less_perplexity("words, each at its best rate")} less
             perplexity when B and the plain model each have their best learning rate; with one
-            lower rate for both, the gain was not clear. Bytes, a nanoGPT of letters and a small Vision Transformer: no gain seen, but
-            these were noisy.""",
+            lower rate for both, the gain was not clear. Bytes, a nanoGPT of letters and a small
+            Vision Transformer: no gain seen, but these were noisy.""",
             """Translation: 3.6 BLEU more with heads of 8, 0.3 less with heads of 16; mixed and
             decoded as with heads of 128.""",
         ),

@@ -1,25 +1,67 @@
-"""Test plain softmax by torch's own kernels on a GPU; test_attention.py has those of a CPU."""
+"""Test which of torch's kernels compute plain softmax; test_attention.py has their numbers."""
+
+import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixhead_plugin.check import OF_TORCH
 from mixhead_plugin.ops import fused
 from mixhead_plugin.ops.accuracy import CallKind, compare, fault_in, results, sample_call
-from tests.covering import covering
 
-pytestmark = pytest.mark.gpu
+ON_GPU = torch.device("cuda")
 
-DEVICE = torch.device("cuda")
-# Which dimension of [B, H, N, D] comes first in memory, then the others.
-ORDERS = {"contiguous": (0, 1, 2, 3), "fairseq's": (2, 0, 1, 3), "Hugging Face's": (0, 2, 1, 3)}
-MASKS = {
-    "none": {},
-    "causal": {"causal": True},
-    "mask": {"mask": torch.float32},
-    "padding": {"padding": True},
+
+def allowed():
+    """Return whether torch may take its flash, efficient, math and cuDNN kernels."""
+    cuda = torch.backends.cuda
+    enabled = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
+    return [each() for each in (*enabled, cuda.cudnn_sdp_enabled)]
+
+
+def test_cudnn_is_off_for_a_call_alone():
+    before = allowed()
+    with fused._without_cudnn(ON_GPU):
+        assert allowed() == [*before[:3], False]
+    assert allowed() == before
+
+
+def test_what_the_caller_forbids_stays_forbidden():
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]):
+        with fused._without_cudnn(ON_GPU):
+            assert allowed() == [False, False, True, False]
+        assert fused._allowed_kernels() == [SDPBackend.MATH]  # what a compiled call takes
+
+
+def test_a_call_waits_for_that_of_another_thread():
+    """The second one would put the switch back while the first one computes."""
+    order = []
+
+    def second():
+        with fused._without_cudnn(ON_GPU):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    before = allowed()
+    with fused._without_cudnn(ON_GPU):
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert allowed() == before
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------
+
+ORDERS = {  # which dimension of [B, H, N, D] comes first in memory, then the others
+    "contiguous": (0, 1, 2, 3),
+    "fairseq's": (2, 0, 1, 3),
+    "Hugging Face's": (0, 2, 1, 3),
 }
+MASKS = {"none": {}, "causal": {"causal": True}, "mask": {"mask": torch.float32}}
 
 
 def in_order(tensor, order):
@@ -28,41 +70,31 @@ def in_order(tensor, order):
     return copy.permute([order.index(dim) for dim in range(4)])
 
 
-def fault_of(attend, order, order_of_d_out, n, dtype=torch.bfloat16, **masks):
-    """Return what is wrong with a call; empty if nothing is."""
-    kind = CallKind("softmax", 8, 64, 64, dtype, DEVICE, **masks)
-    inputs, d_out = sample_call(kind, n, n)
-    laid = {}
-    for name in ("query", "key", "value"):
-        laid[name] = in_order(getattr(inputs, name), ORDERS[order])
-    inputs = inputs.with_tensors(laid)
-    assert fused.serves(inputs)
-    found = results(attend, inputs, in_order(d_out, ORDERS[order_of_d_out]))
-    draw = compare(inputs, d_out, torch.ones(1, device=DEVICE), found)
-    return fault_in([draw], OF_TORCH)
+def plant_a_plan(inputs, d_out):
+    """Let torch plan a backward pass for a gradient that lies so, as another module would."""
+    mask = inputs.attn_mask
+    given = [tensor.detach().requires_grad_() for tensor in inputs[:3]]
+    out = F.scaled_dot_product_attention(
+        *given, attn_mask=None if mask is None else mask.to(d_out.dtype), is_causal=inputs.causal
+    )
+    torch.autograd.grad(out, given, d_out)
 
 
-# One length is a multiple of 16, one is none.
-@covering(
-    order=ORDERS,
-    order_of_d_out=ORDERS,
-    masks=MASKS,
-    dtype=[torch.bfloat16, torch.float16],
-    n=[512, 150],
-)
-def test_gradients_are_right_however_heads_lie_in_memory(order, order_of_d_out, masks, dtype, n):
-    assert not fault_of(fused.fused_attention, order, order_of_d_out, n, dtype, **MASKS[masks])
-
-
-@pytest.mark.parametrize("masks", ["none", "mask"])
-def test_gradients_of_a_compiled_call_are_right(masks):
-    compiled = torch.compile(fused.fused_attention, fullgraph=True)
-    assert not fault_of(compiled, "fairseq's", "contiguous", 150, **MASKS[masks])
-
-
-def test_a_kernel_that_the_caller_forbids_is_not_taken():
-    inputs, _ = sample_call(CallKind("softmax", 8, 64, 64, torch.bfloat16, DEVICE), 150, 150)
-    inputs.query.requires_grad_()
-    assert "ScaledDotProduct" in fused.fused_attention(inputs).grad_fn.name()
-    with sdpa_kernel(SDPBackend.MATH):
-        assert "ScaledDotProduct" not in fused.fused_attention(inputs).grad_fn.name()
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("masks", MASKS)
+def test_gradients_are_right_after_calls_whose_gradients_lie_otherwise(masks, dtype, compiled):
+    attend = fused.fused_attention
+    if compiled:
+        attend = torch.compile(attend, fullgraph=True)
+    for order in ORDERS.values():
+        kind = CallKind("softmax", 8, 64, 64, dtype, ON_GPU, **MASKS[masks])
+        inputs, d_out = sample_call(kind, 512, 512)
+        laid = {name: in_order(getattr(inputs, name), order) for name in ("query", "key", "value")}
+        inputs = inputs.with_tensors(laid)
+        plant_a_plan(inputs, in_order(d_out, order))
+        for order_of_d_out in ORDERS.values():
+            found = results(attend, inputs, in_order(d_out, order_of_d_out))
+            draw = compare(inputs, d_out, torch.ones(1, device=ON_GPU), found)
+            assert not fault_in([draw], OF_TORCH), (order, order_of_d_out)

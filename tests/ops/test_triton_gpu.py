@@ -88,7 +88,7 @@ def test_the_last_of_a_batch_of_long_sentences(head_dim, normalizer, mixed):
         out = fused(**given, normalizer=normalizer, causal=True)
         results.append([out, *torch.autograd.grad(out, list(given.values()), d_out[-len(out) :])])
     for together, alone in zip(*results):
-        # Another size may have other tiles, so it may round otherwise.
+        # Another size may take other tiles, and so round differently.
         size = alone.float().square().mean().sqrt().item()
         torch.testing.assert_close(together[-1:], alone, rtol=0.016, atol=0.01 * size)
 

@@ -81,6 +81,7 @@ PARTS = {
     "tiles": Part(
         "More tiles", tiles.tile_steps, tiles.tile_step, seconds=40, limit=15, asked=True
     ),
+    "gpt": Part("A training step of GPT-2", one_step, gpt.gpt, seconds=40, limit=40),
     "tests": Part(
         "The tests marked gpu", one_step, marked_tests.tests, seconds=75, limit=75, needs="pytest"
     ),
@@ -94,5 +95,4 @@ PARTS = {
         limit=30,
         needs="fairseq",
     ),
-    "gpt": Part("A training step of GPT-2", one_step, gpt.gpt, seconds=40, limit=40),
 }

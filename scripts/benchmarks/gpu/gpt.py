@@ -33,8 +33,8 @@ def gpt(settings: Settings, step: str) -> Iterator[Row]:
     tokens = nanogpt.tokens_of(sizes).to(settings.device)
     contenders = {}
     for name in NAMES:
-        began = time.monotonic()
         update = functools.partial(nanogpt.stepping(name, sizes, settings.device), tokens)
+        began = time.monotonic()
         update()
         synchronize(settings)
         yield {"name": name, "first_update_seconds": time.monotonic() - began}

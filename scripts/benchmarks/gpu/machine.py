@@ -20,6 +20,7 @@ def machine(settings: Settings, step: str) -> Iterator[Row]:
     for name, value in machine_check.machine(torch.device(settings.device)).items():
         yield {"what": name, "found": value}
     yield {"what": "CUDA of torch", "found": str(torch.version.cuda)}
+    yield {"what": "cuDNN of torch", "found": str(torch.backends.cudnn.version())}
     yield {"what": "CPU cores", "found": str(cores())}
     yield {"what": "C compiler", "found": os.environ.get("CC") or first_found("gcc", "clang", "cc")}
     yield {
