@@ -33,7 +33,7 @@ IMPLEMENTATIONS = {
         blockwise_attention, "exact, by blocks of queries; memory linear in the length"
     ),
     "triton": Implementation(
-        triton.triton_attention, "fused GPU kernels; they ran on one NVIDIA H200"
+        triton.triton_attention, "fused GPU kernels; they ran on NVIDIA H200s"
     ),
 }
 
@@ -406,12 +406,18 @@ def fastest(inputs: AttentionInputs) -> str:
     if transformations():
         # It is the only one that serves torch.func, and forward mode.
         return "reference"
-    if fused.serves(inputs):
+    by_torch = fused.serves(inputs)
+    masked = inputs.attn_mask is not None or inputs.key_padding_mask is not None
+    if by_torch and not masked:
         return "fused"
+    # Behind a mask torch cannot take its flash kernel. The one that it takes computes hidden keys,
+    # too, while ours skip them.
     # Nobody has reported from one of AMD's GPUs yet, so the kernels must be asked for there.
     kernels_allowed = query.device.type != "cpu" and torch.version.hip is None
     if kernels_allowed and not triton.slower_than_blocks(inputs) and not triton_problem(inputs):
         return "triton"
+    if by_torch:
+        return "fused"
     # With no more keys than numbers in a head, all weights take no more memory than the queries, so
     # blocks save none. They save time where all weights would not fit into the cache.
     n_keys = key.shape[2]

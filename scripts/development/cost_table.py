@@ -56,9 +56,9 @@ def costs() -> str:
             *both_passes_on_a_gpu("16 heads of 64"),
         ],
         [
-            f"GPU: attention of one step of decoding (without mixing: {query[PLAIN]})",
+            f"GPU: attention of one step of decoding (without mixing: {whole(query[PLAIN])})",
             "torch's attention",
-            *(query[name] for name in MIXHEADS),
+            *(whole(query[name]) for name in MIXHEADS),
         ],
         [
             "GPU: training step of a language model of 4 layers, on two machines",
@@ -102,6 +102,11 @@ def costs() -> str:
 def ratios(values: Iterable[float]) -> list[str]:
     """Return the cells of ratios to a plain attention."""
     return [f"{value:.2f}" for value in values]
+
+
+def whole(ratio: str) -> str:
+    """Return the cell of a ratio whose digits behind the point differ from run to run."""
+    return f"{float(ratio):.0f}"
 
 
 def two(values: Iterable[float]) -> str:

@@ -4,13 +4,15 @@ scripts/development/readme_tables.py writes them.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from studies.markdown import table
 
 REPORTS = Path(__file__).resolve().parents[2] / "results" / "gpu"
-# Older reports have other kernels that mix. Each is of another machine with the same kind of GPU.
+# Older reports have other kernels that mix. These two are of two machines with the same kind of
+# GPU.
 WITH_THESE_KERNELS = ("nvidia-h200-3.json", "nvidia-h200-4.json")
 MIXHEADS = ("Mixhead A", "Mixhead B")
 
@@ -49,10 +51,10 @@ OTHERS = {
 
 
 def rows_of(part: str) -> list[dict[str, Any]]:
-    """Return the rows of a part of all reports, the later reports last."""
+    """Return the rows of a part of the reports with these kernels, the later report last."""
     rows = []
-    for path in sorted(REPORTS.glob("nvidia-h200-*.json")):
-        parts = json.loads(path.read_text())["parts"]
+    for report in WITH_THESE_KERNELS:
+        parts = json.loads((REPORTS / report).read_text())["parts"]
         if part in parts:
             rows += parts[part]["rows"]
     return rows
@@ -107,46 +109,57 @@ def host() -> str:
     return attention_table("both", "host_ms", PLUGIN)
 
 
-def training(report: str) -> dict[str, float]:
-    """Return the milliseconds of a training step in a report, by contender."""
+def training(report: str) -> tuple[float, dict[str, float]]:
+    """Return the milliseconds of a training step by fairseq in a report, and ratios to it."""
     rows = json.loads((REPORTS / report).read_text())["parts"]["training"]["rows"]
-    return {row["name"]: row["ms"] for row in rows}
+    times = {row["name"]: row["ms"] for row in rows}
+    return times["fairseq"], {name: time / times["fairseq"] for name, time in times.items()}
 
 
 def ratios_of_training(name: str) -> list[float]:
     """Return how many times as long as with fairseq's attention a step took in each report."""
-    ratios = []
-    for report in WITH_THESE_KERNELS:
-        times = training(report)
-        ratios.append(times[name] / times["fairseq"])
-    return ratios
+    return [training(report)[1][name] for report in WITH_THESE_KERNELS]
 
 
-def ratios_of_gpt(name: str) -> float:
-    """Return how many times as long as with torch's attention a step of GPT-2 took."""
-    (row,) = [row for row in rows_of("gpt") if row["name"] == name and "by_upstream" in row]
-    return row["by_upstream"]
+def beside_upstream(rows: Sequence[dict[str, Any]]) -> tuple[float, dict[str, float]]:
+    """Return the milliseconds of the first contender, and the ratios of all to it."""
+    ratios = {row["name"]: row["by_upstream"] for row in rows}
+    return rows[0]["ms"], ratios
 
 
 def steps() -> str:
-    """Return the times of a step of training and of decoding, beside fairseq's and torch's."""
+    """Return the times of whole modules and steps, beside fairseq's and torch's."""
+    first, second = (training(report) for report in WITH_THESE_KERNELS)
+    del first[1]["softmax"]  # its gradients were wrong
+    gpt = beside_upstream([row for row in rows_of("gpt") if "ms" in row])
+    modules = {}
+    for upstream in ("fairseq", "torch"):
+        rows = [row for row in rows_of("module") if row["module"] == upstream]
+        modules[upstream] = beside_upstream(rows[-4:])  # those of the later report
     decoding = {row["name"]: row["microseconds"] for row in rows_of("decoding")}
-    (gpt, *_) = [row["ms"] for row in rows_of("gpt") if "ms" in row]
-    lines = []
-    machines = ("first machine", "second machine")
-    for i, machine in enumerate(machines):
-        # On the first machine torch took its cuDNN kernels for softmax, with wrong gradients.
-        names = MIXHEADS if i == 0 else ("softmax", *MIXHEADS)
-        ratios = [f"{ratios_of_training(name)[i]:.2f}" for name in names]
-        title = f"training step of a small model, {machine}; fairseq's own attention = 1.00"
-        unit = training(WITH_THESE_KERNELS[i])["fairseq"]
-        lines.append([title, f"{unit:.1f} ms", *([""] * (3 - len(ratios))), *ratios])
-    ratios = [f"{ratios_of_gpt(name):.2f}" for name in MIXHEADS]
-    title = "training step of GPT-2, second machine; torch's attention = 1.00"
-    lines.append([title, f"{gpt:.1f} ms", "", *ratios])
-    ratios = [f"{decoding[name] / decoding['torch']:.2f}" for name in ("softmax", *MIXHEADS)]
-    title = "attention of one query to 1,024 keys; torch's = 1.00"
-    lines.append([title, f"{decoding['torch'] / 1e3:.3f} ms", *ratios])
+    one_query = {name: time / decoding["torch"] for name, time in decoding.items()}
+
+    def line(title: str, unit: float, ratios: dict[str, float], digits: int = 1) -> list[str]:
+        cells = [title, f"{unit:.{digits}f} ms"]
+        for name in ("softmax", *MIXHEADS):
+            cells.append(f"{ratios[name]:.2f}" if name in ratios else "")
+        return cells
+
+    small = "training step of a small model; fairseq's attention = 1.00"
+    projected = "an attention with its projections behind a causal mask; fairseq's = 1.00"
+    lines = [
+        line(f"{small}, first machine", *first),
+        line(f"{small}, second machine", *second),
+        line("training step of GPT-2; torch's attention = 1.00", *gpt),
+        line(projected, *modules["fairseq"]),
+        line("the same; that of `nn.MultiheadAttention` = 1.00", *modules["torch"]),
+        line(
+            "attention of one query to 1,024 keys; torch's = 1.00",
+            decoding["torch"] / 1e3,
+            one_query,
+            digits=3,
+        ),
+    ]
     return table(["", "1.00 is", "the plugin's softmax", *MIXHEADS], lines)
 
 

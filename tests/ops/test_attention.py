@@ -449,6 +449,18 @@ def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
     assert api.fastest(inputs(normalizer="l2")) == "blockwise"
 
 
+@pytest.mark.parametrize(
+    "masks", [{}, {"attn_mask": torch.zeros(8, 8)}, {"key_padding_mask": PADDING}]
+)
+@pytest.mark.parametrize("problem", ["", "no"])
+def test_auto_takes_the_kernels_for_softmax_behind_a_mask(monkeypatch, masks, problem):
+    for name in ("machine_problem", "problem", "fault"):
+        monkeypatch.setattr(api.triton, name, lambda *call: problem)
+    on_gpu = inputs(**masks)
+    on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
+    assert api.fastest(on_gpu) == ("triton" if masks and not problem else "fused")
+
+
 @pytest.mark.parametrize("tf32, chosen", [(False, "blockwise"), (True, "triton")])
 def test_auto_takes_the_kernels_for_float32_only_with_tf32(monkeypatch, tf32, chosen):
     for name in ("machine_problem", "problem", "fault"):

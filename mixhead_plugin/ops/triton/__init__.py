@@ -142,8 +142,8 @@ def allows_tf32() -> bool:
 def slower_than_blocks(inputs: AttentionInputs) -> bool:
     """Return whether `blockwise` is faster than the kernels.
 
-    Without tf32 the kernels multiply float32 on CUDA cores. Kernels that mixed in registers took
-    five times as long as `blockwise` on an H200 (triton.md, Limits).
+    Without tf32 the kernels multiply float32 on CUDA cores. They took 1.5 (A) and 1.9 times (B) as
+    long as `blockwise` on an H200 (triton.md, Limits).
     """
     return inputs.query.dtype == torch.float32 and not allows_tf32()
 
