@@ -23,13 +23,12 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType, FunctionType, new_class
+from types import CodeType, FunctionType, new_class
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
@@ -37,6 +36,8 @@ from mixhead_plugin.nn.example import ATEN_SDPA, SDPA, Sizes, first_argument, fi
 from mixhead_plugin.parts import PARTS, HostedAttention, Variant, record, remove_parts
 
 ATTRIBUTE = "mixhead"  # the attribute of a mixed module that holds its `MixedSdpa`
+# What calls the forward pass of every `torch.autograd.Function`, whichever its signature is.
+_APPLY = torch.autograd.Function.apply.__func__.__code__
 
 
 class MixedSdpa(HostedAttention):
@@ -143,6 +144,7 @@ class MixedCall(TorchFunctionMode):
             [B, H, Nq, Dv]; where heads mix in groups, neighbours are parts of one mixed head
         """
         self._count()
+        self._refuse_to_learn_nothing()
         self._check(query, key, value, attn_mask, is_causal, enable_gqa)
         # One of them may have a single sentence for all, as learned queries have.
         batch = query.size(0) if key.size(0) == 1 else key.size(0)
@@ -202,13 +204,32 @@ class MixedCall(TorchFunctionMode):
                     "mixed; must be reached by the example"
                 )
             if frame.f_code.co_filename == torch.utils.checkpoint.__file__ or (
-                self.has_gradients and _is_of_a_function(frame)
+                self.has_gradients and frame.f_code is _APPLY
             ):
                 raise RuntimeError(
-                    f"{name}: calls scaled_dot_product_attention inside a checkpoint of its own, "
-                    "which would compute it again without mixing; must be checkpointed whole"
+                    f"{name}: calls scaled_dot_product_attention inside a checkpoint or an "
+                    "autograd.Function of its own, whose backward pass would not mix; must be "
+                    "checkpointed whole"
                 )
             frame = frame.f_back  # type: ignore[assignment]
+
+    def _refuse_to_learn_nothing(self) -> None:
+        """Refuse to train a mixing if the module computes its attention without gradients.
+
+        Whoever generates or evaluates needs none. Then the whole model is called without them, or
+        is in eval mode, or another method than forward is called.
+        """
+        trains = self.has_gradients and self.is_forward and self.module.training
+        if not trains or torch.is_grad_enabled():
+            return
+        for option in PARTS:
+            part = getattr(self.module, option)
+            if part is not None and any(weight.requires_grad for weight in part.parameters()):
+                raise RuntimeError(
+                    f"{self.attention.name}: calls scaled_dot_product_attention without gradients, "
+                    f"as under no_grad, so its {option} cannot learn; must call it with them, or "
+                    f"{option} must be frozen, by requires_grad_(False)"
+                )
 
     def _check(
         self,
@@ -254,15 +275,6 @@ class MixedCall(TorchFunctionMode):
                 f"{name}: the first tensor that it gets is {shape}, must be {shape_of_queries}, "
                 f"which {reader} reads"
             )
-
-
-def _is_of_a_function(frame: FrameType) -> bool:
-    """Return whether a frame is the forward pass of a `torch.autograd.Function`."""
-    code = frame.f_code
-    if not code.co_argcount:
-        return False
-    first = frame.f_locals.get(code.co_varnames[0])  # it may have been deleted
-    return isinstance(first, FunctionCtx)
 
 
 def _masks(

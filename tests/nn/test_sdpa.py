@@ -227,16 +227,80 @@ class CheckpointOfOnesOwn(torch.autograd.Function):
         raise AssertionError
 
 
-def test_a_checkpoint_of_ones_own_inside_of_the_call_is_refused_where_it_would_train():
+class WithSetupContext(torch.autograd.Function):
+    """The newer style, whose forward pass has no ctx."""
+
+    @staticmethod
+    def forward(run, *tensors):
+        return run(*tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("function", [CheckpointOfOnesOwn, WithSetupContext])
+def test_a_checkpoint_of_ones_own_inside_of_the_call_is_refused_where_it_would_train(function):
     class Inside(Attention):
         def attend(self, *tensors):
-            return CheckpointOfOnesOwn.apply(super().attend, *tensors)
+            return function.apply(super().attend, *tensors)
 
     model = mixed(Inside)
-    with pytest.raises(RuntimeError, match=r"^layers\.0: calls .* inside a checkpoint .* must be"):
+    with pytest.raises(RuntimeError) as refused:
         model(inputs())
+    assert str(refused.value) == (
+        "layers.0: calls scaled_dot_product_attention inside a checkpoint or an autograd.Function "
+        "of its own, whose backward pass would not mix; must be checkpointed whole"
+    )
+    # The attention that is called directly is another way into the same module.
+    attention = model.layers[0]
+    with pytest.raises(RuntimeError, match="inside a checkpoint or an autograd.Function"):
+        attention.attend(*attention.project(inputs()))
     with torch.no_grad():
         model(inputs())
+
+
+class WithoutGradients(Attention):
+    def attend(self, *tensors):
+        with torch.no_grad():
+            return super().attend(*tensors)
+
+    @torch.no_grad()
+    def step(self, x):
+        return self.forward(x)
+
+
+def test_a_mixing_that_would_train_without_gradients_is_refused():
+    model = mixed(WithoutGradients)
+    with pytest.raises(RuntimeError) as refused:
+        model(inputs())
+    assert str(refused.value) == (
+        "layers.0: calls scaled_dot_product_attention without gradients, as under no_grad, so its "
+        "head_mixing cannot learn; must call it with them, or head_mixing must be frozen, by "
+        "requires_grad_(False)"
+    )
+    for parameter in mixing_parameters(model).values():
+        parameter.requires_grad_(False)
+    model(inputs())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda attention, x: torch.no_grad()(attention)(x),
+        lambda attention, x: attention.eval()(x),
+        lambda attention, x: attention.step(x),
+    ],
+    ids=["no_grad around the module", "eval mode", "a method to generate"],
+)
+def test_where_nobody_trains_a_module_may_attend_without_gradients(call):
+    attention = mixed(WithoutGradients).layers[0]
+    x = inputs()
+    torch.testing.assert_close(call(attention, x), defined(attention, x))
 
 
 def test_a_function_around_the_call_may_delete_its_arguments():
