@@ -90,6 +90,7 @@ def mixed_attention(
         dropout_p=dropout,
         scale=query.size(3) ** -0.5 if scaling is None else scaling,
     )
+    call.waits = False
     call.attended = True
     return outputs.contiguous(), weights  # models reshape it by `view`
 

@@ -40,6 +40,7 @@ class Call:
         self.x: Tensor | None = None  # the input of the queries [B, Nq, C]
         # all that the projection of the queries gave [B, Nq, H * D or more]
         self.projected: Any = None
+        self.waits = False  # whether these queries have not attended yet
         self.attended = False
 
     def queries(self, heads: int, head_dim: int) -> Tensor:
@@ -263,8 +264,14 @@ class MixedHeads(HostedAttention):
                 mixed.append(feature_mixing(output[..., where], FEATURES[role]))
             output = torch.cat(mixed, -1)
         if "queries" in roles:
+            if call.waits:  # nothing tells which of them attend first
+                raise RuntimeError(
+                    f"{type(self.host).__name__}: projects queries twice before it attends; must "
+                    "project those of each attention directly before it"
+                )
             call.x = args[0]
             call.projected = output
+            call.waits = True
         if "values" in roles and self.missing_values:
             # some attentions want as many heads of values as of keys
             output = F.pad(output, (0, self.missing_values))

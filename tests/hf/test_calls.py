@@ -280,6 +280,33 @@ def test_a_projection_whose_hooks_did_not_run_is_refused(monkeypatch):
         model(**inputs)
 
 
+@torch.no_grad()
+def test_queries_that_are_projected_twice_before_they_attend_are_refused(monkeypatch):
+    model, _ = build("BertForMaskedLM", head_mixing="position-wise")
+    layer = model.bert.encoder.layer[0].attention.self
+    forward = type(layer).forward
+    x, other = torch.randn(2, 2, 3, 32).double()
+    expected = layer(x)[0] + layer(other)[0]
+
+    def one_after_the_other(self, x):
+        return forward(self, x)[0] + forward(self, other)[0]
+
+    monkeypatch.setattr(type(layer), "forward", one_after_the_other)
+    torch.testing.assert_close(layer(x), expected)
+
+    def both_at_first(self, x):
+        self.query(other)
+        return forward(self, x)
+
+    monkeypatch.setattr(type(layer), "forward", both_at_first)
+    with pytest.raises(RuntimeError) as refused:
+        layer(x)
+    assert str(refused.value) == (
+        "BertSelfAttention: projects queries twice before it attends; must project those of each "
+        "attention directly before it"
+    )
+
+
 def test_a_projection_that_is_no_module_is_refused():
     model, inputs = mixed_llama()
     projection = attention(model).q_proj
