@@ -21,6 +21,7 @@ from mixhead_plugin.hf.mixing import add_mixing, unfit
 from mixhead_plugin.hf.refusals import (
     refuse_adapters,
     refuse_offloaded,
+    refuse_computed,
     refuse_quantised,
     refuse_shared_outputs,
     refuse_shared_weights,
@@ -133,14 +134,15 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
 
     Raises:
         ValueError: a layer or a head that does not exist, a part of a group, all heads of a layer,
-            heads that need each other, or a model with adapters, or with weights that are offloaded
-            or quantised
+            heads that need each other, or a model with adapters, or with weights that are
+            offloaded, quantised or computed in each call (weight_norm)
     """
     layers = attentions_of(model)
     all_found = [each.attention for each in layers]
     refuse_adapters(model, "pruned before they are added")
     refuse_offloaded(model, "pruned")
     refuse_quantised(model, all_found, "pruned")
+    refuse_computed(model, all_found, "pruned")
     refuse_shared_weights(model, all_found, "pruned")
 
     chosen = {layer: some for layer, some in choose(layers, heads).items() if some}

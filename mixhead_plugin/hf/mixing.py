@@ -28,6 +28,7 @@ from mixhead_plugin.hf.layouts import (
 from mixhead_plugin.hf.refusals import (
     refuse_adapters,
     refuse_compiled,
+    refuse_computed,
     refuse_offloaded,
     refuse_own_forward,
     refuse_quantised,
@@ -291,12 +292,14 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
 
     Raises:
         ValueError: a model where another part has an effect, or that has adapters, is pruned,
-            quantised or offloaded, or shares projections between attentions
+            quantised or offloaded, computes weights in each call (weight_norm), or shares
+            projections between attentions
     """
     refuse_adapters(model, "folded after they are merged")
     _removable(model, folded="feature_mixing")
     attentions = find_attentions(model)
     refuse_quantised(model, attentions, "folded")
+    refuse_computed(model, attentions, "folded")
     refuse_shared_weights(model, attentions, "folded")
     for attention in attentions:
         hosted = mixed_heads_of(attention.module)

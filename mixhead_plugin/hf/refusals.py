@@ -61,6 +61,28 @@ def refuse_quantised(model: nn.Module, attentions: Sequence[FoundAttention], wha
                 )
 
 
+def refuse_computed(model: nn.Module, attentions: Sequence[FoundAttention], what: str) -> None:
+    """Raise ValueError if weights are computed anew in each call, as by weight_norm.
+
+    A change of them would be lost in the next call.
+
+    Args:
+        model: has the attentions
+        attentions: those that are changed
+        what: what has to be done before, as "folded"
+    """
+    for attention in attentions:
+        for path in (*attention.packed(), attention.paths["output"]):
+            projection: Any = model.get_submodule(path)
+            for name in ("weight", "bias"):
+                tensor = getattr(projection, name)
+                if tensor is not None and not isinstance(tensor, nn.Parameter):
+                    raise ValueError(
+                        f"{type(model).__name__}: {path}.{name} is computed in each call, as by "
+                        f"weight_norm; must be {what} before that is added"
+                    )
+
+
 def refuse_compiled(model: nn.Module, attentions: Sequence[FoundAttention]) -> None:
     """Raise ValueError if a projection is compiled alone.
 

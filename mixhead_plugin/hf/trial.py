@@ -138,7 +138,7 @@ def call_alone(
 def _copy_for(trial: Trial, model: nn.Module) -> nn.Module:
     """Return a copy of the attention of a trial, which keeps in the trial what it sees."""
     attention = trial.attention
-    module = copy.copy(attention.module)
+    module = _shallow_copy(attention.module)
     module.config = copy.copy(module.config)
     module.config._attn_implementation_internal = _TRIAL  # chooses `_attend`
     vars(module)[_TRIAL] = trial
@@ -234,10 +234,21 @@ def _floats_of(projection: nn.Module) -> Tensor:
     return torch.empty(())
 
 
+def _shallow_copy(module: nn.Module) -> Any:
+    """Return a copy that shares all that is in a module.
+
+    `copy.copy` pickles what a module has, which torch's parametrizations forbid, as of weight_norm.
+    """
+    cls = type(module)
+    copied = cls.__new__(cls)
+    vars(copied).update(vars(module))
+    return copied
+
+
 def _stub(projection: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     """Return a module with the weights of a projection, but with another forward and no hooks."""
     # What `torch.compile` puts around a module would set attributes of the module inside.
-    stub = copy.copy(getattr(projection, "_orig_mod", projection))
+    stub = _shallow_copy(getattr(projection, "_orig_mod", projection))
     own = vars(stub)
     for name in own:
         if name.endswith("_hooks") or name.endswith("_hooks_with_kwargs"):
@@ -251,7 +262,7 @@ def _put(module: nn.Module, path: str, new: nn.Module) -> None:
     """Put a module inside another one, whose children others use, too."""
     name, _, rest = path.partition(".")
     if rest:
-        child = copy.copy(module.get_submodule(name))
+        child = _shallow_copy(module.get_submodule(name))
         _put(child, rest, new)
         new = child
     vars(module)["_modules"] = {**module._modules, name: new}

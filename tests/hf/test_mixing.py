@@ -243,6 +243,44 @@ def test_what_cannot_be_mixed_or_unmixed_is_refused_in_one_line(message):
     assert str(error.value) == message
 
 
+PARAMETRIZATIONS = {
+    "weight_norm": torch.nn.utils.parametrizations.weight_norm,
+    "spectral_norm": torch.nn.utils.parametrizations.spectral_norm,
+    "older weight_norm": torch.nn.utils.weight_norm,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+def test_projections_whose_weights_are_computed_are_mixed_but_neither_folded_nor_pruned(name):
+    def parametrized(**variant):
+        model, inputs = build("LlamaForCausalLM", **variant)
+        for projection in ("q_proj", "o_proj"):
+            PARAMETRIZATIONS[name](model.model.layers[0].self_attn.get_submodule(projection))
+        return model, inputs
+
+    model, inputs = parametrized()
+    before = model(**inputs).logits
+    torch.testing.assert_close(hf.mix(model, "position-wise")(**inputs).logits, before)
+    shake(model)(**inputs).logits.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+    plain, _ = parametrized()
+    mixed, _ = parametrized(feature_mixing="shared")
+    before = mixed(**inputs).logits
+    for refused, what in (
+        (lambda: hf.prune(plain, {0: [0, 1]}), "pruned"),
+        (lambda: hf.fold(mixed), "folded"),
+    ):
+        with pytest.raises(ValueError) as error:
+            refused()
+        assert str(error.value) == (
+            "LlamaForCausalLM: model.layers.0.self_attn.q_proj.weight is computed in each call, as "
+            f"by weight_norm; must be {what} before that is added"
+        )
+    assert torch.equal(mixed(**inputs).logits, before)
+
+
 def test_asking_for_nothing_is_refused_with_a_list_of_what_there_is():
     with pytest.raises(ValueError) as error:
         hf.mix(build("T5Model")[0])
