@@ -6,6 +6,7 @@ variant of the base. Whoever loads such an adapter on another base is refused.
 """
 
 import functools
+import inspect
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,7 @@ def guard_adapters() -> None:
     if not is_peft_available():
         return
     try:
+        from peft import PeftModel
         from peft.config import PeftConfigMixin
         from peft.utils import save_and_load
     except ImportError:  # of another version of torch, so nobody can use it
@@ -40,6 +42,11 @@ def guard_adapters() -> None:
     config: Any = PeftConfigMixin
     config.to_dict = _writing_entry(config.to_dict)
     config.from_peft_type = classmethod(_reading_entry(config.from_peft_type.__func__))
+
+    # Before PEFT puts the layers of an adapter into a base, where they would stay after a refusal.
+    adapted: Any = PeftModel
+    adapted.from_pretrained = classmethod(_checking_base(adapted.from_pretrained.__func__))
+    adapted.load_adapter = _checking_base_of_more(adapted.load_adapter)
 
     # transformers loads adapters without the two functions of PEFT above.
     model: Any = PreTrainedModel
@@ -87,6 +94,50 @@ def _reading_entry(from_peft_type: Any) -> Any:
         return config
 
     return from_peft_type_with_entry
+
+
+def _checking_base(from_pretrained: Any) -> Any:
+    """Return a `PeftModel.from_pretrained` that refuses another base before it changes it."""
+    signature = inspect.signature(from_pretrained)
+
+    @functools.wraps(from_pretrained)
+    def from_pretrained_checked(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        config = given.get("config")
+        if config is None:
+            config = _config_in(given["model_id"], kwargs)
+        _refuse_other_base(given["model"], config)
+        return from_pretrained(*args, **kwargs)
+
+    return from_pretrained_checked
+
+
+def _checking_base_of_more(load_adapter: Any) -> Any:
+    """Return a `PeftModel.load_adapter` that refuses another base before it changes it."""
+
+    @functools.wraps(load_adapter)
+    def load_adapter_checked(
+        model: Any, model_id: Any, adapter_name: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        if adapter_name not in model.peft_config:  # else its config is known, and was checked
+            _refuse_other_base(model, _config_in(model_id, kwargs))
+        return load_adapter(model, model_id, adapter_name, *args, **kwargs)
+
+    return load_adapter_checked
+
+
+def _config_in(folder: Any, settings: dict[str, Any]) -> Any:
+    """Return the config of an adapter.
+
+    Args:
+        folder: a folder, or a name on the hub
+        settings: of the call that loads it, which say where on the hub
+    """
+    from peft import PeftConfig
+
+    own = ("subfolder", "revision", "cache_dir", "token")
+    where = {name: settings[name] for name in own if settings.get(name) is not None}
+    return PeftConfig.from_pretrained(folder, **where)
 
 
 def _checking_adapters(load_adapter: Any) -> Any:
@@ -140,8 +191,9 @@ def _refuse_to_lose_tensors(
     if lost:
         needed = sorted({option for option, _ in _parts(model)})
         problem = f"adapter: must have modules_to_save={needed}, or it would lose the mixing"
-        if not config.is_prompt_learning:  # prompts cannot be merged
-            problem += "; merge_and_unload() keeps it"
+        # Prompts cannot be merged, and beside modules_to_save few kinds of adapters can.
+        if not config.is_prompt_learning and not getattr(config, "modules_to_save", None):
+            problem += "; merge_and_unload() keeps it, where PEFT can merge this kind of adapter"
         raise ValueError(problem)
 
     # Of this base: somebody may have saved an adapter of another base with the same config.

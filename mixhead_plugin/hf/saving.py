@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import CONFIG_NAME, cached_file
 
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.parts import Variant, is_of_a_part, record
+from mixhead_plugin.parts import PARTS, Variant, is_of_a_part, record
 
 # The file in the folder of a mixed model that the Auto classes of transformers import, if the user
 # trusts it; hf/auto.py has the classes.
@@ -50,8 +50,10 @@ def guard_models() -> None:
     model.__init__ = _call_first(model.__init__, _refuse_new_model_from_mixed_config)
 
     # Of a model that is mixed inside alone, the file would have the tensors, but no entry.
+    # Of one whose mixing PEFT has left wrapped, it would have tensors of other names.
     with_file = _with_file(model.save_pretrained)
-    model.save_pretrained = _call_first(with_file, _refuse_config_without_entry)
+    with_entry = _call_first(with_file, _refuse_config_without_entry)
+    model.save_pretrained = _call_first(with_entry, _refuse_wrapped_parts)
 
     # Another program saves and loads state dicts itself. An attention that is plain there asks
     # nothing, so the model around it names the mixed ones, and compares.
@@ -214,6 +216,23 @@ def _refuse_config_without_entry(model: Any, *args: Any, **kwargs: Any) -> None:
             "entry to load it by; "
             "mix the outermost model"
         )
+
+
+def _refuse_wrapped_parts(model: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse to save a whole model in which PEFT's modules_to_save are around parts of a mixing."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return  # transformers saves the adapter alone
+    for name, module in model.named_modules():
+        if MIXHEAD not in vars(module):
+            continue
+        for option in PARTS:
+            part = getattr(module, option)
+            if part is not None and "_adapters" in vars(part):
+                raise ValueError(
+                    f"{type(model).__name__}: {name}.{option} is in modules_to_save of PEFT still, "
+                    "which hf.load could not read; the adapter must be saved, or merged by a kind "
+                    "that merges modules_to_save, as LoRA"
+                )
 
 
 def _write_names_of_mixed(
