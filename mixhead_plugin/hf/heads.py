@@ -20,8 +20,8 @@ from mixhead_plugin.hf.configs import PRUNED
 from mixhead_plugin.hf.mixing import add_mixing, unfit
 from mixhead_plugin.hf.refusals import (
     refuse_adapters,
-    refuse_offloaded,
     refuse_computed,
+    refuse_offloaded,
     refuse_quantised,
     refuse_shared_outputs,
     refuse_shared_weights,

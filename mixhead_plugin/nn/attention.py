@@ -224,6 +224,11 @@ class MixedAttention(Assembly):
         q = self.queries(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, H, Nq, D]
         self._check_masks(q, key, key_padding_mask, attn_mask, cache)
         k, v = self._keys_and_values(key, value, cache)
+        if cache is not None:
+            # Autocast may have been on for earlier calls and be off now, or the other way round.
+            # The cache keeps what it has, and this call computes in the type of its queries.
+            k = k.to(q.dtype)
+            v = v.to(q.dtype)
 
         # torch's is_causal describes the mask beside it
         causal = self.causal or (is_causal and attn_mask is None)

@@ -37,7 +37,7 @@ from mixhead_plugin.parts import PARTS, HostedAttention, Variant, record, remove
 
 ATTRIBUTE = "mixhead"  # the attribute of a mixed module that holds its `MixedSdpa`
 # What calls the forward pass of every `torch.autograd.Function`, whichever its signature is.
-_APPLY = torch.autograd.Function.apply.__func__.__code__
+_APPLY = torch.autograd.Function.apply.__code__
 
 
 class MixedSdpa(HostedAttention):

@@ -309,6 +309,29 @@ def test_a_shape_that_could_be_read_otherwise_is_refused_as_torch_refuses_it(cha
             module(**{"query": x, "key": x, "value": x, **changed})
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("later", [True, False], ids=["on later", "off later"])
+@pytest.mark.parametrize("kind", ["self", "cross"])
+def test_autocast_may_be_switched_between_the_steps_of_a_cache(kind, later):
+    torch.manual_seed(0)
+    attention = MixedAttention(E, H, batch_first=True, head_mixing="position-wise").eval()
+    nn.init.normal_(attention.head_mixing.query_weight)
+    x = torch.randn(B, NQ, E)
+    first, last = x.split([NQ - 1, 1], dim=1)
+    expected, _ = attention(last, x, x)
+    steps = {
+        "self": [(first, first), (last, last)],
+        "cross": [(first, x), (last, None)],
+    }
+
+    cache = {}
+    for (query, memory), on in zip(steps[kind], (not later, later)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            found, _ = attention(query, memory, memory, cache=cache)
+    assert found.dtype == (torch.bfloat16 if later else torch.float32)
+    assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+
+
 def test_a_call_that_is_refused_leaves_the_cache_alone():
     x = torch.randn(NQ, B, E)
     cache = {}
