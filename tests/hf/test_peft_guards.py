@@ -15,6 +15,8 @@ import torch
 from mixhead_plugin.hf import peft_guards
 from mixhead_plugin.nn import mix as nn_mix
 from tests.hf.models import FEW, QUERIES, build, hf, shake, whole
+from tests.nn.calling import Model as Calling
+from tests.nn.calling import inputs as calling_inputs
 
 peft = pytest.importorskip("peft")
 
@@ -277,6 +279,26 @@ def test_an_adapter_trains_the_parts_of_a_model_that_the_other_door_has_mixed(tm
     adapted = peft.get_peft_model(base(), peft.LoraConfig(**config))
     adapted.save_pretrained(tmp_path)
     peft.PeftModel.from_pretrained(base(), tmp_path)
+
+
+def test_an_adapter_of_calls_of_torch_that_the_other_door_has_mixed_is_guarded_too(tmp_path):
+    def base(**variant):
+        torch.manual_seed(0)
+        model = Calling().double()
+        return nn_mix(model, **variant, example=(calling_inputs(3),)) if variant else model
+
+    def adapted(**kept):
+        mixed = base(head_mixing="position-wise")
+        return peft.get_peft_model(mixed, peft.LoraConfig(target_modules=["q"], **kept))
+
+    with pytest.raises(ValueError, match=r"^adapter: must have modules_to_save=\['head_mixing'\]"):
+        adapted().save_pretrained(tmp_path)
+    adapted(modules_to_save=["head_mixing"]).save_pretrained(tmp_path)
+    plain = base()
+    names = list(plain.state_dict())
+    with pytest.raises(ValueError, match=r"^adapter: was trained on a base with head_mixing pos"):
+        peft.PeftModel.from_pretrained(plain, tmp_path)
+    assert list(plain.state_dict()) == names
 
 
 def test_a_function_is_checked_wherever_it_has_been_imported(monkeypatch):
