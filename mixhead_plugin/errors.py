@@ -44,6 +44,24 @@ def unknown_field(part: str, name: str, known: Iterable[str]) -> str:
     return f"{part}.{name}: unknown; {remedy}"
 
 
+def wrong_argument(name: str, value: object, wanted: str) -> str:
+    """Return the message about an argument of a function in Python that is of another kind.
+
+    Args:
+        name: of the argument
+        value: what was given
+        wanted: what would be valid, such as "a module of torch"
+    """
+    if isinstance(value, type):
+        given = f"{name} is the class {value.__name__}"
+    elif value is None or isinstance(value, (str, int, float, os.PathLike)):
+        given = f"{name} {value!r}"
+    else:
+        # A model or a tensor would not fit into the line.
+        given = f"{name} is a {type(value).__name__}"
+    return f"{given}: must be {wanted}"
+
+
 def warn_caller(message: str) -> None:
     """Warn at the line of the program that has called into this package.
 

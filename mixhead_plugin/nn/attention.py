@@ -1,13 +1,16 @@
 """The module `MixedAttention`, which takes the place of `nn.MultiheadAttention`."""
 
 import dataclasses
+import inspect
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.parts import Assembly, Variant, record
+from mixhead_plugin.parts import Assembly, Variant, check_keywords, record
 
 
 class ShapeError(ValueError, AssertionError, RuntimeError):
@@ -82,12 +85,15 @@ class MixedAttention(Assembly):
         **keywords: Any,
     ):
         super().__init__()
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout {dropout}: must be a probability, from 0 to 1")
+        is_number = isinstance(dropout, Real)  # also of NumPy
+        if not is_number or not 0 <= dropout <= 1:
+            raise ValueError(wrong_argument("dropout", dropout, "a probability, from 0 to 1"))
         if add_bias_kv:
             raise ValueError(f"add_bias_kv {add_bias_kv}: must be False")
         if add_zero_attn:
             raise ValueError(f"add_zero_attn {add_zero_attn}: must be False")
+        own = inspect.signature(MixedAttention).parameters
+        check_keywords(keywords, others=[name for name in own if name != "keywords"])
         variant = Variant.of(keywords)
         sizes = variant.sizes(num_heads, embed_dim, causal=causal)
 

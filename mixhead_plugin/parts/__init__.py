@@ -20,4 +20,4 @@ from mixhead_plugin.parts.parameters import (
     parameter_groups,
     part_of,
 )
-from mixhead_plugin.parts.variant import OPTIONS, Option, Variant, check_any_given
+from mixhead_plugin.parts.variant import OPTIONS, Option, Variant, check_any_given, check_keywords

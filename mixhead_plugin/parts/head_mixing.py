@@ -333,6 +333,9 @@ HEAD_MIXINGS = {
     ),
 }
 
+# What the paper calls two of them; a message explains the letters to whoever asks for one.
+LETTERS = {"A": "position-independent", "B": "position-wise"}
+
 # L mixes scores as M mixes weights. Head j of queries and keys then feeds every head of weights, so
 # no head of queries can be removed alone.
 _FEEDS_ALL = "each of its query and key heads feeds the scores of all"

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS
 from mixhead_plugin.parts.gate import ATTENTION_GATES
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, SCORE_MIXINGS
@@ -59,6 +60,8 @@ def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     Args:
         model: any module with attentions of this package inside
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(wrong_argument("model", model, "a module of torch"))
     return {name: p for name, p in model.named_parameters() if is_of_a_part(name)}
 
 
@@ -73,8 +76,9 @@ def parameter_groups(
         mixing_lr: the learning rate of all `mixing_parameters`, not of mixings alone as with
             --mixing-lr-scale; None for that of the optimizer
     """
+    names_of_mixing = mixing_parameters(model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    mixing = [trained.pop(name) for name in mixing_parameters(model) if name in trained]
+    mixing = [trained.pop(name) for name in names_of_mixing if name in trained]
     matrices = [p for p in trained.values() if p.dim() > 1]
     vectors = [p for p in trained.values() if p.dim() <= 1]
 

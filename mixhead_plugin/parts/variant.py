@@ -6,14 +6,15 @@ docs/extending.md says how a field is added. fairseq has flags of a whole model 
 --attention-scope: `AttentionOptions` in `fairseq/options.py`.
 """
 
-from collections.abc import Collection, Mapping
+import difflib
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral
 from typing import Any, NamedTuple
 
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.ops.normalizers import sink_problem
-from mixhead_plugin.parts.head_mixing import MIXING_STARTS
+from mixhead_plugin.parts.head_mixing import LETTERS, MIXING_STARTS
 from mixhead_plugin.parts.kinds import AttentionSizes, PartError, PartKind
 from mixhead_plugin.parts.parameters import PARTS
 
@@ -130,9 +131,7 @@ class Variant:
 
         Raise ValueError for an unknown keyword, in one line with those that exist.
         """
-        for name in keywords:
-            if name not in OPTIONS:
-                raise ValueError(f"{name}: is no keyword; must be one of {', '.join(OPTIONS)}")
+        check_keywords(keywords)
         return cls(**keywords)
 
     @classmethod
@@ -205,11 +204,8 @@ class Variant:
         Raises:
             PartError: a number that is too small, or that does not fit another one or the mixing
         """
-        if num_heads < 1:
-            raise PartError.of("num_heads", num_heads, "must be at least 1")
-        if embed_dim < 1:
-            raise PartError.of("embed_dim", embed_dim, "must be at least 1")
-
+        num_heads = _whole_number("num_heads", num_heads, least=1)
+        embed_dim = _whole_number("embed_dim", embed_dim, least=1)
         if key_heads > 0 and num_heads % key_heads != 0:
             raise PartError.of("key_heads", key_heads, f"must divide num_heads {num_heads}")
 
@@ -284,16 +280,45 @@ def _checked(name: str, option: Option, value: Any) -> Any:
         choices = tuple(option.choices)
         if value not in choices:
             problem = f"must be one of {', '.join(choices)}"
+            if str(value).upper() in LETTERS and set(LETTERS.values()) <= set(choices):
+                names = [f"Mixhead {letter} is {mixing}" for letter, mixing in LETTERS.items()]
+                problem = f"{problem}; {', '.join(names)}"
             # In quotes, because it may be empty or end with a space.
             raise PartError.of(name, value, problem, shown=repr(value))
         return choices[choices.index(value)]
     if value is None and option.default is None:
         return None
+    return _whole_number(name, value, option.least)
+
+
+def _whole_number(name: str, value: Any, least: int) -> int:
+    """Return a number as an int of Python; refuse another value, or one that is too small."""
     # YAML's `true` is a whole number to Python.
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or value < option.least:
-        raise PartError.of(name, value, f"must be a whole number of at least {option.least}")
+    if not is_whole or value < least:
+        # In quotes, a text does not look like the number that it spells.
+        shown = repr(value) if isinstance(value, str) else None
+        raise PartError.of(name, value, f"must be a whole number of at least {least}", shown)
     return int(value)
+
+
+def check_keywords(asked: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Raise ValueError for a keyword that nothing takes, with those that exist.
+
+    Args:
+        asked: names of keywords
+        others: those that a function takes beside the fields of a variant
+    """
+    known = [*OPTIONS, *others]
+    # Whoever knows the flags of fairseq may write `attention_impl`, which is `impl` in Python.
+    meant = {option.flag: name for name, option in OPTIONS.items()}
+    meant |= {name: name for name in known}
+    for name in asked:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, meant, 1, cutoff=0.75)
+        remedy = f"did you mean {meant[near[0]]}? It " if near else ""
+        raise ValueError(f"{name}: is no keyword; {remedy}must be one of {', '.join(known)}")
 
 
 def check_any_given(asked: Mapping[str, object]) -> None:

@@ -4,6 +4,7 @@ With every variant it is fairseq's module of the plugin.
 """
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -160,11 +161,14 @@ def of_a_decoder(**asked):
     return mix(nn.ModuleList([nn.TransformerDecoderLayer(E, H, E)]), **asked)
 
 
+KEYWORDS = ", ".join(
+    [*OPTIONS, *(name for name in inspect.signature(MixedAttention).parameters)]
+).removesuffix(", keywords")
 NOT_CROSS = "must not be given where there is cross-attention, only for self-attention"
 REFUSED = {
-    "num_heads 0: must be at least 1": lambda: MixedAttention(E, 0),
+    "num_heads 0: must be a whole number of at least 1": lambda: MixedAttention(E, 0),
     "num_heads 5: must divide embed_dim 16, or head_dim be given": lambda: MixedAttention(E, 5),
-    "embed_dim 0: must be at least 1": lambda: MixedAttention(0, H),
+    "embed_dim 0: must be a whole number of at least 1": lambda: MixedAttention(0, H),
     "dropout 1.5: must be a probability, from 0 to 1": lambda: MixedAttention(E, H, dropout=1.5),
     "head_dim 0: must be a whole number of at least 1": lambda: MixedAttention(E, H, head_dim=0),
     "value_head_dim 0: must be a whole number of at least 1": lambda: MixedAttention(
@@ -178,8 +182,12 @@ REFUSED = {
     "attention_sink 'a': must be one of none, zero, learned": lambda: MixedAttention(
         E, H, attention_sink="a"
     ),
-    f"mix: is no keyword; must be one of {', '.join(OPTIONS)}": lambda: MixedAttention(
-        E, H, mix="b"
+    f"mix: is no keyword; must be one of {KEYWORDS}": lambda: MixedAttention(E, H, mix="b"),
+    f"bathc_first: is no keyword; did you mean batch_first? It must be one of {KEYWORDS}": (
+        lambda: MixedAttention(E, H, bathc_first=True)
+    ),
+    "dropout 'position-wise': must be a probability, from 0 to 1": lambda: MixedAttention(
+        E, H, "position-wise"
     ),
     f"relative_position: {NOT_CROSS}": lambda: of_a_decoder(relative_position="rotary"),
     f"causal: {NOT_CROSS}": lambda: of_a_decoder(head_mixing="average", causal=True),

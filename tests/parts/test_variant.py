@@ -11,6 +11,9 @@ from mixhead_plugin.parts import OPTIONS, PartError, Variant
 
 MIXINGS = "none, position-independent, position-wise, low-rank, differential, random, average"
 
+KEYWORDS = f"must be one of {', '.join(OPTIONS)}"
+LETTERS = "Mixhead A is position-independent, Mixhead B is position-wise"
+
 # The message, and the keywords that it refuses.
 REFUSED = {
     f"head_mixing 'best': must be one of {MIXINGS}": {"head_mixing": "best"},
@@ -32,7 +35,23 @@ REFUSED = {
     "mixing_rank 0: must be a whole number of at least 1": {"mixing_rank": 0},
     "mixing_rank 3: has no effect with head mixing position-wise; must be 2, or the head mixing "
     "low-rank": {"mixing_rank": 3, "head_mixing": "position-wise"},
-    f"heads: is no keyword; must be one of {', '.join(OPTIONS)}": {"heads": 8},
+    f"heads: is no keyword; {KEYWORDS}": {"heads": 8},
+    # a keyword that is misspelt, and one that is called as the flag of fairseq is
+    f"head_mixin: is no keyword; did you mean head_mixing? It {KEYWORDS}": {
+        "head_mixin": "average"
+    },
+    f"attention_normalizer: is no keyword; did you mean normalizer? It {KEYWORDS}": {
+        "attention_normalizer": "l2"
+    },
+    # the letters of the paper
+    f"head_mixing 'B': must be one of {MIXINGS}; {LETTERS}": {"head_mixing": "B"},
+    f"score_mixing 'a': must be one of none, position-independent, position-wise; {LETTERS}": {
+        "score_mixing": "a"
+    },
+    "mixing_rank '2': must be a whole number of at least 1": {
+        "mixing_rank": "2",
+        "head_mixing": "low-rank",
+    },
 }
 
 
@@ -54,8 +73,10 @@ def test_numbers_and_texts_of_numpy_become_pythons():
 
 
 WRONG_SIZES = {
-    "num_heads 0: must be at least 1": ({}, (0, 16), {}),
-    "embed_dim 0: must be at least 1": ({}, (4, 0), {}),
+    "num_heads 0: must be a whole number of at least 1": ({}, (0, 16), {}),
+    "num_heads 4.0: must be a whole number of at least 1": ({}, (16 / 4, 16), {}),
+    "embed_dim 0: must be a whole number of at least 1": ({}, (4, 0), {}),
+    "embed_dim '16': must be a whole number of at least 1": ({}, (4, "16"), {}),
     "num_heads 3: must divide embed_dim 16, or head_dim be given": ({}, (3, 16), {}),
     "key_heads 3: must divide num_heads 4": ({}, (4, 16), {"key_heads": 3}),
     "num_heads 5: must be a multiple of 2 with differential mixing": (
