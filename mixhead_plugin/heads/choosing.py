@@ -4,6 +4,10 @@ import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.heads.attention import STAGES, Attention, HeadNumbers, HeadsError
 
 
@@ -46,6 +50,9 @@ def choose(
     Raises:
         HeadsError: a layer or a head that does not exist
     """
+    if not isinstance(heads, Mapping):
+        wanted = "a dict of layers and numbers of their heads, as {0: [1, 3]}"
+        raise HeadsError(wrong_argument("heads", heads, wanted))
     names = [attention.name for attention in attentions]
     indices_of: dict[int, list[int]] = {}
     for layer, some in heads.items():
@@ -54,12 +61,36 @@ def choose(
             wanted = f"from 0 to {len(attentions) - 1}, or a name such as {names[0]}"
             raise HeadsError(f"layer {number!r}: must be {wanted}")
         total = attentions[number].heads["mixed"]
-        indices = {operator.index(head) for head in some}
-        for head in sorted(indices):
-            if head not in range(total):
-                raise HeadsError(f"head {head} of layer {layer}: must be from 0 to {total - 1}")
+        indices = _numbers_of_heads(some, layer, total)
         indices_of[number] = sorted(indices.union(indices_of.get(number, ())))
     return indices_of
+
+
+def _numbers_of_heads(heads: Any, layer: int | str, total: int) -> set[int]:
+    """Return numbers of heads as ints of Python, whatever library they are of.
+
+    Args:
+        heads: those that are chosen
+        layer: that they are of, as the user calls it
+        total: how many heads there are
+
+    Raises:
+        HeadsError: no list, or one with something else than the number of a head
+    """
+    try:
+        chosen = list(heads)
+    except TypeError:  # not `Iterable`, because a tensor of one number is one, too
+        raise HeadsError(
+            f"heads {heads!r} of layer {layer}: must be a list of numbers, as [0]"
+        ) from None
+    numbers = set()
+    for head in map(_as_int, chosen):
+        if type(head) is not int or head not in range(total):
+            raise HeadsError(
+                f"head {head!r} of layer {layer}: must be a whole number from 0 to {total - 1}"
+            )
+        numbers.add(head)
+    return numbers
 
 
 def _number_of(layer: Any, names: Sequence[str]) -> Any:
@@ -69,10 +100,20 @@ def _number_of(layer: Any, names: Sequence[str]) -> Any:
     """
     if isinstance(layer, str):
         return names.index(layer) if layer in names else layer
+    return _as_int(layer)
+
+
+def _as_int(value: Any) -> Any:
+    """Return a whole number as an int of Python; anything else unchanged.
+
+    So is True, which Python takes for 1: a mask says for each head whether it goes.
+    """
+    if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+        return value
     try:
-        return operator.index(layer)
+        return operator.index(value)
     except TypeError:
-        return layer
+        return value
 
 
 def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) -> list[Head]:

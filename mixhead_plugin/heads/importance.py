@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.errors import warn_caller
+from mixhead_plugin.errors import warn_caller, wrong_argument
 from mixhead_plugin.heads.attention import STAGES, Attention, HeadNumbers, HeadsError
 from mixhead_plugin.heads.gates import Weight, evaluating, missed_gates, none_passed, opened
 
@@ -104,6 +104,7 @@ def _gradients(
             gates.append(Weight(attention, stage, sentences))
     with torch.enable_grad(), opened(gate.open() for gate in gates):
         value = loss(batch)
+        _check_loss(value)
 
         ones = {(gate.name, gate.stage): gate.ones for gate in gates if gate.ones is not None}
         if not ones:
@@ -124,11 +125,25 @@ def _gradients(
     return by_gate
 
 
+def _check_loss(value: Any) -> None:
+    """Raise HeadsError if what a loss returned is not one number in a tensor."""
+    if not isinstance(value, Tensor):
+        raise HeadsError(
+            f"importance: the loss returned a {type(value).__name__}, must return a tensor of one "
+            "number"
+        )
+    if value.numel() != 1:
+        raise HeadsError(
+            f"importance: the loss returned a tensor of shape {list(value.shape)}, must return one "
+            "number, the sum over the sentences"
+        )
+
+
 def importance_by_layer(
     model: nn.Module,
     attentions: Sequence[Attention],
     batches: Iterable[Any],
-    loss: Callable[[Any], Tensor],
+    loss: Callable[[Any, Any], Tensor],
 ) -> dict[int, Tensor]:
     """Return the importance of every mixed head by layer, each [H'] in float64.
 
@@ -137,24 +152,39 @@ def importance_by_layer(
         attentions: those of the model, in its order
         batches: what `loss` takes: mappings, sequences or tensors; the first dimension of their
             first tensor counts sentences
-        loss: as in `importance`
+        loss: takes the model and a batch, and returns the sum of the losses of its sentences
 
     Raises:
-        HeadsError: as `importance`; a batch has no tensor
+        HeadsError: as `importance`; one batch in place of several, a batch without a tensor, or a
+            loss that is no function
         RuntimeError: as `importance`
     """
+    # A loop over one batch would take its sentences, or the names in it, for batches.
+    if isinstance(batches, (Mapping, Tensor, str)) or not isinstance(batches, Iterable):
+        raise HeadsError(wrong_argument("batches", batches, "several batches, as [batch]"))
+    if not callable(loss):
+        raise HeadsError(wrong_argument("loss", loss, "a function of the model and a batch"))
     with evaluating(model):
-        numbers, _ = importance(attentions, batches, loss, sentences_of, stages=["mixed"])
+        numbers, _ = importance(
+            attentions, batches, lambda batch: loss(model, batch), sentences_of, stages=["mixed"]
+        )
     return by_layer(numbers)
 
 
 def sentences_of(batch: Any) -> int:
-    """Return the first dimension of the first tensor of a batch."""
-    entries = batch.values() if isinstance(batch, Mapping) else batch
-    for entry in [batch] if isinstance(batch, Tensor) else entries:
-        if isinstance(entry, Tensor):
+    """Return the first dimension of the first tensor of a batch that has one."""
+    entries: Iterable[Any] = [batch]
+    if isinstance(batch, Mapping):
+        entries = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        entries = batch
+    for entry in entries:
+        if isinstance(entry, Tensor) and entry.dim() > 0:
             return entry.size(0)
-    raise HeadsError("importance: a batch has no tensor that counts its sentences")
+    raise HeadsError(
+        f"batches: one is a {type(batch).__name__} without a tensor, must have one whose first "
+        "dimension counts its sentences"
+    )
 
 
 def by_layer(numbers: HeadNumbers) -> dict[int, Tensor]:

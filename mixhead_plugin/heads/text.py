@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.page import Sentence, ShownHeads
 
@@ -14,14 +15,26 @@ def with_targets(
 ) -> list[tuple[str, str | None]]:
     """Return each text with its target; one target is that of all texts.
 
-    Raise HeadsError if the targets are not as many as the texts.
+    Raise HeadsError for what is no text, or if the targets are not as many as the texts.
     """
-    texts = [text] if isinstance(text, str) else list(text)
+    texts: list[Any] = []
+    if isinstance(text, str):
+        texts = [text]
+    elif isinstance(text, Iterable):
+        texts = list(text)
+    if not texts or not all(isinstance(one, str) for one in texts):
+        raise HeadsError(wrong_argument("text", text, "a str, or a list of at least one"))
     if target is None or isinstance(target, str):
         return [(one, target) for one in texts]
     if len(target) != len(texts):
         raise HeadsError(f"target: has {len(target)}, must be one for each of {len(texts)} texts")
     return list(zip(texts, target))
+
+
+def check_tokenizer(tokenizer: object) -> None:
+    if not callable(tokenizer):
+        wanted = "a tokenizer of transformers, or what is called as one"
+        raise HeadsError(wrong_argument("tokenizer", tokenizer, wanted))
 
 
 def words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:

@@ -10,15 +10,17 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.heads import ablation, cutting, views
 from mixhead_plugin.heads import importance as weighing
-from mixhead_plugin.heads.attention import LayerHeads
+from mixhead_plugin.heads.attention import HeadsError, LayerHeads
 from mixhead_plugin.heads.choosing import choose
 from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.configs import PRUNED
 from mixhead_plugin.hf.mixing import add_mixing, unfit
 from mixhead_plugin.hf.refusals import (
+    check_model,
     refuse_adapters,
     refuse_computed,
     refuse_offloaded,
@@ -67,12 +69,13 @@ def importance(
         loss: takes the model and a batch, and returns the sum of the losses of its sentences
 
     Raises:
-        ValueError: no batch, a loss without a gradient, or an importance that is not finite
+        ValueError: no batch, a loss that is not one number with a gradient, or an importance that
+            is not finite
         RuntimeError: the loss calls the model in no way that passes its attentions; a warning names
             single layers
     """
     layers = _silenced(model)
-    return weighing.importance_by_layer(model, layers, batches, lambda batch: loss(model, batch))
+    return weighing.importance_by_layer(model, layers, batches, loss)
 
 
 def _silenced(model: PreTrainedModel) -> list[StudiedAttention]:
@@ -90,8 +93,19 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
     Args:
         model: any model that `mix` takes, mixed or not
         inputs: the arguments of one call of the model, which is made without dropout and cache
+
+    Raises:
+        ValueError: a model without attentions that are known, or inputs that are no dict of tensors
     """
+    check_model(model)
     layers = attentions_of(model)
+    if not isinstance(inputs, Mapping):
+        wanted = "a dict of arguments, as {'input_ids': ids} or a tokenizer returns"
+        raise HeadsError(wrong_argument("inputs", inputs, wanted))
+    tokens = inputs.get("input_ids")
+    if tokens is not None and not isinstance(tokens, Tensor):
+        wanted = "a tensor, as a tokenizer gives it with return_tensors='pt'"
+        raise HeadsError(wrong_argument("inputs['input_ids']", tokens, wanted))
     arguments = dict(inputs)
     if model.can_generate():
         arguments["use_cache"] = False
@@ -137,6 +151,7 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
             heads that need each other, or a model with adapters, or with weights that are
             offloaded, quantised or computed in each call (weight_norm)
     """
+    check_model(model)
     layers = attentions_of(model)
     all_found = [each.attention for each in layers]
     refuse_adapters(model, "pruned before they are added")

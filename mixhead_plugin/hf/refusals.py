@@ -5,9 +5,25 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.hf.layouts import FoundAttention
 
 SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
+
+
+def check_module(model: object) -> None:
+    """Raise ValueError for what is no module, such as the name of a model."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(wrong_argument("model", model, "a model of transformers"))
+
+
+def check_model(model: object) -> None:
+    """Raise ValueError for a module around a model of transformers, or for a layer of one.
+
+    It has no config to read. PEFT and `torch.compile` wrap a model so that it keeps its methods.
+    """
+    if not isinstance(model, nn.Module) or not hasattr(model, "can_generate"):
+        raise ValueError(wrong_argument("model", model, "a model of transformers"))
 
 
 def refuse_adapters(model: nn.Module, what: str) -> None:

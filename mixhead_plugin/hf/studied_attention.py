@@ -13,6 +13,7 @@ from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.attention_hooks import MixedHeads, mixed_heads_of
 from mixhead_plugin.hf.checks import check_outputs
 from mixhead_plugin.hf.layouts import FoundAttention, find_attentions, is_inside
+from mixhead_plugin.hf.refusals import check_module
 from mixhead_plugin.parts import AttentionSizes
 
 
@@ -131,4 +132,5 @@ class StudiedAttention:
 
 def attentions_of(model: PreTrainedModel) -> list[StudiedAttention]:
     """Return the attentions of a model in its order; raise ValueError if there are none."""
+    check_module(model)
     return [StudiedAttention(attention, model) for attention in find_attentions(model)]

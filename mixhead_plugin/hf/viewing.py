@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
 from mixhead_plugin.heads.sites import where
-from mixhead_plugin.heads.text import sentence, with_targets, words
+from mixhead_plugin.heads.text import check_tokenizer, sentence, with_targets, words
 from mixhead_plugin.hf.heads import attentions
+from mixhead_plugin.hf.refusals import check_model
 
 
 def view(
@@ -37,6 +38,8 @@ def view(
         ValueError: no attention is known, targets do not fit the texts, or a text is empty, or has
             more tokens than `length` or than the model has positions
     """
+    check_model(model)
+    check_tokenizer(tokenizer)
     length = min(length, getattr(model.config, "max_position_embeddings", length))
     sentences = []
     for read, written in with_targets(text, target):

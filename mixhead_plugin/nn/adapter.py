@@ -9,6 +9,7 @@ from mixhead_plugin.heads.attention import Attention, HeadsError
 from mixhead_plugin.heads.hooked_attention import HookedAttention
 from mixhead_plugin.nn import sdpa
 from mixhead_plugin.nn.attention import MixedAttention
+from mixhead_plugin.nn.refusals import check_module, of_transformers
 
 NOT_CUT = "its module keeps its projections to itself, so no head can be cut; ablate them instead"
 
@@ -59,6 +60,7 @@ ADAPTERS: list[Callable[[str, nn.Module], Attention | None]] = [
 
 def attentions_of(model: nn.Module) -> list[Attention]:
     """Return the mixed attentions of a model in its order; raise ValueError if there are none."""
+    check_module(model)
     adapters = []
     for name, module in model.named_modules():
         for adapter in ADAPTERS:
@@ -66,6 +68,11 @@ def attentions_of(model: nn.Module) -> list[Attention]:
             if attention is not None:
                 adapters.append(attention)
                 break
+    if not adapters and any(of_transformers(module) for module in model.modules()):
+        raise HeadsError(
+            f"{type(model).__name__}: is a model of transformers, must be given to the functions "
+            "of mixhead_plugin.hf"
+        )
     if not adapters:
         raise HeadsError(
             f"{type(model).__name__}: has no attention of mixhead_plugin.nn; mix(model, 'none') "

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.heads import ablation, cutting, views
 from mixhead_plugin.heads import importance as weighing
-from mixhead_plugin.heads.attention import LayerHeads
+from mixhead_plugin.heads.attention import HeadsError, LayerHeads
 from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.nn.adapter import attentions_of
 
@@ -58,13 +59,13 @@ def importance(
         loss: takes the model and a batch, and returns the sum of the losses of its sentences
 
     Raises:
-        ValueError: a model without such attentions, no batch, a loss without a gradient, or an
-            importance that is not finite
+        ValueError: a model without such attentions, no batch, a loss that is not one number with a
+            gradient, or an importance that is not finite
         RuntimeError: the loss calls the model in no way that passes its attentions; a warning names
             single layers
     """
     layers = attentions_of(model)
-    return weighing.importance_by_layer(model, layers, batches, lambda batch: loss(model, batch))
+    return weighing.importance_by_layer(model, layers, batches, loss)
 
 
 def attentions(model: nn.Module, inputs: Inputs) -> dict[int, LayerHeads]:
@@ -78,9 +79,12 @@ def attentions(model: nn.Module, inputs: Inputs) -> dict[int, LayerHeads]:
             keywords, a tuple, or one tensor
 
     Raises:
-        ValueError: a model without such attentions
+        ValueError: a model without such attentions, or inputs of another kind
     """
     layers = attentions_of(model)
+    if isinstance(inputs, str) or not isinstance(inputs, (Mapping, Sequence, Tensor)):
+        wanted = "a tensor, a tuple of arguments, or a dict of keywords"
+        raise HeadsError(wrong_argument("inputs", inputs, wanted))
     with evaluating(model):
         return views.seen(layers, lambda: _call(model, inputs))
 

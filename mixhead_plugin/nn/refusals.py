@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.nn import multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.nn.example import Example, Sizes
@@ -48,6 +49,11 @@ def of_transformers(module: nn.Module) -> bool:
         cls.__name__ == "PreTrainedModel" and cls.__module__.startswith("transformers.")
         for cls in type(module).__mro__
     )
+
+
+def check_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(wrong_argument("model", model, "a module of torch"))
 
 
 def refuse_mixed(model: nn.Module) -> None:

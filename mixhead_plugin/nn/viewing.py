@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
 from mixhead_plugin.heads.sites import Where, where
-from mixhead_plugin.heads.text import sentence, with_targets, words
+from mixhead_plugin.heads.text import check_tokenizer, sentence, with_targets, words
 from mixhead_plugin.nn.adapter import attentions_of
 from mixhead_plugin.nn.heads import attentions
 
@@ -50,6 +50,7 @@ def view(
             that do not fit the texts; a text that is empty, or has more tokens than `length`
     """
     names = [attention.name for attention in attentions_of(model)]
+    check_tokenizer(tokenizer)
     device = next(model.parameters()).device
     texts = []
     for read, written in with_targets(text, target):

@@ -170,7 +170,15 @@ def test_what_is_no_head_or_must_stay_is_refused_before_any_change(door, variant
     refused = {
         f"layer 3: must be from 0 to 2, or a name such as {name}": {torch.tensor(3): [0]},
         f"layer 'nowhere': must be from 0 to 2, or a name such as {name}": {"nowhere": [0]},
-        "head 4 of layer 1: must be from 0 to 3": {0: [0], 1: [4]},
+        "head 4 of layer 1: must be a whole number from 0 to 3": {0: [0], 1: [4]},
+        "head '3' of layer 1: must be a whole number from 0 to 3": {1: ["3"]},
+        # Masks: as numbers, True would be head 1.
+        "head True of layer 1: must be a whole number from 0 to 3": {1: [True, False]},
+        "head tensor(True) of layer 1: must be a whole number from 0 to 3": {
+            1: torch.tensor([True, False])
+        },
+        "heads 3 of layer 1: must be a list of numbers, as [0]": {1: 3},
+        "heads is a list: must be a dict of layers and numbers of their heads, as {0: [1, 3]}": [1],
         "heads [0, 1, 2, 3] of layer 1: must leave one head": {0: [0], 1: range(4)},
     }
     for message, heads in refused.items():

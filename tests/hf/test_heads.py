@@ -152,12 +152,14 @@ def pruned_t5():
     return hf.prune(build("T5Model")[0], {0: [1]})
 
 
+IDS = torch.tensor([[3, 4]])
 LAYERS = "must be from 0 to 1, or a name such as model.layers.0.self_attn"
 # The message, and the call that is refused with it.
 REFUSED = {
     f"layer 2: {LAYERS}": lambda: hf.ablate(llama(), {2: [0]}),
     f"layer 'lm_head': {LAYERS}": lambda: hf.ablate(llama(), {"lm_head": [0]}),
-    "head 4 of layer 0: must be from 0 to 3": lambda: hf.ablate(llama(), {0: [4]}),
+    "head 4 of layer 0: must be a whole number from 0 to 3": lambda: hf.ablate(llama(), {0: [4]}),
+    "heads 3 of layer 0: must be a list of numbers, as [0]": lambda: hf.ablate(llama(), {0: 3}),
     "heads [0, 1, 2, 3] of layer 0: must leave one head": lambda: hf.prune(llama(), {0: range(4)}),
     "heads [0] of layer 0: head_mixing must have all heads, U is divided by its root mean square "
     "over all heads; ablate them instead": lambda: hf.prune(
@@ -167,10 +169,19 @@ REFUSED = {
     "them instead": lambda: hf.prune(build("T5Model", feature_mixing="heads")[0], {0: [0]}),
     "T5Model: is pruned, so it cannot be mixed again": lambda: hf.mix(pruned_t5(), "average"),
     "T5Model: is pruned, and must stay as it is": lambda: hf.unmix(pruned_t5()),
-    "importance: must have a batch": lambda: hf.importance(llama(), [], None),
-    "importance: a batch has no tensor that counts its sentences": lambda: hf.importance(
-        llama(), [{"text": "words"}], None
+    "importance: must have a batch": lambda: hf.importance(llama(), [], squares),
+    "batches: one is a dict without a tensor, must have one whose first dimension counts its "
+    "sentences": lambda: hf.importance(llama(), [{"input_ids": [[3, 4]]}], squares),
+    "batches is a dict: must be several batches, as [batch]": lambda: hf.importance(
+        llama(), {"input_ids": IDS}, squares
     ),
+    "loss None: must be a function of the model and a batch": lambda: hf.importance(
+        llama(), [{"input_ids": IDS}], None
+    ),
+    "inputs is a Tensor: must be a dict of arguments, as {'input_ids': ids} or a tokenizer "
+    "returns": lambda: hf.attentions(llama(), IDS),
+    "inputs['input_ids'] is a list: must be a tensor, as a tokenizer gives it with "
+    "return_tensors='pt'": lambda: hf.attentions(llama(), {"input_ids": [[3, 4]]}),
 }
 
 
@@ -365,7 +376,23 @@ def of_no_call(model, batch):
     return model.lm_head.weight.sum()
 
 
+def of_each_sentence(model, batch):
+    return model(**batch).logits.square().sum((1, 2))
+
+
+def as_a_number(model, batch):
+    return squares(model, batch).item()
+
+
+def without_labels(model, batch):
+    return model(**batch).loss
+
+
 NO_IMPORTANCE = {
+    of_each_sentence: "importance: the loss returned a tensor of shape [3], must return one "
+    "number, the sum over the sentences",
+    as_a_number: "importance: the loss returned a float, must return a tensor of one number",
+    without_labels: "importance: the loss returned a NoneType, must return a tensor of one number",
     detached: "importance: the loss has no gradient, it must not be detached or under no_grad",
     apart: "importance: the loss does not depend on any head",
     of_one_sentence: "model.layers.0.self_attn: was called with 1 sentences, the first tensor of "

@@ -79,9 +79,12 @@ def test_what_has_no_page_is_refused_in_one_line(tmp_path):
         ("h" * 99, {}, f"99 tokens: must have 1 to length {model.config.max_position_embeddings}"),
         ("", {}, "0 tokens: must have 1 to length"),
         ("hello", {"target": []}, "target: has 0"),
+        (None, {}, "text None: must be a str, or a list of at least one"),
     ):
         with pytest.raises(ValueError, match=problem):
             hf.view(model, Letters(), text, tmp_path / "page.html", **options)
+    with pytest.raises(ValueError, match="tokenizer 'gpt2': must be a tokenizer of transformers"):
+        hf.view(model, "gpt2", "hello", tmp_path / "page.html")
     model.bert.encoder.layer = torch.nn.ModuleList()
     with pytest.raises(
         ValueError, match="has no attention that goes through the AttentionInterface"

@@ -43,7 +43,7 @@ def test_a_batch_is_a_dict_a_tuple_or_a_tensor():
     model = LanguageModel()
     expected = door.importance(model, [{"words": SOURCE}], by_words)
     assert list(expected) == [0] and expected[0].shape == (HEADS,)
-    for batch in (SOURCE, (SOURCE, "a label")):
+    for batch in (SOURCE, (SOURCE, "a label"), {"step": torch.tensor(7), "words": SOURCE}):
         torch.testing.assert_close(door.importance(model, [batch], by_words), expected)
 
 
@@ -85,11 +85,37 @@ REFUSED = {
     ),
     "no sentences": (
         lambda: door.importance(LanguageModel(), ["words"], by_words),
-        "importance: a batch has no tensor that counts its sentences",
+        "batches: one is a str without a tensor, must have one whose first dimension counts its "
+        "sentences",
     ),
     "no batch": (
         lambda: door.importance(LanguageModel(), [], by_words),
         "importance: must have a batch",
+    ),
+    "one batch in place of several": (
+        lambda: door.importance(LanguageModel(), SOURCE, by_words),
+        "batches is a Tensor: must be several batches, as [batch]",
+    ),
+    "a loss in place of a function": (
+        lambda: door.importance(LanguageModel(), [SOURCE], torch.ones(())),
+        "loss is a Tensor: must be a function of the model and a batch",
+    ),
+    "a loss for each sentence": (
+        lambda: door.importance(LanguageModel(), [SOURCE], lambda model, words: model(words)[:, 0]),
+        "importance: the loss returned a tensor of shape [2, 16], must return one number, the sum "
+        "over the sentences",
+    ),
+    "a number of Python": (
+        lambda: door.importance(LanguageModel(), [SOURCE], lambda *call: by_words(*call).item()),
+        "importance: the loss returned a float, must return a tensor of one number",
+    ),
+    "a loss without a graph": (
+        lambda: door.importance(LanguageModel(), [SOURCE], lambda *call: by_words(*call).detach()),
+        "importance: the loss has no gradient, it must not be detached or under no_grad",
+    ),
+    "inputs of another kind": (
+        lambda: door.attentions(LanguageModel(), "words"),
+        "inputs 'words': must be a tensor, a tuple of arguments, or a dict of keywords",
     ),
 }
 

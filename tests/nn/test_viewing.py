@@ -57,6 +57,18 @@ REFUSED = {
         lambda: door.view(LanguageModel(), Letters(), "hello", "page.html", length=4),
         "a text of 5 tokens: must have 1 to length 4",
     ),
+    "the name of a tokenizer": (
+        lambda: door.view(LanguageModel(), "gpt2", "hello", "page.html"),
+        "tokenizer 'gpt2': must be a tokenizer of transformers, or what is called as one",
+    ),
+    "tokens in place of a text": (
+        lambda: door.view(LanguageModel(), Letters(), Letters()("hello")["input_ids"], "page.html"),
+        "text is a Tensor: must be a str, or a list of at least one",
+    ),
+    "no text": (
+        lambda: door.view(LanguageModel(), Letters(), [], "page.html"),
+        "text is a list: must be a str, or a list of at least one",
+    ),
     "words as sentences": (
         lambda: door.view(TimeFirst(), Letters(), "hello", "page.html"),
         "attention: its weights are [1, 1], must be [5, 5]; the model must take tokens [1, N]",
