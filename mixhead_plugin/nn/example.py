@@ -18,6 +18,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from mixhead_plugin.errors import wrong_argument
+
 # What may be given: the arguments of one call of the model, or a function that takes the model.
 Example = tuple[Any, ...] | Mapping[str, Any] | Callable[[Any], object]
 
@@ -90,10 +92,11 @@ def run(model: nn.Module, example: Example) -> Seen:
         elif callable(example):
             example(model)
         else:
-            raise ValueError(
-                f"example is a {type(example).__name__}: must be a tuple of arguments such as "
-                "(x,), a dict of keywords, or a function that takes the model"
+            wanted = (
+                "a tuple of arguments such as (x,), a dict of keywords, or a function that takes "
+                "the model"
             )
+            raise ValueError(wrong_argument("example", example, wanted))
     return Seen(watch.calling, watch.others)
 
 

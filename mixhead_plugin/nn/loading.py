@@ -3,15 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.nn import multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.nn.example import Example, Sizes, same_random_numbers
 from mixhead_plugin.nn.mixing import asked_for, mix, mix_calling, put
-from mixhead_plugin.nn.refusals import refuse_changed, refuse_host, refuse_tied
+from mixhead_plugin.nn.refusals import (
+    check_module,
+    refuse_changed,
+    refuse_host,
+    refuse_tied,
+)
 from mixhead_plugin.parts import Variant, record
 from mixhead_plugin.parts.parameters import is_of_a_part
+
+# What the names in a state dict begin with if it is that of a wrapper around the model.
+_WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel"}
 
 
 def load(
@@ -37,11 +46,13 @@ def load(
         variant: as in `mix`; what the metadata tell may be left out
 
     Raises:
-        ValueError: a state dict that does not tell how to mix, or tells something else than the
-            arguments; modules that the model lacks
+        ValueError: what is no state dict of a model alone; one that does not tell how to mix, or
+            tells something else than the arguments; modules that the model lacks
         RuntimeError: tensors that are missing or have no place, as `load_state_dict` raises
     """
+    check_module(model)
     asked = asked_for(head_mixing, variant)
+    _check_state_dict(model, state_dict)
     saved = record.entries(state_dict)
     if saved:
         _check_saved(saved, asked)
@@ -52,6 +63,36 @@ def load(
         raise ValueError(_not_told(model, state_dict))
     model.load_state_dict(state_dict)
     return model
+
+
+def _check_state_dict(model: nn.Module, state_dict: object) -> None:
+    """Raise ValueError for what is no state dict, or for one whose names are those around a model.
+
+    A program often saves more than the model, or saves it as `torch.compile` has wrapped it.
+    """
+    if not isinstance(state_dict, Mapping):
+        wanted = "a dict of tensors, as model.state_dict() or torch.load(file) returns"
+        raise ValueError(wrong_argument("state_dict", state_dict, wanted))
+    if not _holds_tensors(state_dict):
+        for name, value in state_dict.items():
+            # That of an optimizer is a dict, too, but its tensors lie deeper.
+            if _holds_tensors(value):
+                raise ValueError(
+                    f"state_dict: has no tensors, but a dict of tensors as {name!r}; must be that "
+                    f"dict alone, state_dict[{name!r}]"
+                )
+    for prefix, wrapper in _WRAPPERS.items():
+        is_inside = all(name.startswith(prefix) for name in state_dict)
+        if state_dict and is_inside and not hasattr(model, prefix.removesuffix(".")):
+            raise ValueError(
+                f"state_dict: all its names begin with {prefix} of {wrapper}; must be without, as "
+                "after torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state_dict, "
+                f"{prefix!r})"
+            )
+
+
+def _holds_tensors(value: object) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(each, Tensor) for each in value.values())
 
 
 def _not_told(model: nn.Module, state_dict: Mapping[str, Any]) -> str:

@@ -34,16 +34,18 @@ from mixhead_plugin.nn.example import Example, Seen, same_random_numbers
 from mixhead_plugin.nn.left_out import warn_of_callers, warn_of_others
 from mixhead_plugin.nn.refusals import (
     check_calling,
+    check_module,
     check_of_torch,
     name_of,
     nothing_found,
+    of_transformers,
     refuse_kept,
     refuse_loss,
     refuse_mixed,
     refuse_tied,
 )
 from mixhead_plugin.ops.api import FLOATS
-from mixhead_plugin.parts import Assembly, Variant, check_any_given, place_parts
+from mixhead_plugin.parts import Assembly, Variant, check_any_given, check_keywords, place_parts
 from mixhead_plugin.parts.wrappers import refuse_wrapped
 
 
@@ -80,8 +82,7 @@ def mix(
         ValueError: an unknown value, nothing that is asked for, no attention, or one that cannot be
             mixed, with its name and the reason. The model is as before.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model is a {type(model).__name__}: must be a module of torch")
+    check_module(model)
     asked = asked_for(head_mixing, variant)
     check_any_given(asked)
     refuse_mixed(model)
@@ -120,7 +121,11 @@ def mix(
 
 
 def asked_for(head_mixing: str | None, variant: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a variant that the arguments of `mix` and `load` ask for."""
+    """Return the fields of a variant that the arguments of `mix` and `load` ask for.
+
+    Raise ValueError for a keyword that neither takes.
+    """
+    check_keywords(variant, others=("example", "causal"))
     asked = dict(variant)
     if head_mixing is not None:
         asked["head_mixing"] = head_mixing
@@ -180,8 +185,14 @@ def unmix(model: nn.Module) -> nn.Module:
         ValueError: no mixing, or one without which the outputs would change. The model is as
             before.
     """
+    check_module(model)
     calling = [module for module in model.modules() if sdpa.is_mixed(module)]
     ours = [module for module in model.modules() if isinstance(module, MixedAttention)]
+    if not calling and not ours and any(of_transformers(module) for module in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__}: is a model of transformers, must be unmixed by "
+            "mixhead_plugin.hf.unmix"
+        )
     if not calling and not ours:
         raise ValueError(f"{type(model).__name__}: has no mixing, must be mixed")
     if model in ours:

@@ -521,8 +521,11 @@ def _run(
 
 
 def is_mixed(module: nn.Module) -> bool:
-    """Return whether `give_mixed_class` has changed a module."""
-    return ATTRIBUTE in vars(module)
+    """Return whether `give_mixed_class` has changed a module.
+
+    `hf.mix` notes something else under the same name.
+    """
+    return isinstance(vars(module).get(ATTRIBUTE), MixedSdpa)
 
 
 def plain_class(module: nn.Module) -> Any:

@@ -1,14 +1,16 @@
 """`load` mixes a model as a state dict tells, or says what is missing."""
 
 import io
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from mixhead_plugin.nn import MixedAttention, load, mix
-from mixhead_plugin.parts import record
+from mixhead_plugin.parts import OPTIONS, record
 from tests.nn.calling import Attention, C, Final, H, Mixed, Model, inputs, move
 
 
@@ -142,6 +144,24 @@ def test_a_file_that_is_older_than_a_field_has_its_default():
     assert record.difference(entry, MixedAttention(C, H, head_dim=5).entry()) == ""
 
 
+A_STATE = "must be a dict of tensors, as model.state_dict() or torch.load(file) returns"
+UNWRAP = "torch.nn.modules.utils.consume_prefix_in_state_dict_if_present"
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+def test_a_state_dict_of_a_compiled_model_loads_as_the_message_says():
+    model, x = trained(head_mixing="position-wise"), inputs()
+    state = compiled(model).state_dict()
+    consume_prefix_in_state_dict_if_present(state, "_orig_mod.")
+    torch.testing.assert_close(load(Mixed().double(), state)(x), model(x))
+    # A model that is compiled, too, has the same names.
+    again = load(compiled(Mixed().double()), compiled(model).state_dict())
+    torch.testing.assert_close(again(x), model(x))
+
+
 @pytest.mark.parametrize(
     ("made", "state", "keywords", "message"),
     [
@@ -171,8 +191,59 @@ def test_a_file_that_is_older_than_a_field_has_its_default():
             "packed: is a Attention, must be an nn.MultiheadAttention inside of a model, as before "
             "it was mixed",
         ),
+        (
+            Mixed,
+            lambda: "model.pt",
+            {"head_mixing": "average"},
+            f"state_dict 'model.pt': {A_STATE}",
+        ),
+        (Mixed, lambda: Path("model.pt"), {}, f"state_dict {Path('model.pt')!r}: {A_STATE}"),
+        (Mixed, lambda: trained(head_mixing="average"), {}, f"state_dict is a Mixed: {A_STATE}"),
+        (
+            Mixed,
+            lambda: {
+                "optimizer": {"state": {}},
+                "model": trained(head_mixing="average").state_dict(),
+            },
+            {},
+            "state_dict: has no tensors, but a dict of tensors as 'model'; must be that dict "
+            "alone, state_dict['model']",
+        ),
+        (
+            Mixed,
+            lambda: compiled(trained(head_mixing="average")).state_dict(),
+            {},
+            "state_dict: all its names begin with _orig_mod. of torch.compile; must be without, as "
+            f"after {UNWRAP}(state_dict, '_orig_mod.')",
+        ),
+        (
+            Mixed,
+            lambda: nn.DataParallel(trained(head_mixing="average")).state_dict(),
+            {"head_mixing": "average"},
+            "state_dict: all its names begin with module. of DistributedDataParallel; must be "
+            f"without, as after {UNWRAP}(state_dict, 'module.')",
+        ),
+        (
+            Mixed,
+            lambda: trained(head_mixing="average").state_dict(),
+            {"normalizr": "l2"},
+            "normalizr: is no keyword; did you mean normalizer? It must be one of "
+            f"{', '.join(OPTIONS)}, example, causal",
+        ),
     ],
-    ids=["plain", "other arguments", "another model", "another class"],
+    ids=[
+        "plain",
+        "other arguments",
+        "another model",
+        "another class",
+        "name of a file",
+        "path",
+        "model",
+        "checkpoint",
+        "compiled",
+        "several processes",
+        "misspelt",
+    ],
 )
 def test_loading_is_refused_in_one_line(made, state, keywords, message):
     with pytest.raises(ValueError, match="must") as refused:

@@ -1,6 +1,7 @@
 """`mix` finds every attention or says why not, and `unmix` removes what it did."""
 
 import functools
+import inspect
 import itertools
 import sys
 import types
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
+import mixhead_plugin.nn as door
 from mixhead_plugin.nn import (
     MixedAttention,
     load,
@@ -19,6 +21,7 @@ from mixhead_plugin.nn import (
     parameter_groups,
     unmix,
 )
+from mixhead_plugin.parts import OPTIONS
 from tests.nn.calling import Attention, C, Final, H, Mixed, Model, inputs, move
 
 
@@ -228,6 +231,12 @@ REFUSED = {
         {**ONE, "example": inputs(3)},
         "example is a Tensor: must be a tuple of arguments such as (x,), a dict of keywords, or a "
         "function that takes the model",
+    ),
+    "a misspelt example": (
+        Attention,
+        {"head_mixing": "position-wise", "exmaple": (inputs(3),)},
+        "exmaple: is no keyword; did you mean example? It must be one of "
+        f"{', '.join(OPTIONS)}, example, causal",
     ),
     "a call outside of the model": (
         Attention,
@@ -441,10 +450,32 @@ REFUSED = {
 }
 
 
-def test_what_is_no_module_is_refused():
+FUNCTIONS = [name for name in door.__all__ if inspect.isfunction(getattr(door, name))]
+# Each of them, called with a model.
+OF_A_MODEL = {
+    "mix": lambda model: mix(model, "average"),
+    "unmix": unmix,
+    "load": lambda model: load(model, {}),
+    "ablate": lambda model: door.ablate(model, {0: [0]}),
+    "importance": lambda model: door.importance(model, [HEADS], torch.sum),
+    "attentions": lambda model: door.attentions(model, HEADS),
+    "prune": lambda model: door.prune(model, {0: [0]}),
+    "view": lambda model: door.view(model, None, "text", "page.html"),
+    "parameter_groups": lambda model: parameter_groups(model, 0.1),
+    "mixing_parameters": mixing_parameters,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    "model, given",
+    [("gpt2", " 'gpt2'"), (Model, " is the class Model"), ({}, " is a dict")],
+    ids=["name", "class", "state"],
+)
+def test_what_is_no_module_is_refused(function, model, given):
     with pytest.raises(ValueError) as refused:
-        mix("gpt2", "average")
-    assert str(refused.value) == "model is a str: must be a module of torch"
+        OF_A_MODEL[function](model)
+    assert str(refused.value) == f"model{given}: must be a module of torch"
 
 
 @pytest.mark.parametrize("law", REFUSED)
@@ -466,6 +497,10 @@ def test_a_model_of_transformers_is_told_of_its_own_door(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     base = type("PreTrainedModel", (Model,), {"__module__": module.__name__})
     told = "PreTrainedModel: is a model of transformers, must be mixed by mixhead_plugin.hf.mix"
+    with pytest.raises(ValueError, match=r"must be unmixed by mixhead_plugin\.hf\.unmix$"):
+        unmix(base())
+    with pytest.raises(ValueError, match=r"must be given to the functions of mixhead_plugin\.hf$"):
+        door.ablate(base(), {0: [0]})
     for given in (None, (inputs(3),)):
         with pytest.raises(ValueError, match="must") as refused:
             mix(base().double(), "average", example=given)
