@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.parts import AttentionSizes
 
 # of the implementation, of the options in a config, and of what `mix` notes in an attention
@@ -34,12 +35,12 @@ class Layout(NamedTuple):
         output: the projection that reads the outputs of all heads; ".." is the module around
     """
 
-    queries: tuple[str, ...]
+    queries: str | tuple[str, ...]
     heads: str | tuple[str, ...]
     head_dim: str | tuple[str, ...]
-    keys: tuple[str, ...] = ("k_proj",)
-    values: tuple[str, ...] = ("v_proj",)
-    output: tuple[str, ...] = ("o_proj", "out_proj")
+    keys: str | tuple[str, ...] = "k_proj"
+    values: str | tuple[str, ...] = "v_proj"
+    output: str | tuple[str, ...] = ("o_proj", "out_proj")
 
 
 # The row of all attentions that go through the AttentionInterface.
@@ -147,7 +148,8 @@ class FoundAttention(NamedTuple):
         """Return what the row names and the attention does not have, '' for nothing."""
         for field in (*ROLES, "output"):
             if not _is_projection(model, self.paths[field]):
-                return f"no projection of {field} named {' or '.join(getattr(self.layout, field))}"
+                names = several(getattr(self.layout, field))
+                return f"no projection of {field} named {' or '.join(names)}"
         for field in ("heads", "head_dim"):
             names = several(getattr(self.layout, field))
             if _number_of(self.module, names) is None:
@@ -273,13 +275,19 @@ def _names_the_interface(cls: Any) -> bool:
 def find_attentions(model: nn.Module) -> list[FoundAttention]:
     """Return the attentions of a model in its order.
 
-    Raise ValueError if there are none, or one lacks what its row names.
+    Raise ValueError if there are none, one lacks what its row names, or a row is none.
     """
+    _check_rows()
     attentions = []
     for name, module in model.named_modules():
         attention = _attention(model, name, module)
         if attention is not None:
             attentions.append(attention)
+    if not attentions and not any(isinstance(each, PreTrainedModel) for each in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__}: is no model of transformers; the functions of "
+            "mixhead_plugin.nn take other models of torch"
+        )
     if not attentions:
         raise ValueError(
             f"{type(model).__name__}: has no attention that goes through the AttentionInterface "
@@ -289,6 +297,27 @@ def find_attentions(model: nn.Module) -> list[FoundAttention]:
     return attentions
 
 
+def _check_rows() -> None:
+    """Raise ValueError if an entry of LAYOUTS is not a name with a row of names."""
+    for name, row in LAYOUTS.items():
+        if not isinstance(name, str):
+            raise ValueError(f"hf.LAYOUTS: has a row for {name!r}, must be the name of a class")
+        where = f"hf.LAYOUTS[{name!r}]"
+        if row is None:
+            continue
+        if not isinstance(row, Layout):
+            wanted = "an hf.Layout, or None to leave the class as it is"
+            raise ValueError(wrong_argument(where, row, wanted))
+        for field, names in row._asdict().items():
+            listed = several(names)
+            is_list = isinstance(listed, Sequence) and len(listed) > 0
+            if not is_list or not all(isinstance(each, str) for each in listed):
+                raise ValueError(
+                    f"{where}: has {field} {names!r}, must be the name of an attribute, or several "
+                    "in a tuple"
+                )
+
+
 def _attention(model: nn.Module, name: str, module: nn.Module) -> FoundAttention | None:
     """Return a module as an attention; None if it is none, or its projections are not known."""
     class_name = type(module).__name__
@@ -296,14 +325,18 @@ def _attention(model: nn.Module, name: str, module: nn.Module) -> FoundAttention
     if row is None and (class_name in LAYOUTS or not calls_the_interface(module)):
         return None
     layout = USUAL if row is None else row
-    paths = {role: _path(model, name, getattr(layout, role)) for role in (*ROLES, "output")}
+    paths = {}
+    for role in (*ROLES, "output"):
+        paths[role] = _path(model, name, several(getattr(layout, role)))
     attention = FoundAttention(name, module, layout, paths)
 
     lacks = attention.lacks(model)
     if not lacks:
         return attention
+    if row is None:
+        return None
     # A wrapper of an older version may have the name of a row, but none of its projections.
-    if row is None or not _is_projection(model, paths["queries"]):
+    if not calls_the_interface(module) and not _is_projection(model, paths["queries"]):
         return None
     raise ValueError(f"{class_name}: does not fit its row of hf.LAYOUTS, it has {lacks}")
 

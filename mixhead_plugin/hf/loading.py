@@ -2,20 +2,24 @@
 
 import functools
 import json
+import os
 from collections.abc import Iterable
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import transformers
 from transformers import PreTrainedModel
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import (
+    CONFIG_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     WEIGHTS_INDEX_NAME,
     WEIGHTS_NAME,
 )
 
+from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.heads.cutting import chosen_to_cut
 from mixhead_plugin.hf.configs import (
     ATTENTIONS,
@@ -53,13 +57,22 @@ def load(
             `attn_implementation`
 
     Raises:
-        ValueError: no entry in config.json, tensors that are missing or have no place, another
-            class, or a `tp_plan`
+        ValueError: no folder, no config.json, or no entry in it, tensors that are missing or have
+            no place, another class, or a `tp_plan`
     """
+    if not isinstance(folder, (str, PathLike)):
+        raise ValueError(wrong_argument("folder", folder, "a folder, or a name on the hub"))
+    # A name on the hub is one word, or two with a slash between them.
+    name = os.fspath(folder)
+    is_path = name.startswith((".", "~", os.sep)) or name.count(os.sep) > 1
+    if os.path.isfile(name) or (is_path and not os.path.isdir(name)):
+        raise ValueError(
+            f"{folder}: is no folder; must be one that save_pretrained wrote, or a name on the hub"
+        )
     saved, _ = transformers.PreTrainedConfig.get_config_dict(folder, **settings)
     if MIXHEAD not in saved:
-        advice = _advice(folder, settings)
-        raise ValueError(f"{folder}: its config has no entry {MIXHEAD}; {advice}")
+        problem = f"its config has no entry {MIXHEAD}" if saved else f"has no {CONFIG_NAME}"
+        raise ValueError(f"{folder}: {problem}; {_advice(folder, saved, settings)}")
     _refuse_split(settings)
     base: Any = _class_of(folder, saved, cls)
     variant = Variant.of({**saved[MIXHEAD], "impl": impl})
@@ -114,8 +127,8 @@ def _class_of(folder: Any, saved: dict[str, Any], cls: Any) -> Any:
     if chosen is None:
         raise ValueError(f"{folder}: transformers has no class {written}; give the class as cls")
     # an AutoModel makes models of other classes, without the mixing
-    if not issubclass(chosen, PreTrainedModel):
-        raise ValueError(f"cls {chosen.__name__}: must be the class of a model, as {written}")
+    if not isinstance(chosen, type) or not issubclass(chosen, PreTrainedModel):
+        raise ValueError(wrong_argument("cls", chosen, f"the class of a model, as {written}"))
     return chosen
 
 
@@ -123,13 +136,27 @@ def _of_parts(names: Iterable[str]) -> list[str]:
     return [name for name in names if is_of_a_part(name)]
 
 
-def _advice(folder: str | PathLike[str], settings: dict[str, Any]) -> str:
-    """Say how to load a folder that has no entry: it may have the tensors of a mixing, or none."""
+def _advice(folder: str | PathLike[str], saved: dict[str, Any], settings: dict[str, Any]) -> str:
+    """Say how to load a folder that has no entry.
+
+    Args:
+        folder: it may have the tensors of a mixing, or none
+        saved: its config, empty if it has none
+        settings: the arguments of `from_pretrained`
+    """
     parts = _of_parts(_names_of_tensors(folder, settings))
     if parts:
         problem = "it was saved by a model around the mixed one, or its config was replaced"
         return f"but it has {parts[0]}: {problem}; mix the outermost model and save it again"
-    return "load it by from_pretrained"
+    if saved:
+        return "load it by from_pretrained"
+    if (Path(folder) / "adapter_config.json").exists():
+        return "load its base by hf.load, and then the adapter by PeftModel.from_pretrained"
+    # A Trainer writes each model into a folder of its own, such as checkpoint-500.
+    inside = [config.parent.name for config in Path(folder).glob(f"*/{CONFIG_NAME}")]
+    if inside:
+        return f"must be what save_pretrained wrote, as {min(inside)} in it"
+    return "must be what save_pretrained wrote"
 
 
 def _names_of_tensors(folder: str | PathLike[str], settings: dict[str, Any]) -> list[str]:

@@ -26,6 +26,8 @@ from mixhead_plugin.hf.layouts import (
     slices,
 )
 from mixhead_plugin.hf.refusals import (
+    check_model,
+    check_module,
     refuse_adapters,
     refuse_compiled,
     refuse_computed,
@@ -76,8 +78,7 @@ def mix(
             - it is split between processes
             - a projection is compiled alone: mix it before
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model is a {type(model).__name__}: must be a model of transformers")
+    check_module(model)
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     check_any_given(asked)
     chosen = Variant.of({**asked, "impl": impl})
@@ -262,6 +263,7 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
         ValueError: a model without mixing, whose outputs would change, or that has adapters or is
             offloaded
     """
+    check_model(model)
     refuse_adapters(model, "unmixed after they are merged")
     removable = _removable(model)
     if attn_implementation is not None:
@@ -295,6 +297,7 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
             quantised or offloaded, computes weights in each call (weight_norm), or shares
             projections between attentions
     """
+    check_model(model)
     refuse_adapters(model, "folded after they are merged")
     _removable(model, folded="feature_mixing")
     attentions = find_attentions(model)

@@ -312,6 +312,11 @@ def test_an_attention_that_needs_all_heads_is_cut_only_behind_mixing(name, confi
 
 
 ROWS = {
+    "queries": (
+        ("q_prj", "num_attention_heads", "head_dim"),
+        {},
+        "no projection of queries named q_prj",
+    ),
     "head size": (
         (("q_proj",), "num_attention_heads", "size"),
         {},
@@ -319,7 +324,7 @@ ROWS = {
     ),
     "heads": ((("q_proj",), "n", "head_dim"), {}, "no number heads named n"),
     "keys": (
-        (("q_proj",), "num_attention_heads", "head_dim", ("k",)),
+        ("q_proj", "num_attention_heads", "head_dim", "k"),
         {},
         "no projection of keys named k",
     ),
@@ -346,6 +351,38 @@ def test_names_that_an_attention_does_not_have_are_told_as_a_fault_of_the_row(wr
             match=f"^LlamaAttention: does not fit its row of hf.LAYOUTS, it has {problem}$",
         ):
             refused()
+
+
+A_ROW = "must be an hf.Layout, or None to leave the class as it is"
+NAMES = "must be the name of an attribute, or several in a tuple"
+# What stands in the table by the name of the class, and the message.
+NO_ROWS = {
+    "dict": ({"queries": "q_proj"}, f" is a dict: {A_ROW}"),
+    "tuple": (("q_proj", "num_heads", "head_dim"), f" is a tuple: {A_ROW}"),
+    "text": ("q_proj", f" 'q_proj': {A_ROW}"),
+    "number of heads": (hf.Layout("q_proj", 4, "head_dim"), f": has heads 4, {NAMES}"),
+    "no name": (hf.Layout((), "num_heads", "head_dim"), f": has queries (), {NAMES}"),
+    "left out": (
+        hf.Layout("q_proj", "num_heads", "head_dim", output=None),
+        f": has output None, {NAMES}",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NO_ROWS)
+def test_what_is_no_row_is_refused_in_one_line(what, monkeypatch):
+    row, message = NO_ROWS[what]
+    monkeypatch.setitem(hf.LAYOUTS, "LlamaAttention", row)
+    with pytest.raises(ValueError) as error:
+        hf.mix(build("LlamaForCausalLM")[0], "average")
+    assert str(error.value) == f"hf.LAYOUTS['LlamaAttention']{message}"
+
+
+def test_a_class_in_place_of_its_name_has_no_row(monkeypatch):
+    model, _ = build("LlamaForCausalLM")
+    monkeypatch.setitem(hf.LAYOUTS, type(model.model.layers[0].self_attn), None)
+    with pytest.raises(ValueError, match=r"LlamaAttention'>, must be the name of a class$"):
+        hf.mix(model, "average")
 
 
 def test_attentions_with_one_packed_projection_and_no_config_are_refused(monkeypatch):

@@ -1,14 +1,17 @@
 """Models of `transformers` are mixed, saved, loaded and unmixed; docs/huggingface.md trains one."""
 
 import copy
+import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate import cpu_offload
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM, CLIPConfig, CLIPModel
+from transformers import AutoModelForMaskedLM, BertForMaskedLM, CLIPConfig, CLIPModel
 
+import mixhead_plugin.nn as torch_door
 from tests.attention_equations import COMBINATIONS, SOME_NORMALIZERS, variant
 from tests.covering import each_once
 from tests.hf.models import FEW, GENERATING, MODELS, build, hf, shake, whole
@@ -208,7 +211,10 @@ REFUSED = {
     "BertForMaskedLM: is mixed already; must be unmixed first": lambda: hf.mix(
         mixed_bert(), "position-wise"
     ),
-    "model is a str: must be a model of transformers": lambda: hf.mix("gpt2", "position-wise"),
+    "TransformerEncoderLayer: is no model of transformers; the functions of mixhead_plugin.nn take "
+    "other models of torch": lambda: hf.mix(
+        torch.nn.TransformerEncoderLayer(8, 2), "position-wise"
+    ),
     "head: is in FSDPModule, which would not share the gradients of new parameters; must be mixed "
     "before": lambda: hf.mix(wrapped(), "position-wise"),
     "bert.encoder.layer.0.attention.self: has a forward of its own, as device_map and accelerate "
@@ -232,6 +238,11 @@ REFUSED = {
     "T5Model: without normalizer l2 its outputs would change": lambda: hf.unmix(
         build("T5Model", normalizer="l2")[0]
     ),
+    "BertForMaskedLM: is a model of transformers, must be unmixed by mixhead_plugin.hf.unmix": (
+        lambda: torch_door.unmix(mixed_bert())
+    ),
+    "BertForMaskedLM: is a model of transformers, must be given to the functions of "
+    "mixhead_plugin.hf": lambda: torch_door.ablate(mixed_bert(), {0: [1]}),
     "T5Model: has no mixing": lambda: hf.unmix(build("T5Model")[0]),
 }
 
@@ -279,6 +290,45 @@ def test_projections_whose_weights_are_computed_are_mixed_but_neither_folded_nor
             f"by weight_norm; must be {what} before that is added"
         )
     assert torch.equal(mixed(**inputs).logits, before)
+
+
+FUNCTIONS = [name for name in hf.__all__ if inspect.isfunction(getattr(hf, name))]
+# Each of them, called with a model.
+OF_A_MODEL = {
+    "mix": lambda model: hf.mix(model, "average"),
+    "unmix": hf.unmix,
+    "fold": hf.fold,
+    "ablate": lambda model: hf.ablate(model, {0: [0]}),
+    "importance": lambda model: hf.importance(model, [torch.ones(1)], torch.sum),
+    "attentions": lambda model: hf.attentions(model, {}),
+    "prune": lambda model: hf.prune(model, {0: [0]}),
+    "view": lambda model: hf.view(model, None, "text", "page.html"),
+    "parameter_groups": lambda model: hf.parameter_groups(model, 0.1),
+    "mixing_parameters": hf.mixing_parameters,
+    "load": hf.load,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_class_in_place_of_a_model_is_refused(function):
+    with pytest.raises(ValueError) as error:
+        OF_A_MODEL[function](BertForMaskedLM)
+    wanted = "a model of transformers"
+    name = "model"
+    if function in ("parameter_groups", "mixing_parameters"):  # of both doors
+        wanted = "a module of torch"
+    elif function == "load":
+        name = "folder"
+        wanted = "a folder, or a name on the hub"
+    assert str(error.value) == f"{name} is the class BertForMaskedLM: must be {wanted}"
+
+
+@pytest.mark.parametrize("function", ["unmix", "fold", "attentions", "prune", "view"])
+def test_what_reads_a_config_refuses_a_module_around_a_model(function):
+    model = torch.nn.Sequential(mixed_bert())
+    with pytest.raises(ValueError) as error:
+        OF_A_MODEL[function](model)
+    assert str(error.value) == "model is a Sequential: must be a model of transformers"
 
 
 def test_asking_for_nothing_is_refused_with_a_list_of_what_there_is():
@@ -354,21 +404,49 @@ def test_a_folder_without_the_tensors_of_the_mixing_is_refused(saved):
     assert str(error.value) == f"{saved}: has no tensor for {missing}; 2 are missing"
 
 
-def test_a_folder_of_a_plain_model_is_refused(tmp_path):
-    build("GPT2LMHeadModel")[0].save_pretrained(tmp_path)
+def plain_model(folder):
+    build("GPT2LMHeadModel")[0].save_pretrained(folder)
+
+
+def checkpoints(folder):
+    mixed_bert().save_pretrained(folder / "checkpoint-7")
+
+
+def adapter(folder):
+    (folder / "adapter_config.json").write_text("{}")
+
+
+# What lies in a folder, and the message.
+NO_FOLDERS = {
+    plain_model: "its config has no entry mixhead; load it by from_pretrained",
+    checkpoints: "has no config.json; must be what save_pretrained wrote, as checkpoint-7 in it",
+    adapter: "has no config.json; load its base by hf.load, and then the adapter by "
+    "PeftModel.from_pretrained",
+    Path.touch: "has no config.json; must be what save_pretrained wrote",
+    Path.rmdir: "is no folder; must be one that save_pretrained wrote, or a name on the hub",
+}
+
+
+@pytest.mark.parametrize("made", NO_FOLDERS, ids=lambda made: made.__name__)
+def test_a_folder_of_something_else_is_refused(made, tmp_path):
+    made(tmp_path)
     with pytest.raises(ValueError) as error:
         hf.load(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path}: its config has no entry mixhead; load it by from_pretrained"
-    )
+    assert str(error.value) == f"{tmp_path}: {NO_FOLDERS[made]}"
 
 
-def test_a_class_that_makes_no_model_is_refused(saved):
+@pytest.mark.parametrize(
+    "cls, given",
+    [
+        (AutoModelForMaskedLM, " is the class AutoModelForMaskedLM"),
+        ("position-wise", " 'position-wise'"),
+    ],
+    ids=["class", "text"],
+)
+def test_what_makes_no_model_is_refused(cls, given, saved):
     with pytest.raises(ValueError) as error:
-        hf.load(saved, AutoModelForMaskedLM)
-    assert str(error.value) == (
-        "cls AutoModelForMaskedLM: must be the class of a model, as BertForMaskedLM"
-    )
+        hf.load(saved, cls)
+    assert str(error.value) == f"cls{given}: must be the class of a model, as BertForMaskedLM"
 
 
 def test_a_class_that_transformers_lacks_must_be_given(saved):
