@@ -17,12 +17,35 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
+def _under_autocast(device: torch.device) -> bool:
+    # As above, the device "meta" has none.
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def as_autocast(tensor: Tensor) -> Tensor:
     """Return what autocast makes of an argument of scaled_dot_product_attention.
 
     float64 stays, and so does everything outside of autocast.
     """
-    device = tensor.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device) or tensor.dtype == torch.float64:
+    if not _under_autocast(tensor.device) or tensor.dtype == torch.float64:
         return tensor
-    return tensor.to(torch.get_autocast_dtype(device))
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
+def finer_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """Return torch.matmul of two tensors in the finer of their dtypes.
+
+    So a part in float32 computes in float32 beside a model in bfloat16, where torch.matmul would
+    refuse the two dtypes. Under autocast the dtype is autocast's.
+    """
+    # First, because what follows takes longer than a small product.
+    if left.dtype == right.dtype:
+        return torch.matmul(left, right)
+    # Autocast would only round a copy in float32 again.
+    # TorchScript: cannot ask for the autocast of a device. It leaves out what is inside of this
+    # `if`, but would compile what is behind an `and`.
+    if not torch.jit.is_scripting():  # noqa: SIM102
+        if _under_autocast(left.device):
+            return torch.matmul(left, right)
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    return torch.matmul(left.to(dtype), right.to(dtype))

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixhead_plugin.ops.normalizers import exporting
+from mixhead_plugin.ops.precision import finer_matmul
 from mixhead_plugin.parts.head_mixing import forked_rng
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 from mixhead_plugin.parts.plain_linear import is_plain
@@ -30,8 +31,9 @@ OUTPUT_RANK = 4  # R, the columns of U and V
 class FeatureMixing(Part):
     """Mix queries, keys, values or outputs of heads; they start as they are.
 
-    `forward(features, name)` returns the mixed features. Those of "query", "key" or "value" are
-    [..., H * D], those of "output" [..., H', Dv]. What a kind does not mix stays.
+    `forward(features, name)` returns the mixed features, in the dtype of `features`. Those of
+    "query", "key" or "value" are [..., H * D], those of "output" [..., H', Dv]. What a kind does
+    not mix stays.
     """
 
     def matrices(self) -> list[Tensor]:
@@ -89,11 +91,16 @@ class ProjectionMixing(FeatureMixing):
         return list(self.parameters())
 
     def mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
-        """Return features [..., H * D], mixed by one of the matrices."""
+        """Return features [..., H * D], mixed by one of the matrices.
+
+        They have the finer dtype of `features` and `matrix`.
+        """
         raise NotImplementedError
 
     def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
         """Return the weight [H * D, C], or the bias [H * D], of a projection to the mixed features.
+
+        It has the finer dtype of `weight` and `matrix`.
 
         Args:
             weight: the weight or the bias of a projection to features that are not mixed
@@ -111,7 +118,7 @@ class ProjectionMixing(FeatureMixing):
             matrix = self.value
         if matrix is None or name == "output":
             return features
-        return self.mixed(features, matrix)  # type: ignore[arg-type]
+        return self.mixed(features, matrix).to(features.dtype)  # type: ignore[arg-type]
 
     @torch.jit.unused
     def project(self, linear: Any, x: Tensor, name: str) -> Tensor:
@@ -130,8 +137,10 @@ class ProjectionMixing(FeatureMixing):
         if not is_plain(linear) or linear.weight.device != x.device:
             return self(linear(x), name)
 
-        weight = self.of_weight(linear.weight, matrix)
-        bias = None if linear.bias is None else self.of_weight(linear.bias, matrix)
+        weight = self.of_weight(linear.weight, matrix).to(linear.weight.dtype)
+        bias = None
+        if linear.bias is not None:
+            bias = self.of_weight(linear.bias, matrix).to(linear.bias.dtype)
         return F.linear(x, weight, bias)
 
     def fold(self, tensors: dict[str, list[Tensor]]) -> None:
@@ -161,11 +170,11 @@ class MixingOfHeads(ProjectionMixing):
 
     def mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
         by_head = features.unflatten(-1, [matrix.size(0), -1])  # [..., H, D]
-        return torch.matmul(matrix.t(), by_head).flatten(-2)
+        return finer_matmul(matrix.t(), by_head).flatten(-2)
 
     def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
         by_head = weight.reshape(matrix.size(0), -1)  # [H, D * C]: a single product serves
-        return torch.matmul(matrix.t(), by_head).view(weight.shape)
+        return finer_matmul(matrix.t(), by_head).view(weight.shape)
 
 
 class MixingInsideHeads(ProjectionMixing):
@@ -184,7 +193,7 @@ class MixingInsideHeads(ProjectionMixing):
 
     def mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
         by_head = features.unflatten(-1, [-1, matrix.size(0)])  # [..., H, D]
-        return torch.matmul(by_head, matrix).flatten(-2)
+        return finer_matmul(by_head, matrix).flatten(-2)
 
     def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
         return self.mixed(weight.t(), matrix).t()
@@ -217,7 +226,8 @@ class OutputMixing(FeatureMixing):
     def forward(self, features: Tensor, name: str) -> Tensor:
         if name != "output":
             return features
-        return features + torch.matmul(torch.matmul(self.right, self.left.t()), features)
+        added = finer_matmul(torch.matmul(self.right, self.left.t()), features)
+        return (features + added).to(features.dtype)
 
     def fold(self, tensors: dict[str, list[Tensor]]) -> None:
         with torch.no_grad():

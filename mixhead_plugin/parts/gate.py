@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.ops.precision import finer_matmul
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 
 
@@ -36,10 +37,10 @@ class AttentionGate(Part):
         return {name: torch.zeros(parameter.shape) for name, parameter in self.named_parameters()}
 
     def forward(self, out: Tensor, x: Tensor) -> Tensor:
-        """Return O [B, Nq, H', Dv] with the gates of x [B, Nq, C]."""
-        gate = 2 * torch.sigmoid(torch.matmul(x, self.weight) + self.bias)
+        """Return O [B, Nq, H', Dv] with the gates of x [B, Nq, C], in the dtype of O."""
+        gate = 2 * torch.sigmoid(finer_matmul(x, self.weight) + self.bias)
         by_head = gate.view(out.size(0), out.size(1), out.size(2), gate.size(2) // out.size(2))
-        return out * by_head  # [B, Nq, H', 1 or Dv]
+        return (out * by_head).to(out.dtype)  # gates are [B, Nq, H', 1 or Dv]
 
 
 ATTENTION_GATES = {

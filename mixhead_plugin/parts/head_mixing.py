@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixhead_plugin.ops.low_rank import LowRank
-from mixhead_plugin.ops.precision import upcast
+from mixhead_plugin.ops.precision import finer_matmul, upcast
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 
 
@@ -137,7 +137,7 @@ class PositionWiseMixing(HeadMixing):
         }
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
-        return torch.matmul(query.transpose(1, 2), self.query_weight) + self.bias  # [B, Nq, H, H']
+        return finer_matmul(query.transpose(1, 2), self.query_weight) + self.bias  # [B, Nq, H, H']
 
 
 class LowRankMixing(HeadMixing):
@@ -185,16 +185,16 @@ class LowRankMixing(HeadMixing):
         }
 
     def forward(self, query: Tensor, x: Tensor) -> LowRank:
-        hidden = F.gelu(torch.matmul(x, self.hidden_weight))  # [B, Nq, 2 R H]
+        hidden = F.gelu(finer_matmul(x, self.hidden_weight))  # [B, Nq, 2 R H]
 
-        left = upcast(torch.matmul(hidden, self.left_weight))
+        left = upcast(finer_matmul(hidden, self.left_weight))
         left = left.unflatten(-1, [-1, self.rank])  # U, [B, Nq, H, R]
         left = left * torch.rsqrt(left.square().mean(-2, keepdim=True) + 1e-6)
 
-        right = upcast(torch.matmul(hidden, self.right_weight))
+        right = upcast(finer_matmul(hidden, self.right_weight))
         right = right.unflatten(-1, [-1, self.rank])  # V, [B, Nq, H, R]
 
-        diagonal = torch.tanh(upcast(torch.matmul(x, self.diagonal_weight)))  # [B, Nq, H]
+        diagonal = torch.tanh(upcast(finer_matmul(x, self.diagonal_weight)))  # [B, Nq, H]
         return LowRank(left, right, diagonal)
 
 
@@ -216,7 +216,7 @@ class DifferentialMixing(HeadMixing):
         nn.init.zeros_(self.weight)
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
-        share = torch.sigmoid(torch.matmul(x, self.weight))  # [B, Nq, H / 2]
+        share = torch.sigmoid(finer_matmul(x, self.weight))  # [B, Nq, H / 2]
 
         # The first H / 2 rows of M take each head i once, the others subtract head i + H / 2.
         first = torch.eye(share.size(-1), dtype=share.dtype, device=share.device)

@@ -12,7 +12,7 @@ from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.ops import IMPLEMENTATIONS, api
-from mixhead_plugin.parts import Variant
+from mixhead_plugin.parts import Variant, mixing_parameters
 from tests.attention_equations import (
     ATTENTIONS,
     COMBINATIONS,
@@ -346,6 +346,25 @@ def test_torchscript_gives_the_same_outputs(normalizer, mixing, kind):
         torch.testing.assert_close(scripted.attention(x, key, key, **arguments), expected)
     key = key if kind == "cross" else None
     torch.testing.assert_close(scripted(x, key), decode(module, x, key)[0])
+
+
+@each_once(mixing=COMBINATIONS, kind=ATTENTIONS, normalizer=["softmax", "l2, sink"])
+def test_torchscript_keeps_parts_in_float32_beside_half_precision(mixing, kind, normalizer):
+    module = build(kind, mixing, normalizer)
+    parts = {name: each.data for name, each in mixing_parameters(module).items()}
+    module.bfloat16()
+    for name, parameter in mixing_parameters(module).items():
+        parameter.data = parts[name]
+    query, key, masks = inputs(kind)
+    query = query.bfloat16()
+    key = key.bfloat16() if kind == "cross" else query
+
+    scripted = torch.jit.script(StepByStep(module)).attention
+    found, _ = scripted(query, key, key, **masks)
+    exact = copy.deepcopy(module).double()
+    expected, _ = exact(query.double(), key.double(), key.double(), **masks)
+    assert found.dtype == torch.bfloat16
+    assert torch.linalg.norm(found - expected) < 0.02 * torch.linalg.norm(expected)
 
 
 # ---- what a constructor takes ------------------------------------------------------------------

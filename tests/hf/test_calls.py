@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.hf.models import build, hf, shake, whole
+from tests.attention_equations import COMBINATIONS
+from tests.covering import each_once
+from tests.hf.models import FEW, build, hf, shake, whole
 
 VARIANT = dict(head_mixing="position-wise", feature_mixing="shared")
 
@@ -225,6 +227,31 @@ def test_autocast_computes_in_its_type_as_in_the_plain_model(name, dtype, use_ca
     found.float().square().sum().backward()
     for parameter in hf.mixing_parameters(mixed).values():
         assert parameter.grad.isfinite().all()
+
+
+@each_once(name=FEW, mixing=COMBINATIONS)
+def test_parts_in_float32_compute_and_train_beside_a_model_in_bfloat16(name, mixing, tmp_path):
+    model, inputs = build(name)
+    inputs = whole(model, inputs)
+    shake(hf.mix(model.bfloat16(), **COMBINATIONS[mixing]))
+    parts = hf.mixing_parameters(model)
+    for parameter in parts.values():
+        parameter.data = parameter.data.float() + 1e-4  # which bfloat16 would round away
+
+    found = model(**inputs).logits
+    assert found.dtype == torch.bfloat16
+    found.float().square().mean().backward()
+    for parameter in parts.values():
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.any()
+
+    model.save_pretrained(tmp_path)
+    loaded = hf.load(tmp_path, dtype=torch.float32).eval()
+    for name, parameter in hf.mixing_parameters(loaded).items():
+        assert torch.equal(parameter, parts[name])
+    exact = loaded(**inputs).logits
+    wholly = loaded.bfloat16()(**inputs).logits
+    assert torch.linalg.norm(found - exact) < 1.5 * torch.linalg.norm(wholly - exact)
 
 
 def test_an_integer_mask_of_four_dimensions_is_refused():
