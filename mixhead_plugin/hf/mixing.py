@@ -37,7 +37,14 @@ from mixhead_plugin.hf.refusals import (
     refuse_shared_weights,
     refuse_split,
 )
-from mixhead_plugin.parts import OPTIONS, Variant, check_any_given, place_parts, remove_parts
+from mixhead_plugin.parts import (
+    OPTIONS,
+    Variant,
+    check_any_given,
+    place_parts,
+    remove_parts,
+    warn_of_half_precision,
+)
 from mixhead_plugin.parts.wrappers import refuse_wrapped
 
 # What a model of transformers has already.
@@ -52,7 +59,8 @@ def mix(
     A trained mixing starts as the identity.
 
     Mix the outermost model: an outer one could not save what is inside. A warning names the
-    attentions, as of another tower, that cannot be mixed and stay as they are.
+    attentions, as of another tower, that cannot be mixed and stay as they are. Another warning
+    names parts that training would not move, because the model is in half precision.
 
     Before anything changes, each attention is called once alone, with random features in place of
     what its projections give. That shows whether its projections are what their names say.
@@ -101,6 +109,7 @@ def mix(
     fitting = [attention for attention in attentions if attention.class_name not in problems]
     add_mixing(model, chosen, fitting)
     _warn_of_others(model, fitting, problems)
+    warn_of_half_precision(model)
     return model
 
 

@@ -9,7 +9,7 @@ from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.nn import multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.nn.example import Example, Sizes, same_random_numbers
-from mixhead_plugin.nn.mixing import asked_for, mix, mix_calling, put
+from mixhead_plugin.nn.mixing import asked_for, mix_as_asked, mix_calling, put
 from mixhead_plugin.nn.refusals import (
     check_module,
     refuse_changed,
@@ -58,7 +58,7 @@ def load(
         _check_saved(saved, asked)
         _mix_as_saved(model, saved, impl)
     elif asked:
-        mix(model, example=example, impl=impl, **asked)
+        mix_as_asked(model, asked, example, impl)
     else:
         raise ValueError(_not_told(model, state_dict))
     model.load_state_dict(state_dict)

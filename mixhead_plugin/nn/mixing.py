@@ -45,7 +45,14 @@ from mixhead_plugin.nn.refusals import (
     refuse_tied,
 )
 from mixhead_plugin.ops.api import FLOATS
-from mixhead_plugin.parts import Assembly, Variant, check_any_given, check_keywords, place_parts
+from mixhead_plugin.parts import (
+    Assembly,
+    Variant,
+    check_any_given,
+    check_keywords,
+    place_parts,
+    warn_of_half_precision,
+)
 from mixhead_plugin.parts.wrappers import refuse_wrapped
 
 
@@ -66,7 +73,8 @@ def mix(
 
     A warning names attentions that stay as they are: of the same class as a mixed one, but not
     reached by the example; computed by another function, such as `F.multi_head_attention_forward`;
-    or without an example, those whose code calls `F.scaled_dot_product_attention`.
+    or without an example, those whose code calls `F.scaled_dot_product_attention`. Another warning
+    names parts that training would not move, because the model is in half precision.
 
     Args:
         model: any module; a model of transformers belongs to `mixhead_plugin.hf.mix`
@@ -83,7 +91,22 @@ def mix(
             mixed, with its name and the reason. The model is as before.
     """
     check_module(model)
-    asked = asked_for(head_mixing, variant)
+    mix_as_asked(model, asked_for(head_mixing, variant), example, impl)
+    warn_of_half_precision(model)
+    return model
+
+
+def mix_as_asked(
+    model: nn.Module, asked: Mapping[str, Any], example: Example | None, impl: str
+) -> None:
+    """Mix the heads of a model as `mix` does, but without its warning of half precision.
+
+    Args:
+        model: as in `mix`
+        asked: the fields of a variant, as from `asked_for`
+        example: as in `mix`
+        impl: as in `mix`
+    """
     check_any_given(asked)
     refuse_mixed(model)
     refuse_wrapped(model)
@@ -117,7 +140,6 @@ def mix(
     warn_of_others(model, hosted, seen.others)
     if example is None:
         warn_of_callers(model)
-    return model
 
 
 def asked_for(head_mixing: str | None, variant: Mapping[str, Any]) -> dict[str, Any]:

@@ -229,6 +229,7 @@ def test_autocast_computes_in_its_type_as_in_the_plain_model(name, dtype, use_ca
         assert parameter.grad.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:.*was mixed in torch.bfloat16")
 @each_once(name=FEW, mixing=COMBINATIONS)
 def test_parts_in_float32_compute_and_train_beside_a_model_in_bfloat16(name, mixing, tmp_path):
     model, inputs = build(name)

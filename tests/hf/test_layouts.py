@@ -222,6 +222,7 @@ def test_heads_whose_order_cannot_be_checked_are_named(monkeypatch):
     torch.testing.assert_close(found, model(**inputs).logits)
 
 
+@pytest.mark.filterwarnings("ignore:.*was mixed in torch")
 @pytest.mark.parametrize("name", ["GemmaForCausalLM", "Olmo2ForCausalLM"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_order_is_seen_in_half_precision(name, dtype):

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import warnings
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,25 @@ def test_random_starts_of_layers_differ_and_are_saved(variant, tensor, tmp_path)
     assert not torch.equal(first, second)
     model.save_pretrained(tmp_path)
     assert torch.equal(starts(hf.load(tmp_path))[1], second)
+
+
+def test_a_mixing_that_half_precision_would_not_train_is_warned_of(tmp_path):
+    """tests/parts/test_half_precision.py has the parts; here are the places that warn."""
+    model, _ = build("LlamaForCausalLM")
+    told = "^LlamaForCausalLM: was mixed in torch.bfloat16, where steps below 0.002"
+    with pytest.warns(UserWarning, match=told) as warned:
+        mixed = hf.mix(copy.deepcopy(model).bfloat16(), "position-wise")
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+    mixed.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hf.mix(copy.deepcopy(model).bfloat16(), normalizer="l2")
+        with torch.autocast("cpu", torch.bfloat16):
+            hf.mix(copy.deepcopy(model).float(), "position-wise")
+        # What is loaded is often only used.
+        hf.load(tmp_path, dtype=torch.bfloat16)
 
 
 def test_a_mixed_model_is_pickled_with_its_class():

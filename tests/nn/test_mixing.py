@@ -5,6 +5,7 @@ import inspect
 import itertools
 import sys
 import types
+import warnings
 
 import pytest
 import torch
@@ -591,6 +592,25 @@ def test_without_an_example_those_whose_code_calls_the_function_are_named():
         f"ModuleList: was mixed without 1, 2, which call F.{SDPA}; an example must be given to "
         "mix them"
     ]
+
+
+def test_a_mixing_that_half_precision_would_not_train_is_warned_of():
+    """tests/parts/test_half_precision.py has the parts; here are the places that warn."""
+    example = (inputs(3).bfloat16(),)
+    told = "^Mixed: was mixed in torch.bfloat16, where steps below 0.002"
+    with pytest.warns(UserWarning, match=told) as warned:
+        mixed = mix(Mixed().bfloat16(), "position-wise", example=example)
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mix(Mixed().bfloat16(), normalizer="l2", example=example)
+        with torch.autocast("cpu", torch.bfloat16):
+            mix(Mixed(), "position-wise", example=(inputs(3).float(),))
+        # What is loaded is often only used.
+        load(Mixed().bfloat16(), mixed.state_dict())
+        load(Mixed().bfloat16(), dict(mixed.state_dict()), "position-wise", example=example)
 
 
 def test_what_a_program_has_written_on_an_attention_of_torch_stays():

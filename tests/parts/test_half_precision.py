@@ -1,12 +1,13 @@
 """Parts stay in float32 beside a model in half precision, so that training moves them."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 
 from mixhead_plugin.nn import MixedAttention, mixing_parameters
-from mixhead_plugin.parts import PARTS
+from mixhead_plugin.parts import PARTS, warn_of_half_precision
 
 E, H = 16, 4
 HALF = [torch.bfloat16, torch.float16]
@@ -67,3 +68,50 @@ def test_a_part_in_float32_computes_and_trains_beside_half_precision(name, dtype
         # distances that no pair of tokens has are not trained
         assert torch.equal(moved, parameter.grad != 0)
         assert moved[before[name] == 1].all()
+
+
+# ---- the warning -------------------------------------------------------------------------------
+
+
+def told(module):
+    """Return the warnings about a module."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_half_precision(module)
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize("dtype, lost", [(torch.bfloat16, 0.002), (torch.float16, 0.0002)])
+@pytest.mark.parametrize("direction", [1.0, -1.0], ids=["down", "up"])
+def test_smaller_steps_than_the_warning_says_are_lost(dtype, lost, direction):
+    module = MixedAttention(E, H, head_mixing="position-independent", dtype=dtype)
+    (message,) = told(module)
+    assert message == (
+        f"MixedAttention: was mixed in {dtype}, where steps below {lost}, as AdamW usually takes, "
+        "do not move the 1s of head_mixing; to train it, make the model in float32 and use "
+        "torch.autocast, or make only mixing_parameters(model) float32"
+    )
+
+    weight = module.head_mixing.weight
+    before = weight.detach().clone()
+    weight.grad = torch.full_like(weight, direction)
+    torch.optim.AdamW([weight], lr=0.9 * lost, weight_decay=0.0).step()
+    assert torch.equal(weight.diagonal(), before.diagonal())
+    assert (weight != before).sum() == H * H - H  # what starts at 0 moves
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32, torch.float64], ids=str)
+def test_only_what_starts_at_1_in_half_precision_is_warned_of(name, dtype):
+    module = MixedAttention(E, H, **TRAINED[name], dtype=dtype)
+    starts_at_1 = any((parameter == 1).any() for parameter in mixing_parameters(module).values())
+    assert bool(told(module)) == (starts_at_1 and dtype in HALF)
+
+
+def test_one_warning_names_all_parts_of_a_model():
+    variant = {"head_mixing": "position-wise", "score_mixing": "position-wise"}
+    layers = [MixedAttention(E, H, **variant, feature_mixing="heads") for _ in range(2)]
+    model = torch.nn.Sequential(*layers).bfloat16()
+    (message,) = told(model)
+    assert "the 1s of head_mixing, score_mixing, feature_mixing;" in message
+    assert told(model.to("meta")) == []
