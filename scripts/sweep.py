@@ -138,7 +138,7 @@ def kept_metrics(files: Sequence[Path]) -> dict[str, set[str]]:
         except (OSError, ValueError) as error:
             fail(f"--kept {path}: is no file of report.py --save: {error}")
         for run in content["runs"]:
-            known[run["digest"]] = set(run["metrics"])
+            known.setdefault(run["digest"], set()).update(run["metrics"])
     return known
 
 

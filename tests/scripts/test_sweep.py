@@ -366,6 +366,21 @@ def test_runs_of_another_machine_are_not_repeated(run, calls, tmp_path):
     assert "--kept" in run("--kept", str(tmp_path / "none.json"), grid=GRID + STARTS)[2]
 
 
+def test_metrics_of_several_kept_files_count_together(run, calls, tmp_path):
+    run("--only", "2,none")
+    (record,) = records(tmp_path)
+    words = []
+    for metric, value in record["metrics"].items():
+        kept = tmp_path / f"{metric}.json"
+        runs_of_file = [{**record, "metrics": {metric: value}}]
+        kept.write_text(json.dumps({"grid": "toy.toml", "runs": runs_of_file}))
+        words += ["--kept", str(kept)]
+    shutil.rmtree(tmp_path / "out")
+    calls()
+    assert run(*words, "--only", "2,none")[0] == 0
+    assert calls() == []
+
+
 # ---- interruptions, and other sweeps -----------------------------------------------------------
 
 
