@@ -51,9 +51,11 @@ print(json.dumps({{"python": platform.python_version(), **packages}}))
     return {**json.loads(ended.stdout or "{}"), "mixhead_plugin": version}
 
 
-@functools.cache
 def commit() -> str:
-    """Return the commit, with + if files differ from it; empty outside of git."""
+    """Return the commit, with + if files differ from it; empty outside of git.
+
+    It is read each time, because a sweep runs for days, and the checkout may move meanwhile.
+    """
     git = ["git", "-C", str(ROOT)]
     describe = ["describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     with contextlib.suppress(OSError):
@@ -64,7 +66,8 @@ def commit() -> str:
 
 def add_commit(record: dict[str, Any]) -> None:
     """Add the current commit to those of a run."""
-    known = [*record.get("commit", "").split(", "), commit()]
+    before = record.get("commit") or ""
+    known = [*before.split(", "), commit()]
     record["commit"] = ", ".join(dict.fromkeys(filter(None, known)))
 
 

@@ -116,6 +116,8 @@ class Runner:
 
         A thread of sweep.py calls it. There are as many threads as shares, so one is left.
         """
+        if self.stopped_by:
+            raise Failure("stopped before it began")
         share = self.shares.pop()
         try:
             folder = run.folder(self.out)
@@ -140,15 +142,22 @@ class Runner:
         """Fill the record of a training that begins, or goes on."""
         record = job.record
         now = start_of(job.run, job.variables)
-        if record and record["data"] != now["data"]:
-            texts = f"SHA-256 {record['data']}, now {now['data']}"
+
+        # A record without a text is of a task that draws its own, or of a training that failed
+        # because its text was not there yet. That of now is recorded below.
+        text = record.get("data")
+        if text is None:
+            record.pop("data", None)
+        elif text != now["data"]:
+            texts = f"SHA-256 {text}, now {now['data']}"
             raise Failure(f"began with another text ({texts}); folder: {job.folder}")
 
         # the updates and the time of the run that this one starts from count
         if job.run.start:
             before = self.known(job.run.start)
             for name in ("points", "seconds", "cpu_seconds", "peak_memory_mib"):
-                now[name] = before[name]
+                if name in before:
+                    now[name] = before[name]
 
         # What an earlier process has recorded stays, because it began the training: a field that
         # is missing is new, or of a version that did not write it.
@@ -161,7 +170,8 @@ class Runner:
         self.begin(job)
         record = job.record
         log = job.folder / "train.log"
-        updates = record["flags"].get("--max-update", [""])[0]
+        flags = record["flags"] or {}  # older versions wrote None where a recipe has none
+        updates = flags.get("--max-update", [""])[0]
         progress = Shown(record["points"], job.run, int(updates) if updates.isdecimal() else None)
         try:
             used = self.script(job, "train", job.run.train, log, progress)
@@ -194,7 +204,7 @@ class Runner:
         measure = re.split(r"[|=:]", last)[0].strip()
         job.record.setdefault("measures", {})[metric] = measure
         job.record["metrics"][metric] = float(number[1])
-        job.record["evaluate"][metric] = canonical(words)
+        job.record.setdefault("evaluate", {})[metric] = canonical(words)
         job.save()
 
     def script(
@@ -202,7 +212,16 @@ class Runner:
     ) -> dict[str, float]:
         """Run a script to its end.
 
-        Return its status, its seconds, and the memory of its largest process.
+        Args:
+            job: the run
+            name: 'train' or 'evaluate'
+            words: the arguments of the script, and its variables
+            log: the file that its output is appended to
+            progress: what reads the lines of a training; None for an evaluation
+
+        Returns:
+            its exit status, its seconds of wall clock and of CPU, and the memory of its largest
+                process in MiB
         """
         command, variables = command_of(job.run, name, words, job.variables["SAVE"])
         variables = {**job.variables, **variables}
@@ -216,8 +235,8 @@ class Runner:
             lines.seek(0, os.SEEK_END)  # the lines of earlier processes have been read
             file.write(f"$ {shown}\n")
             file.flush()
-            if self.stopped_by:
-                raise Failure("stopped before it began")
+            if self.stopped_by:  # since the run began
+                raise Failure(f"stopped before {name}.sh began")
             began = time.monotonic()
             process = subprocess.Popen(
                 command,

@@ -254,6 +254,38 @@ def test_a_record_has_the_cost_and_the_losses_along_the_training(record):
     assert record["valid_loss"] == 4.0
 
 
+def test_a_record_has_the_commit_of_each_step(tmp_path, monkeypatch):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    record = {"commit": None}
+    heads = []
+    for message in ("one", "two"):
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", message], check=True)
+        provenance.add_commit(record)
+        printed = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        heads.append(printed.stdout[:12])
+    assert record["commit"] == ", ".join(heads)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_record_of_an_older_version_is_completed(trained, run, calls, tmp_path):
+    run("--only", "2,B", "--metric", "test")
+    (path,) = (tmp_path / "out").glob("*/run.json")
+    whole = json.loads(path.read_text())
+    needed = ("labels", "seed", "digest", "versions", "seconds")
+    older = {name: whole[name] for name in needed}
+    older |= {"trained": trained, "metrics": {}, "flags": None, "commit": None}
+    path.write_text(json.dumps(older))
+    calls()
+    status, _, errors = run("--only", "2,B", "--metric", "test")
+    assert (status, errors) == (0, "")
+    assert len(calls("train")) == int(not trained)
+    (record,) = records(tmp_path)
+    assert record["metrics"] == whole["metrics"]
+    assert record["evaluate"] == whole["evaluate"]
+
+
 # ---- which runs are the same -------------------------------------------------------------------
 
 
@@ -457,6 +489,18 @@ def test_interrupted_it_ends_its_runs_and_resumes_later(
     assert len(calls("train")) == 2
 
 
+def test_what_has_not_begun_when_it_is_interrupted_leaves_no_folder(start, tmp_path):
+    grid = GRID.replace("--heads 16", "--heads 16 --wait")
+    later = 'B = { train = "MODEL=mixed --mixing position-wise"'
+    (tmp_path / "toy.toml").write_text(grid.replace(later, f'more = "--more"\n{later}'))
+    process, _ = start()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    wait_for_the_end(tmp_path)
+    # two of 2 heads have ended, two of 16 were stopped, and no share was left for the third
+    assert len(list((tmp_path / "out").iterdir())) == 5
+
+
 def test_nothing_is_trained_beside_what_a_killed_sweep_left(start, calls, run, toy, tmp_path):
     process, trainings = start()
     process.kill()
@@ -482,6 +526,22 @@ def test_a_training_does_not_resume_with_another_text(run, calls, toy, tmp_path)
     provenance.checksum.cache_clear()
     status, _, errors = run("--only", "2,B", grid=bad)
     assert status == 1 and "began with another text" in errors and calls() == []
+
+
+def test_a_training_that_found_no_text_begins_with_the_one_that_came_later(run, calls, tmp_path):
+    bad = GRID.replace("--heads 2", "--heads 2 --fail")
+    text = tmp_path / "data" / "dict.txt"
+    text.unlink()
+    provenance.checksum.cache_clear()
+    run("--only", "2,B", grid=bad)
+    calls()
+
+    text.write_text("a 1\n")
+    provenance.checksum.cache_clear()
+    _, _, errors = run("--only", "2,B", grid=bad)
+    assert "another text" not in errors and len(calls("train")) == 1
+    (record,) = records(tmp_path)
+    assert record["data"] == provenance.checksum(str(tmp_path / "data"))
 
 
 # ---- what is refused ---------------------------------------------------------------------------
