@@ -67,6 +67,14 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def refuse_without_grid(args: argparse.Namespace) -> None:
+    """End the program if a flag about one study stands beside no study."""
+    if args.save:
+        fail(f"--save {args.save}: needs a grid, or a file of saved runs")
+    for one, other in args.compare:
+        fail(f"--compare {one} {other}: needs a grid, or a file of saved runs")
+
+
 def refuse_unwritable(path: Path) -> None:
     """End the program if --save cannot be written, before the table is made."""
     if not path.parent.is_dir():
@@ -121,12 +129,13 @@ def section(study: Study) -> str:
 
 def main() -> None:
     args = arguments()
+    if not args.grid:
+        refuse_without_grid(args)
+        report_all(args.results)
+        return
     if args.save:
         refuse_unwritable(args.save)
-    if args.grid:
-        report_one(args)
-    else:
-        report_all(args.results)
+    report_one(args)
 
 
 if __name__ == "__main__":

@@ -68,16 +68,29 @@ class RunRecord(TypedDict):
     measure: NotRequired[str]  # in older files, of all metrics
 
 
-def _has_logarithms(run: RunRecord) -> RunRecord:
-    """Check that a perplexity is above 0, because gains are differences of logarithms."""
+def measure_of(run: Mapping[str, Any], metric: str) -> str:
+    """Return what evaluate.sh calls a metric of a run, such as 'BLEU'; empty if it is not known.
+
+    Older files have one name for all metrics.
+    """
+    return run.get("measures", {}).get(metric) or run.get("measure", "")
+
+
+def _has_measures(run: RunRecord) -> RunRecord:
+    """Check that every metric has a measure, and a perplexity a logarithm.
+
+    The measure says whether less is better. Gains of perplexities are differences of logarithms.
+    """
     for metric, value in run["metrics"].items():
-        measure = run.get("measures", {}).get(metric) or run.get("measure", "")
+        measure = measure_of(run, metric)
+        if not measure:
+            raise ValueError(f"the metric {metric!r} must be among its measures")
         if measure.startswith("perplexity") and value <= 0:
             raise ValueError(f"the perplexity {metric!r} must be above 0, not {value:g}")
     return run
 
 
-CheckedRun = Annotated[RunRecord, AfterValidator(_has_logarithms)]
+CheckedRun = Annotated[RunRecord, AfterValidator(_has_measures)]
 
 
 @with_config(OPEN)

@@ -45,14 +45,11 @@ class Study:
         return "test" if "test" in self.metrics else self.metrics[0]
 
     def measure(self, metric: str) -> str:
-        """Return what evaluate.sh calls the metric, such as 'BLEU'.
-
-        Older files have one name for all metrics.
-        """
+        """Return what evaluate.sh calls the metric, such as 'BLEU'."""
         if metric == LOSS:
             return "bits"
         run = next(run for run in self.runs if metric in run["metrics"])
-        return run.get("measures", {}).get(metric) or run["measure"]
+        return records.measure_of(run, metric)
 
     def decimals(self, metric: str) -> int:
         """Return how many decimals of a metric are shown."""
@@ -247,7 +244,14 @@ def gain(study: Study, row: Row, base: Row | None = None, metric: str = "") -> E
 
 
 def from_results(path: Path) -> Study:
-    """Read a file that --save wrote."""
+    """Read a file that --save wrote; refuse one whose runs do not fit its grid."""
+    study = saved_study(path)
+    refuse_strange_runs(study, path)
+    return study
+
+
+def saved_study(path: Path) -> Study:
+    """Read a file that --save wrote. Its runs may be of an older form of the grid."""
     try:
         content = records.read_results(path)
         source = grid_file(content["grid"], path)
@@ -260,6 +264,20 @@ def from_results(path: Path) -> Study:
             f"{', '.join(grid.metrics)}"
         )
     return Study(path.stem, grid, content["grid"], content["runs"], content.get("cost", {}))
+
+
+def refuse_strange_runs(study: Study, path: Path) -> None:
+    """End the command if a table of the study would leave out or replace a run of the file."""
+    points = set(study.grid.rows)
+    known = set()
+    for run in study.runs:
+        row = row_of(run)
+        title = f"{', '.join(row)}, seed {run['seed']}"
+        if row not in points:
+            fail(f"{path}: {title}: is no point of {study.source}")
+        if (row, run["seed"]) in known:
+            fail(f"{path}: {title}: has two runs, of other flags or another text; must have one")
+        known.add((row, run["seed"]))
 
 
 def grid_file(name: str, results: Path) -> Path:
@@ -316,12 +334,17 @@ def read_run(path: Path) -> Mapping[str, Any]:
 def with_kept(study: Study, path: Path) -> Study:
     """Add the runs that are only in the file that --save replaces.
 
-    Also its times, which the sweep does not measure.
+    Also its times, which the sweep does not measure. A file of another grid, or with other runs of
+    the same points and seeds, ends the command.
     """
-    old = from_results(path)
+    old = saved_study(path)
+    if old.source != study.source:
+        fail(f"--save {path}: has runs of {old.source}; must be a new file, or of {study.source}")
     known = {run["digest"] for run in study.runs}
     kept = [run for run in old.runs if run["digest"] not in known]
-    return replace(study, runs=[*study.runs, *kept], cost=old.cost)
+    merged = replace(study, runs=[*study.runs, *kept], cost=old.cost)
+    refuse_strange_runs(merged, path)
+    return merged
 
 
 def save(study: Study, path: Path) -> None:

@@ -236,7 +236,7 @@ def test_a_saved_file_keeps_its_times_and_runs(study, tmp_path, monkeypatch):
 def damaged(**change):
     """Return the text of a file of one run with a value of its record changed."""
     run = {
-        "labels": {"heads": "2"},
+        "labels": {"heads": "2", "attention": "softmax"},
         "seed": 1,
         "digest": "a",
         "metrics": {"test": 2.0},
@@ -290,6 +290,10 @@ DAMAGED = {
         damaged(metrics={"test": 0}),
         "runs.0: the perplexity 'test' must be above 0, not 0",
     ),
+    "a metric that nothing names": (
+        damaged(measure="", measures={"valid": "perplexity"}),
+        "runs.0: the metric 'test' must be among its measures",
+    ),
     "a point": (damaged(points=[{}]), "runs.0.points.0: must have an update"),
     "versions": (damaged(versions=3), "runs.0.versions: must be a valid dictionary, not 3"),
     "device": (damaged(device=["a"]), "runs.0.device: must be a valid string, not ['a']"),
@@ -316,6 +320,78 @@ def test_a_file_with_the_metrics_of_another_grid_is_refused(tmp_path, monkeypatc
     with pytest.raises(SystemExit):
         command(monkeypatch, "--results", tmp_path)
     assert "x.json: its runs have none of the metrics of " in capsys.readouterr().err
+
+
+def two_runs(*changes):
+    """Return the text of a file of two runs, each with values of its record changed."""
+    (run,) = json.loads(damaged())["runs"]
+    return damaged_file(runs=[{**run, **change} for change in changes])
+
+
+STRANGE = {
+    "an older label": (
+        two_runs({}, {"labels": {"heads": "2", "attention": "plain"}}),
+        "2, plain, seed 1: is no point of examples/grids/mixhead_table_8.toml",
+    ),
+    "no label of the grid": (
+        damaged(labels={"width": "128"}),
+        "128, seed 1: is no point of examples/grids/mixhead_table_8.toml",
+    ),
+    "a seed that stands twice": (
+        two_runs({}, {"digest": "b"}),
+        "2, softmax, seed 1: has two runs, of other flags or another text; must have one",
+    ),
+}
+
+
+@pytest.mark.parametrize("text, said", STRANGE.values(), ids=STRANGE)
+def test_a_run_that_no_table_would_show_is_refused(text, said, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(SystemExit):
+        command(monkeypatch, path)
+    assert capsys.readouterr().err == f"report: error: {path}: {said}\n"
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"digest": "older"}, "{file}: 2, new, seed 2: has two runs, of other flags or another"),
+        ({"source": "{folder}/other.toml"}, "--save {file}: has runs of {folder}/other.toml; must"),
+    ],
+    ids=["older flags", "another grid"],
+)
+def test_runs_are_not_saved_among_others(change, said, study, tmp_path, monkeypatch, capsys):
+    (tmp_path / "other.toml").write_text(GRID)
+    file = tmp_path / "saved.json"
+    source = change.get("source", study.source).format(folder=tmp_path)
+    last = {**study.runs[-1], "digest": change.get("digest", study.runs[-1]["digest"])}
+    save(dataclasses.replace(study, runs=[*study.runs[:-1], last], source=source), file)
+    before = file.read_text()
+    with pytest.raises(SystemExit):
+        command(monkeypatch, tmp_path / "toy.toml", f"--runs={tmp_path / 'runs'}", "--save", file)
+    assert said.format(file=file, folder=tmp_path) in capsys.readouterr().err
+    assert file.read_text() == before
+
+
+def test_labels_that_the_grid_has_renamed_are_saved_anew(study, tmp_path, monkeypatch):
+    file = tmp_path / "saved.json"
+    older = [{**run, "labels": {"heads": "two", "attention": "x"}} for run in study.runs]
+    save(dataclasses.replace(study, runs=older), file)
+    monkeypatch.setattr(report, "draw", lambda *_: None)
+    command(monkeypatch, tmp_path / "toy.toml", f"--runs={tmp_path / 'runs'}", "--save", file)
+    assert from_results(file).rows == study.rows
+
+
+@pytest.mark.parametrize("words", [["--save", "x.json"], ["--compare", "A", "B"]], ids=" ".join)
+def test_a_flag_about_one_study_needs_a_study(words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "saved.json").write_text(damaged())
+    with pytest.raises(SystemExit):
+        command(monkeypatch, "--results", tmp_path, *words)
+    flag = " ".join(words)
+    expected = f"report: error: {flag}: needs a grid, or a file of saved runs\n"
+    assert capsys.readouterr().err == expected
+    assert not (tmp_path / "tables.md").exists()
 
 
 @pytest.mark.parametrize(
