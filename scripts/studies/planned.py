@@ -83,7 +83,7 @@ def steps_table(study: Study) -> str:
     the table.
     """
     tests = sign_tests(study)
-    adjusted = dict(zip(tests, holm([test.p for test in tests.values()]) if tests else []))
+    adjusted = dict(zip(tests, holm([test.p for test in tests.values()])))
     lines = []
     for row in study.rows:
         taken = list(steps(study, row).values())
