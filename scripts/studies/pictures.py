@@ -135,10 +135,29 @@ def panels_of_values(
     """Return what draws the values: by row, or by the ends of runs that start from others."""
     if not study.grid.starts:
         return [partial(draw_values, study=study, rows=rows, colour_of=colour_of)]
-    return [
-        partial(draw_ends, study=study, rows=rows, name=name, colour_of=colour_of)
-        for name in ("tokens", "cpu_seconds")
-    ]
+    ends = []
+    for row in rows:
+        ends += [end for _, end in ends_of(study, row)]
+    panels = []
+    for name in ("tokens", "cpu_seconds"):
+        if all(name in end for end in ends):
+            panels.append(
+                partial(draw_ends, study=study, rows=rows, name=name, colour_of=colour_of)
+            )
+    return panels
+
+
+def ends_of(study: Study, row: Row) -> list[tuple[float, Mapping[str, float]]]:
+    """Return the metric and the last point of each run of a row.
+
+    The points of a system without /proc have no CPU seconds.
+    """
+    ends = []
+    for run in study.runs_of(row):
+        if study.metric in run["metrics"]:
+            points = run.get("points") or [{}]
+            ends.append((run["metrics"][study.metric], points[-1]))
+    return ends
 
 
 def draw_values(
@@ -167,8 +186,7 @@ def draw_ends(
         for row in rows:
             if study.variant(row) != variant:
                 continue
-            ended = [run for run in study.runs_of(row) if study.metric in run["metrics"]]
-            points = [(run["points"][-1][name], run["metrics"][study.metric]) for run in ended]
+            points = [(end[name], value) for value, end in ends_of(study, row)]
             panel.plot(*zip(*points), "o", color=colour, ms=3, alpha=0.5)
             means.append(mean_of(points))
         panel.plot(*zip(*sorted(means)), color=colour, marker="_", ms=12, mew=2, lw=1)

@@ -131,19 +131,26 @@ def value_cell(study: Study, row: Row, metric: str) -> str:
 
 
 def spread(values: Collection[float], decimals: int) -> str:
-    """Return '104.67 ± 5.03 (3)': mean, standard deviation and number."""
+    """Return '104.67 ± 5.03 (3)': mean, standard deviation and number.
+
+    The loss of a training that diverged is NaN, so the mean is, too: 'nan (3)'.
+    """
     if not values:
         return "not run"
-    mean = f"{statistics.fmean(values):.{decimals}f}"
-    if len(values) > 1:
-        mean += f" ± {statistics.stdev(values):.{decimals}f}"
-    return f"{mean} ({len(values)})"
+    mean = statistics.fmean(values)
+    text = f"{mean:.{decimals}f}"
+    # statistics.stdev fails with an AttributeError on NaN
+    if len(values) > 1 and math.isfinite(mean):
+        text += f" ± {statistics.stdev(values):.{decimals}f}"
+    return f"{text} ({len(values)})"
 
 
 def gain_cells(study: Study, estimate: Estimate | None, metric: str = "") -> list[str]:
     """Return the mean with its interval, and p."""
     if estimate is None:
         return ["", ""]
+    if math.isnan(estimate.mean):  # a training diverged
+        return ["nan", ""]
     decimals = study.decimals(metric or study.metric)
     mean = f"{estimate.mean:+.{decimals}f}"
     if math.isnan(estimate.p):

@@ -200,6 +200,28 @@ def test_the_validation_loss_stands_beside_bleu(study):
     ].startswith("+0.200 [")
 
 
+def test_a_seed_that_diverged_is_not_left_out_of_the_mean(study):
+    for run, loss in zip(study.runs, (9.0, math.nan, 8.0, 8.9, 8.2, 7.8)):
+        run["measure"], run["valid_loss"] = "BLEU", loss
+    assert row_of(study, "2", "softmax")[2] == "nan (3)"
+    assert row_of(study, "2", "A")[2] == "8.300 ± 0.557 (3)"
+    assert row_of(study, "2", "A")[5:] == ["nan |"]
+
+
+def test_ends_without_cpu_seconds_have_no_panel_of_them(study, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(pictures.plt, "close", figures.append)
+    for run in study.runs:
+        for point in run["points"]:
+            del point["cpu_seconds"]
+    grid = study.grid.model_copy(update={"starts": {"4": "2"}})
+    pictures.draw(dataclasses.replace(study, grid=grid), tmp_path / "x.svg")
+    labels = [panel.get_xlabel() for panel in figures[0].axes]
+    assert [label for label in labels if "updates" in label] == [
+        "tokens of all updates, logarithmic"
+    ]
+
+
 def test_a_picture_has_no_empty_panel(study, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(pictures.plt, "close", figures.append)
