@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from fairseq.data import encoders
 from fairseq.logging import metrics
 from sacrebleu.metrics import BLEU
 
@@ -93,10 +94,12 @@ def bleu(loaded: Loaded, batches: Batches) -> float:
     task = loaded.cfg.task
     words = loaded.task.target_dictionary
     tokenizer = "none" if getattr(task, "eval_tokenized_bleu", False) else "13a"
+    pieces = getattr(task, "eval_bleu_remove_bpe", None)
+    detokenizer = _detokenizer(task)
 
     def text(tokens: torch.Tensor, unknown: str) -> str:
-        pieces = getattr(task, "eval_bleu_remove_bpe", None)
-        return words.string(tokens.int().cpu(), pieces, unk_string=unknown)
+        of_words = words.string(tokens.int().cpu(), pieces, unk_string=unknown)
+        return detokenizer.decode(of_words)
 
     # As fairseq: unknown words have different names in hypothesis and reference, and never match.
     hypotheses: list[str] = []
@@ -107,6 +110,22 @@ def bleu(loaded: Loaded, batches: Batches) -> float:
         for target in batch["target"]:
             references.append(text(target[target.ne(words.pad())], "UNKNOWNTOKENINREF"))
     return BLEU(tokenize=tokenizer).corpus_score(hypotheses, [references]).score
+
+
+def _detokenizer(task: Any) -> Any:
+    """Return fairseq's tokenizer of --eval-bleu-detok, which makes plain text of tokens.
+
+    The task itself has it only where the model was trained with --eval-bleu.
+
+    Args:
+        task: the config of the task
+    """
+    name = getattr(task, "eval_bleu_detok", None) or "space"  # space leaves the text as it is
+    if name not in encoders.TOKENIZER_REGISTRY:
+        known = ", ".join(sorted(encoders.TOKENIZER_REGISTRY))
+        raise OptionError(f"--eval-bleu-detok {name}: must be one of {known}")
+    settings = json.loads(getattr(task, "eval_bleu_detok_args", None) or "{}")
+    return encoders.build_tokenizer(Namespace(tokenizer=name, **settings))
 
 
 def translates(loaded: Loaded) -> bool:

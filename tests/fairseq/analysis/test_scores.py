@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.data import encoders
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import scores
 from mixhead_plugin.fairseq.analysis.loading import batches, load
 from tests.fairseq.criterions import cases
@@ -45,13 +47,28 @@ def test_accuracy_is_the_share_of_sentences_that_are_right():
     assert found["loss"] > 0
 
 
-def test_bleu_of_a_batch_is_what_fairseq_s_eval_bleu_finds(fairseq_translation_checkpoint):
+@pytest.mark.parametrize("detokenizer", ["space", "moses"])
+def test_bleu_of_a_batch_is_what_fairseq_s_eval_bleu_finds(
+    detokenizer, fairseq_translation_checkpoint
+):
     loaded = load(fairseq_translation_checkpoint)
     (sample,) = batches(loaded, limit=1, batch_size=4)
-    loaded.task.tokenizer = None
-    loaded.task.cfg.eval_tokenized_bleu = True
+    task = loaded.task
+    # every second word is a comma, which moses writes without a blank before it
+    for number in range(task.target_dictionary.nspecial, len(task.target_dictionary), 2):
+        task.target_dictionary.symbols[number] = ","
+    task.cfg.eval_tokenized_bleu = True
+    loaded.cfg.task.eval_tokenized_bleu = True
+    task.tokenizer = encoders.build_tokenizer(Namespace(tokenizer=detokenizer))
+    loaded.cfg.task.eval_bleu_detok = detokenizer
     loaded.cfg.task.eval_bleu_args = '{"beam": 2, "max_len_b": 12}'
-    generator = loaded.task.build_generator([loaded.model], Namespace(beam=2, max_len_b=12))
-    expected = loaded.task._inference_with_bleu(generator, sample, loaded.model)
+    generator = task.build_generator([loaded.model], Namespace(beam=2, max_len_b=12))
+    expected = task._inference_with_bleu(generator, sample, loaded.model)
     assert expected.precisions[0] > 0
     assert scores.bleu(loaded, [sample]) == pytest.approx(expected.score)
+
+
+def test_a_detokenizer_that_fairseq_lacks_is_refused(fairseq_translation_checkpoint):
+    loaded = load(fairseq_translation_checkpoint, overrides={"eval_bleu_detok": "mozes"})
+    with pytest.raises(OptionError, match=r"^--eval-bleu-detok mozes: must be one of moses, .*spa"):
+        scores.bleu(loaded, [])
