@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise OptionError("pictures need matplotlib: pip install matplotlib")
     try:
         args.run(args)
+    except BrokenPipeError:  # in `ablate ... | head`; `end_in_one_line` ends silently
+        raise
     except OSError as error:  # a file is missing, or cannot be read or written
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise OptionError(message) from error

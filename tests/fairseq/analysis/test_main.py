@@ -2,7 +2,8 @@
 
 import pytest
 
-from mixhead_plugin.fairseq.analysis.command import COMMANDS
+from mixhead_plugin.fairseq.analysis import mixing
+from mixhead_plugin.fairseq.analysis.command import COMMANDS, main
 
 
 def test_the_overview_names_every_command(analysis):
@@ -33,6 +34,15 @@ def test_the_last_line_names_what_is_wrong(arguments, status, analysis, tmp_path
     assert any(word in line for word in arguments[1:]) or "CHECKPOINT" in line
     assert len(errors.splitlines()) == status  # mistyped flags have the usage in front
     assert not (tmp_path / "new").exists()
+
+
+def test_a_reader_that_has_ended_is_no_fault_of_a_flag(monkeypatch):
+    def run(args):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(mixing, "run", run)
+    with pytest.raises(BrokenPipeError):
+        main(["mixing", "x.pt"])
 
 
 DRAWING = [name for name in COMMANDS if name != "view"]  # view writes a page
