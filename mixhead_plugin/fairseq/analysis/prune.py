@@ -104,12 +104,27 @@ def kept_heads(
     return kept
 
 
+def picture_labels(args: Namespace) -> list[str]:
+    """Return the names of the checkpoints in the picture; refuse equal ones.
+
+    Without --labels they say how far each training had come. The checkpoints are loaded for that
+    before the work, because a refusal after it would cost hours.
+    """
+    defaults = args.checkpoints
+    if args.labels is None:
+        alone = len(args.checkpoints) == 1
+        defaults = []
+        for path in args.checkpoints:
+            defaults.append(profile_label(loading.load_from(args, path), alone))
+    return output.labels(args, defaults)
+
+
 def show_profiles(args: Namespace) -> None:
     """Score each checkpoint with fewer and fewer heads."""
-    output.labels(args, args.checkpoints)  # refuse wrong names before the work
+    labels = picture_labels(args)
     entries: list[dict[str, Any]] = []
     profiles: list[list[Step]] = []
-    for path in args.checkpoints:
+    for path, label in zip(args.checkpoints, labels, strict=True):
         loaded = loading.load_from(args, path)
         attentions = prunable(loaded)
         weights = importances(args, loaded, attentions)
@@ -124,16 +139,14 @@ def show_profiles(args: Namespace) -> None:
         profiles.append(profile)
         entries.append(
             {
-                "label": profile_label(loaded, alone=len(args.checkpoints) == 1),
+                "label": label,
                 "path": path,
                 "updates": updates_of(loaded),
                 "importance": as_json(weights),
                 "steps": [step._asdict() for step in profile],
             }
         )
-    labels = output.labels(args, [entry["label"] for entry in entries])
-    for label, entry, profile in zip(labels, entries, profiles, strict=True):
-        entry["label"] = label
+    for label, profile in zip(labels, profiles, strict=True):
         print(f"{label}: {scores.METRICS[args.metric]} by heads removed")
         for step in profile:
             print(f"  {step.fraction:6.1%} ({step.removed:d})  {step.score:.4f}")

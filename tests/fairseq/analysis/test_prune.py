@@ -119,6 +119,21 @@ def test_each_step_leaves_out_the_least_important_heads_and_is_scored_so(numbers
     assert found["label"] == "mixhead_lm"  # of no updates
 
 
+def test_checkpoints_of_equal_updates_are_refused_before_they_are_weighed(
+    analysis, lm_checkpoint, fairseq_lm_checkpoint, monkeypatch, tmp_path
+):
+    paths = []
+    for number, path in enumerate([lm_checkpoint, fairseq_lm_checkpoint]):
+        state = torch.load(path, weights_only=False)
+        state["optimizer_history"][-1]["num_updates"] = 500
+        paths.append(tmp_path / f"{number}.pt")
+        torch.save(state, paths[-1])
+    monkeypatch.setattr(prune, "importances", None)
+    status, _, errors = analysis("prune", *paths, "--output", tmp_path)
+    assert status == 1
+    assert "two inputs have the same name, 500 updates,500 updates; name them by" in errors
+
+
 @pytest.mark.usefixtures("numbers_alone")
 def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
     file = tmp_path / "pruned.pt"
