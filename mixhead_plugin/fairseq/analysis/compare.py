@@ -15,7 +15,7 @@ from mixhead_plugin.heads.choosing import all_heads
 TIMED_BATCHES = 4
 TITLES = {
     **scores.METRICS,
-    "forward_s": "scoring of 4 batches at most (s)",
+    "forward_s": f"scoring of {TIMED_BATCHES} batches at most (s)",
     "decoding_ms": "decoding of a batch (ms a token)",
 }
 

@@ -68,9 +68,9 @@ def run(args: Namespace) -> None:
             f"--target: {len(targets)} given; must be {len(texts)}, one for each --text"
         )
     loaded = loading.load_from(args, args.checkpoint)
-    if args.target and not scores.translates(loaded):
+    if targets and not scores.translates(loaded):
         raise OptionError(
-            f"--target {args.target[0]}: must be left out, {args.checkpoint} does not translate"
+            f"--target {targets[0]}: must be left out, {args.checkpoint} does not translate"
         )
     positions = loaded.model.max_positions()  # of a translation model, those of both sides
     sides = positions if isinstance(positions, tuple) else (positions,)
