@@ -277,13 +277,19 @@ def batches(
     return iter(progress)
 
 
-def load_subset(loaded: Loaded, subset: str) -> Any:
-    """Return the dataset of a set, which is loaded once; refuse a set that is not there."""
+def load_subset(loaded: Loaded, subset: str, flag: str = "--subset") -> Any:
+    """Return the dataset of a set, which is loaded once; refuse a set that is not there.
+
+    Args:
+        loaded: the model and its task
+        subset: the set of the data
+        flag: the flag that names the set, for the refusal
+    """
     try:
         if subset not in loaded.task.datasets:
             loaded.task.load_dataset(subset, combine=False, epoch=1, task_cfg=loaded.cfg.task)
     except (AssertionError, FileNotFoundError) as error:  # sentence_prediction raises the first
-        raise OptionError(f"--subset {subset}: {error}") from error
+        raise OptionError(f"{flag} {subset}: {error}") from error
     return loaded.task.dataset(subset)
 
 

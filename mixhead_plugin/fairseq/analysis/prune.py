@@ -21,6 +21,7 @@ Example: prune checkpoint_best.pt --fraction 0.4 --save pruned.pt
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mixhead_plugin.errors import OptionError
@@ -85,10 +86,16 @@ def run(args: Namespace) -> None:
 def importances(
     args: Namespace, loaded: Loaded, attentions: Sequence[AssemblyAttention]
 ) -> HeadNumbers:
-    """Return the importances before --normalize; refuse an --at-least that keeps all heads."""
+    """Return the importances before --normalize.
+
+    An --at-least that keeps all heads, and a set that is not there, are refused before the work.
+    """
     most = max(max(attention.heads.values()) for attention in attentions)
     if most <= args.at_least:
         raise OptionError(f"--at-least {args.at_least}: no head of {loaded.path} can be removed")
+    loading.load_subset(loaded, args.subset)
+    if args.importance_subset is not None:
+        loading.load_subset(loaded, args.importance_subset, "--importance-subset")
     weights, _ = importance.weigh(args, loaded, args.importance_subset or args.subset)
     return {attention.name: weights[attention.name] for attention in attentions}
 
@@ -172,6 +179,7 @@ def cut_off(args: Namespace) -> None:
             f"--fraction {args.fraction}: removes none of {len(all_heads(attentions))} heads"
         )
     kept = kept_heads(attentions, removed)
+    Path(args.save).absolute().parent.mkdir(parents=True, exist_ok=True)
     smaller.write_smaller(whole, attentions, kept, args.save)
     pruned = loading.load_from(args, args.save)
 

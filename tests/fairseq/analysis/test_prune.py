@@ -9,7 +9,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.analysis import prune, scores
+from mixhead_plugin.fairseq.analysis import importance, prune, scores
 from mixhead_plugin.fairseq.analysis.adapter import prunable
 from mixhead_plugin.fairseq.analysis.loading import batches, load
 from mixhead_plugin.fairseq.analysis.profile import worse_by
@@ -134,9 +134,19 @@ def test_checkpoints_of_equal_updates_are_refused_before_they_are_weighed(
     assert "two inputs have the same name, 500 updates,500 updates; name them by" in errors
 
 
+@pytest.mark.parametrize("flag", ["--subset", "--importance-subset"])
+def test_a_set_that_is_not_there_is_refused_before_heads_are_weighed(
+    flag, analysis, lm_checkpoint, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(importance, "weigh", None)
+    status, _, errors = analysis("prune", lm_checkpoint, flag, "tset", "--output", tmp_path)
+    assert status == 1
+    assert f"error: {flag} tset: Dataset not found: tset" in errors
+
+
 @pytest.mark.usefixtures("numbers_alone")
 def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
-    file = tmp_path / "pruned.pt"
+    file = tmp_path / "new" / "pruned.pt"  # in a folder that does not exist yet
     status, out, err = analysis(
         "prune", lm_checkpoint, "--fraction", 0.5, "--save", file, "--output", tmp_path
     )
@@ -162,7 +172,7 @@ def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
         "--finetune-from-model",
         str(file),
         "--save-dir",
-        str(tmp_path / "pruned-finetuned"),
+        str(tmp_path / "new" / "pruned-finetuned"),
     ]
 
 
