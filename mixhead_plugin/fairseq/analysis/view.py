@@ -225,6 +225,21 @@ def _read_by_one_side(loaded: Loaded, tokens: Tensor) -> Tensor:
     return torch.cat([tokens.new_tensor([source.eos()]), tokens[:-1]])
 
 
+def _pieces_of(text: str, file: str) -> list[str]:
+    """Return the pieces of a text; `file` is the model of sentencepiece that cuts it."""
+    try:
+        import sentencepiece  # not above: the other texts are shown without it
+    except ImportError as error:
+        raise OptionError(
+            f"--sentencepiece {file}: needs sentencepiece: pip install sentencepiece"
+        ) from error
+    try:
+        model = sentencepiece.SentencePieceProcessor(model_file=file)
+        return model.encode(text, out_type=str)
+    except RuntimeError as error:  # the file is missing, or none of sentencepiece
+        raise OptionError(f"--sentencepiece {file}: {error}") from error
+
+
 def encode(
     args: Namespace, loaded: Loaded, dictionary: Dictionary, text: str, flag: str
 ) -> tuple[Tensor, list[str]]:
@@ -243,13 +258,7 @@ def encode(
     """
     pieces = text.split()
     if args.sentencepiece is not None:
-        import sentencepiece
-
-        try:
-            model = sentencepiece.SentencePieceProcessor(model_file=args.sentencepiece)
-            pieces = model.encode(text, out_type=str)
-        except RuntimeError as error:  # the file is missing, or none of sentencepiece
-            raise OptionError(f"--sentencepiece {args.sentencepiece}: {error}") from error
+        pieces = _pieces_of(text, args.sentencepiece)
     if not pieces:
         raise OptionError(f"{flag} {text!r}: has no words")
     unknown = [piece for piece in pieces if dictionary.index(piece) == dictionary.unk()]

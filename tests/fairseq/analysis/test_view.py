@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -121,6 +122,15 @@ def test_bad_input_ends_in_one_line(flags, words, lm_checkpoint, analysis, tmp_p
     status, _, errors = analysis("view", lm_checkpoint, *flags, "--output", tmp_path / "page.html")
     assert status == 1 and errors.count("\n") == 1 and re.search(words, errors)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_sentencepiece_is_asked_for_where_it_is_missing(lm_checkpoint, analysis, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    status, _, errors = analysis("view", lm_checkpoint, "--text", "a", "--sentencepiece", "m.model")
+    assert status == 1
+    assert errors.endswith(
+        "--sentencepiece m.model: needs sentencepiece: pip install sentencepiece\n"
+    )
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_the_work(analysis, tmp_path, monkeypatch):
