@@ -87,9 +87,10 @@ def refuse_unwritable(path: Path) -> None:
 
 def report_one(args: argparse.Namespace) -> None:
     """Print the table of one grid, or of one file of saved runs."""
-    study = (
-        from_results(args.grid) if args.grid.suffix == ".json" else from_runs(args.grid, args.runs)
-    )
+    if args.grid.suffix == ".json":
+        study = from_results(args.grid)
+    else:
+        study = from_runs(args.grid, args.runs)
     if args.save and args.save.exists():
         study = with_kept(study, args.save)
     print(markdown(study))

@@ -46,6 +46,10 @@ def effects_table(folder: Path = RESULTS) -> str:
     return table(head, rows)
 
 
+# The names of the estimators of tau, with what statsmodels calls them.
+ESTIMATORS = {"Paule and Mandel": "iterated", "DerSimonian and Laird": "chi2"}
+
+
 def summary_table(folder: Path = RESULTS) -> str:
     """Return the gain over all rows of text by two estimators, and over the means of the tasks.
 
@@ -57,7 +61,7 @@ def summary_table(folder: Path = RESULTS) -> str:
     for effects_of_corpus in by_corpus.values():
         means.append(statistics.fmean(effect.percent.mean for effect in effects_of_corpus))
     rows = []
-    for name, method in {"Paule and Mandel": "iterated", "DerSimonian and Laird": "chi2"}.items():
+    for name, method in ESTIMATORS.items():
         summary = summarised(text, method)
         mean = shown(Estimate(summary.mean, summary.low, summary.high), 1)
         new = f"{signed(summary.new_low, 1)} to {signed(summary.new_high, 1)}"

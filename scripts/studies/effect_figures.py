@@ -38,11 +38,12 @@ def draw_along(folder: Path) -> Any:
     figure, axes = figures.subplots(1, 1, (6.4, 3.8))
     panel = axes[0, 0]
 
+    middle = (len(CURVES) - 1) / 2
     for number, (name, (label, colour, line, marker)) in enumerate(CURVES.items()):
         by_update = along(study, ALONG[name])
         estimates = [paired(gains) for gains in by_update.values()]
-        # The bars of one update stand beside each other.
-        at = [update + 12 * (number - 1.5) for update in by_update]
+        # The bars of one update stand beside each other, as if 12 updates lay between them.
+        at = [update + 12 * (number - middle) for update in by_update]
         means = [estimate.mean for estimate in estimates]
         look = {"color": colour, "ls": line, "marker": marker, **BARS}
         panel.errorbar(at, means, bars_of(estimates), label=label, **look)

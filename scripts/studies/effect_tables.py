@@ -1,6 +1,7 @@
 """The tables of what Mixhead B gains over softmax, with their captions.
 
-scripts/report.py prints them, and scripts/development/readme_tables.py writes them into the pages.
+scripts/report.py writes them into results/tables.md, and scripts/development/readme_tables.py into
+the pages.
 """
 
 from collections.abc import Callable

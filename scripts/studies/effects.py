@@ -35,7 +35,10 @@ class Effect:
 
 
 def effect_of(study: Study, comparison: Comparison) -> Effect:
-    mixed, metric, is_ratio = comparison.mixed, comparison.loss, comparison.is_ratio
+    """Return the effect of a comparison; end the command if it has fewer than two seeds."""
+    mixed = comparison.mixed
+    metric = comparison.loss
+    is_ratio = comparison.is_ratio
     by_seed = gains(study, mixed, comparison.softmax, metric, is_ratio)
     if len(by_seed) < 2:  # no spread, so no standard error
         fail(

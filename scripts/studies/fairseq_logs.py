@@ -29,7 +29,12 @@ class Progress:
         self.updating = False  # not at the start, nor while it validates
 
     def read(self, line: str, cpu: float | None) -> dict[str, float] | None:
-        """Return the new point if the line has one; `cpu` is the CPU time of the process so far."""
+        """Return the new point if the line has one; None otherwise.
+
+        Args:
+            line: of the log
+            cpu: the CPU seconds of the process so far; None where the system does not tell
+        """
         if resumed := RESUMED.search(line):
             self.points = [point for point in self.before if point["update"] <= int(resumed[1])]
             self.spent = self.points[-1].get("cpu_seconds", 0.0) if self.points else 0.0
@@ -45,8 +50,9 @@ class Progress:
     def pass_time(self, cpu: float | None, updating: bool) -> None:
         """Count the CPU time since the last line, if the training made updates since then.
 
-        cpu: the CPU time of the process so far; None where the system does not tell
-        updating: whether it makes updates from now on
+        Args:
+            cpu: the CPU seconds of the process so far; None where the system does not tell
+            updating: whether the training makes updates from now on
         """
         if cpu is not None:
             if self.updating:
@@ -57,9 +63,12 @@ class Progress:
     def add(
         self, series: str, values: Mapping[str, Any], cpu: float | None
     ) -> dict[str, float] | None:
-        """Return the new point of a line of numbers.
+        """Return the new point of a line of numbers; None for a line that is none.
 
-        series: train_inner (every --log-interval), valid (or another set), or train (an epoch)
+        Args:
+            series: train_inner (every --log-interval), valid (or another set), or train (an epoch)
+            values: the numbers of the line, by name
+            cpu: the CPU seconds of the process so far; None where the system does not tell
         """
         is_training = series == "train_inner"
         prefix = "" if is_training else f"{series}_"

@@ -12,7 +12,7 @@ STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 def fail(message: str) -> NoReturn:
-    """End the command."""
+    """End the command with status 2 and one line, which begins with its name."""
     print(f"{Path(sys.argv[0]).stem}: error: {message}", file=sys.stderr)
     sys.exit(2)
 

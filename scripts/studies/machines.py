@@ -13,7 +13,10 @@ Share = dict[str, str]  # variables of the environment
 
 
 def shares(jobs: int) -> list[Share]:
-    """Return for each job its share of the GPUs, or of the cores if there are no GPUs."""
+    """Return for each job its share of the GPUs, or of the cores if there are no GPUs.
+
+    A single job needs no share of the GPUs, because it may use all of them.
+    """
     wanted = os.environ.get("GPUS", "")
     if wanted and not wanted.isdecimal():
         fail(f"GPUS={wanted}: must be a number")
@@ -25,7 +28,8 @@ def shares_of_gpus(gpus: list[str], jobs: int, wanted: str) -> list[Share]:
     """Return as many shares as there are jobs, or GPUs if those are fewer."""
     jobs = min(jobs, len(gpus))
     # a power of two, because it can share the batches of an update: 7 GPUs for 2 jobs are 2 each
-    size = 1 << (len(gpus) // jobs).bit_length() - 1
+    most = len(gpus) // jobs
+    size = 2 ** (most.bit_length() - 1)
     all_shares = []
     for job in range(jobs):
         gpus_of_job = gpus[size * job : size * (job + 1)]

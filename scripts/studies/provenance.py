@@ -75,7 +75,8 @@ def add_commit(record: dict[str, Any]) -> None:
 def checksum(folders: str) -> str | None:
     """Return 12 digits of the SHA-256 of the text that fairseq reads; None if there is none.
 
-    folders: with colons between them, as fairseq takes them
+    Args:
+        folders: with colons between them, as fairseq takes them
     """
     files: list[Path] = []
     for folder in folders.split(":"):

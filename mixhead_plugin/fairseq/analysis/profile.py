@@ -98,7 +98,10 @@ def _training_progress(loaded: Loaded) -> str:
 
 
 def worse_by(profile: Sequence[Step], metric: str) -> list[float]:
-    """Return by how much each step is worse than the first, in percent of the first."""
+    """Return by how much each step is worse than the first, in percent of the first.
+
+    Of a first score of 0, as BLEU may be, there is no percent: NaN.
+    """
     whole = profile[0].score
     if whole == 0:
         return [math.nan] * len(profile)
@@ -120,7 +123,9 @@ def draw_profiles(profiles: dict[str, list[Step]], metric: str) -> Any:
         looks = figures.looks(profiles)
         for label, profile in profiles.items():
             x = [100 * step.fraction for step in profile]
-            y = worse_by(profile, metric) if several else [step.score for step in profile]
+            y = [step.score for step in profile]
+            if several:
+                y = worse_by(profile, metric)
             legend = f"{label} ({profile[0].score:.2f} with all heads)"
             look = {**looks[label], "marker": "o", "markersize": 3, "label": legend}
             panel.plot(x, y, **look)
@@ -131,9 +136,8 @@ def draw_profiles(profiles: dict[str, list[Step]], metric: str) -> Any:
             panel.legend(title=title, title_fontsize=8)
         else:
             ((label, profile),) = profiles.items()
-            panel.axhline(
-                profile[0].score, color="grey", linewidth=0.8, zorder=0
-            )  # the whole model
+            whole = profile[0].score
+            panel.axhline(whole, color="grey", linewidth=0.8, zorder=0)
             panel.set(ylabel=title, title=label)
         panel.set(xlabel="heads removed (%)", xlim=(-2, 102))
     return figure
