@@ -80,10 +80,10 @@ def measure(loaded: loading.Loaded, batches: scores.Batches, metrics: Sequence[s
     def score() -> dict[str, float]:
         return scores.score(loaded, batches, metrics)
 
+    attentions = attentions_of(loaded.model)
     whole = score()
     shown = [f"{scores.METRICS[metric]} {whole[metric]:.4f}" for metric in metrics]
     print(f"baseline: {', '.join(shown)}")
-    attentions = attentions_of(loaded.model)
     ablated = {}
     for experiment in EXPERIMENTS:
         progress = partial(tqdm, desc=experiment, unit="head", disable=None, leave=False)

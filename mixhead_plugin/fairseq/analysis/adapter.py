@@ -18,12 +18,18 @@ def attentions_of(model: nn.Module) -> list[AssemblyAttention]:
             adapters.append(AssemblyAttention(name, module))
     if not adapters:
         name = type(model).__name__
-        raise OptionError(f"model {name}: has no multi-head attention of mixhead_plugin")
+        raise OptionError(
+            f"model {name}: has no multi-head attention; must be a model with one, of fairseq or "
+            "of mixhead_plugin"
+        )
     return adapters
 
 
 def prunable(loaded: Loaded) -> list[AssemblyAttention]:
-    """Return the attentions in --attention-scope: the model's flags describe only their heads."""
+    """Return the attentions in --attention-scope, whose heads a smaller model may lack.
+
+    The flags of the model describe the numbers of only these heads.
+    """
     scope = SCOPES[getattr(loaded.cfg.model, "attention_scope", "all")]
     adapters = attentions_of(loaded.model)
     return [attention for attention in adapters if where(attention.name).site in scope]

@@ -66,6 +66,17 @@ def test_two_sets_are_compared_by_the_scores_without_each_head(
     assert numbers_alone == [*usual, *second_set, *correlations]
 
 
+def test_a_model_without_heads_is_refused_before_it_is_scored(
+    analysis, write_checkpoint, text_data, tmp_path
+):
+    flags = "--task language_modeling --tokens-per-sample 16 --decoder-layers 1".split()
+    sizes = ["--decoder-embed-dim", 16, "--decoder-kernel-size-list", "[3]"]
+    checkpoint = write_checkpoint("convolutions", text_data, "lightconv_lm", *flags, *sizes)
+    status, printed, errors = analysis("ablate", checkpoint, "--output", tmp_path)
+    assert (status, printed) == (1, "")
+    assert "model LightConvLanguageModel: has no multi-head attention; must be" in errors
+
+
 def test_more_than_two_sets_are_refused(analysis, lm_checkpoint):
     for subset in ("valid,test,train", "valid,valid", "valid,"):
         status, _, errors = analysis("ablate", lm_checkpoint, "--subset", subset)
