@@ -357,11 +357,15 @@ def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
 def dry_training(run: Run, save: str) -> tuple[str, dict[str, list[str]]]:
     """Return the data and the flags of fairseq's command, which a dry run of train.sh prints.
 
-    Both are empty for a recipe that trains without fairseq.
+    Both are empty for a recipe that trains without fairseq. A dry run that fails is a Failure,
+    because the record of the run would lack them for good.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    printed = dry_run(run, "train", run.train, save, **pipes).stdout
-    for line in printed.splitlines():
+    ended = dry_run(run, "train", run.train, save, **pipes)
+    if ended.returncode:
+        last = ended.stderr.strip().rpartition("\n")[2]
+        raise Failure(f"train.sh cannot print its command ({last[:200]})")
+    for line in ended.stdout.splitlines():
         if line.startswith("fairseq-"):
             _, data, *words = shlex.split(line)
             flags = canonical(words)

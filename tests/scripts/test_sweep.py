@@ -30,8 +30,9 @@ VARIABLES = (
 
 # A recipe that records its calls and logs as fairseq does; its metric is the length of its flags.
 TRAIN = """#!/usr/bin/env bash
-if [[ ${DRY_RUN:-} ]]; then echo "fairseq-train $DATA --save-dir $SAVE --recipe 1 $*"; exit; fi
 here=$(dirname "$0")
+[[ ! -e $here/refuse ]] || { echo "train: error: as it was told" >&2; exit 2; }
+if [[ ${DRY_RUN:-} ]]; then echo "fairseq-train $DATA --save-dir $SAVE --recipe 1 $*"; exit; fi
 mkdir -p "$SAVE"
 echo "train ${MODEL:-} $*" >> "$here/calls"
 echo "${OMP_NUM_THREADS:-} ${CUDA_VISIBLE_DEVICES:-}" >> "$here/shares"
@@ -344,6 +345,21 @@ def test_a_run_that_fails_stops_no_other_and_is_done_again(run, calls, tmp_path)
     assert "failed: 2, none, seed 1: train.sh failed (train: error: as it was told)" in errors
     run(grid=bad)
     assert len(calls("train")) == 2
+
+
+def test_a_run_whose_command_cannot_be_printed_leaves_no_record(run, toy, tmp_path):
+    (toy / "refuse").touch()
+    status, _, errors = run("--only", "2,B")
+    assert status == 1
+    assert (
+        "2, B, seed 1: train.sh cannot print its command (train: error: as it was told)" in errors
+    )
+    assert records(tmp_path) == []
+
+    (toy / "refuse").unlink()
+    assert run("--only", "2,B")[0] == 0
+    (record,) = records(tmp_path)
+    assert record["flags"]["--recipe"] == ["1"]
 
 
 STARTS = """
