@@ -11,6 +11,9 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from mixhead_plugin.ops.precision import without_autocast
+from mixhead_plugin.ops.reference import mix_heads
+
 # A head lives in one of two stages. Source heads have weights P_j, and mixed heads have
 # Pbar_i = sum_j M[j, i] P_j, values and an output. Without mixing both are one: a mixed head.
 STAGES = {"source": "source heads", "mixed": "mixed heads"}
@@ -36,14 +39,27 @@ class Heads(NamedTuple):
     weights: Callable[[], Tensor]
 
 
+def mixed_weights(source: Tensor, mixing: Tensor | None) -> Tensor:
+    """Return the mixed weights [B, H', Nq, Nk] in the dtype of P, also under autocast.
+
+    Args:
+        source: P [B, H, Nq, Nk]
+        mixing: M [H, H'] or [B, Nq, H, H']; None to return P
+    """
+    # Autocast would multiply them in half precision.
+    with without_autocast(source.device):
+        return mix_heads(source, mixing)
+
+
 class LayerHeads(NamedTuple):
-    """The weights of the heads of one attention in one call, in float32 or better.
+    """The weights of the heads of one attention in one call, without gradients.
 
     Attributes:
         name: that of the attention in the model
-        source: P [B, H, Nq, Nk], before mixing
-        mixing: M [H, H'] or [B, Nq, H, H']; None where heads do not mix
-        mixed: the mixed weights [B, H', Nq, Nk]; P where heads do not mix
+        source: P [B, H, Nq, Nk], before mixing, in float32 or better
+        mixing: M [H, H'] or [B, Nq, H, H'], a copy in the dtype in which the model had it; None
+            where heads do not mix
+        mixed: the mixed weights [B, H', Nq, Nk], in the dtype of P; P where heads do not mix
     """
 
     name: str

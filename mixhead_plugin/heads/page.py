@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.heads.attention import HeadsError
+from mixhead_plugin.heads.attention import HeadsError, mixed_weights
 from mixhead_plugin.heads.sites import Where
-from mixhead_plugin.ops.reference import mix_heads
 
 
 class ShownHeads(NamedTuple):
@@ -132,7 +131,7 @@ def _packed(blob: bytearray, heads: ShownHeads) -> dict[str, Any]:
         mixing = heads.mixing.detach().cpu().float()
         _refuse_infinite(heads, mixing)
         batched = mixing if mixing.dim() == 2 else mixing[None]
-        mixed = mix_heads(source[None], batched)[0]  # [H', Nq, Nk]
+        mixed = mixed_weights(source[None], batched)[0]  # [H', Nq, Nk]
         packed["mixing"] = pack_floats(blob, mixing)
         packed["mixed"] = pack_weights(blob, mixed)
     return packed

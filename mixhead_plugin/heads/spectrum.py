@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.heads.attention import Heads, HeadsError
+from mixhead_plugin.heads.attention import Heads, HeadsError, mixed_weights
 from mixhead_plugin.heads.sites import where
-from mixhead_plugin.ops.reference import mix_heads
 
 NOTE = (
     "Mixing changes the effective rank mechanically: a random mixing raises it, averaging can "
@@ -122,7 +121,7 @@ class Spectra:
         weights = heads.weights()  # [1, H, n, n]
         if not weights.isfinite().all():
             raise HeadsError(f"the weights of {name} are not finite; are its parameters damaged?")
-        mixed = mix_heads(weights, heads.mixing)
+        mixed = mixed_weights(weights, heads.mixing)
         self.by_site.setdefault((False, *where(name)), []).append(spectrum_of(mixed[0]))
         if heads.mixing is not None:
             self.by_site.setdefault((True, *where(name)), []).append(spectrum_of(weights[0]))

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from mixhead_plugin.heads.attention import Attention, Heads, LayerHeads
+from mixhead_plugin.heads.attention import Attention, Heads, LayerHeads, mixed_weights
 from mixhead_plugin.heads.gates import opened
-from mixhead_plugin.ops.reference import mix_heads
 
 
 @contextlib.contextmanager
@@ -45,8 +44,12 @@ def seen(attentions: Sequence[Attention], call: Callable[[], object]) -> dict[in
         layer = layers[attention.name]
         if layer not in by_layer:
             source = heads.weights()
-            mixed = mix_heads(source, heads.mixing)
-            by_layer[layer] = LayerHeads(attention.name, source, heads.mixing, mixed)
+            mixing = heads.mixing
+            if mixing is not None:
+                # It may be a parameter, which training changes.
+                mixing = mixing.detach().clone()
+            mixed = mixed_weights(source, mixing)
+            by_layer[layer] = LayerHeads(attention.name, source, mixing, mixed)
 
     with watched(attentions, keep):
         call()

@@ -255,6 +255,27 @@ def test_what_is_seen_of_factors_is_their_matrix_and_a_source_head_leaves_every_
     torch.testing.assert_close(left[:, :, kept], whole[:, :, kept])
 
 
+def test_weights_that_are_seen_are_exact_under_autocast():
+    module = attention_equations.build(mixing="position-independent")
+    attention = AssemblyAttention("one", module)
+    query, key, masks = attention_equations.inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = seen([attention], lambda: module(query, key, key, **masks))[0]
+    assert found.source.dtype == torch.float32
+    assert torch.equal(found.mixed, mix_heads(found.source, found.mixing))
+
+
+def test_the_m_that_was_seen_stays_as_it_was_and_needs_no_gradient():
+    module = attention_equations.build(mixing="position-independent")
+    attention = AssemblyAttention("one", module)
+    query, key, masks = attention_equations.inputs()
+    found = seen([attention], lambda: module(query, key, key, **masks))[0]
+    before = module.head_mixing.weight.detach().clone()
+    module.head_mixing.weight.data.zero_()  # as training changes it
+    assert not found.mixing.requires_grad
+    assert torch.equal(found.mixing, before)
+
+
 def test_a_parameter_of_unknown_heads_is_refused_before_any_change():
     attentions = [
         AssemblyAttention(name, attention_equations.build(mixing="none")) for name in "ab"

@@ -200,6 +200,15 @@ def test_a_large_page_is_below_two_megabytes(tmp_path):
     assert (tmp_path / "page.html").stat().st_size < 2_000_000
 
 
+def test_a_page_is_the_same_under_autocast(tmp_path):
+    pages = [tmp_path / "plain.html", tmp_path / "autocast.html"]
+    sentence = sentence_of()
+    write_page(pages[0], "a", "b", [sentence])
+    with torch.autocast("cpu", torch.bfloat16):
+        write_page(pages[1], "a", "b", [sentence])
+    assert pages[1].read_bytes() == pages[0].read_bytes()
+
+
 class Elements(HTMLParser):
     def __init__(self, text):
         super().__init__()
