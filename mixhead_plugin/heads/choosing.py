@@ -48,7 +48,7 @@ def choose(
         heads: numbers of heads by layer; a layer is the number of an attention, from 0, or its name
 
     Raises:
-        HeadsError: a layer or a head that does not exist
+        HeadsError: a layer or a head that does not exist, or heads that are no whole numbers
     """
     if not isinstance(heads, Mapping):
         wanted = "a dict of layers and numbers of their heads, as {0: [1, 3]}"

@@ -37,7 +37,7 @@ def importance(
         stages: which heads to weigh
 
     Raises:
-        HeadsError: stages that no attention has, no batch, a loss without a gradient, or an
+        HeadsError: stages that no attention has, no sentence, a loss without a gradient, or an
             importance that is not finite
         RuntimeError: no call passed the gates; a warning names single attentions
     """
@@ -67,7 +67,7 @@ def importance(
         sentences += in_batch
 
     if not sentences:
-        raise HeadsError("importance: must have a batch")
+        raise HeadsError("importance: must have a batch with a sentence")
     means: HeadNumbers = {attention.name: {} for attention in attentions}
     for (name, stage), total in sums.items():
         if not total.isfinite().all():
@@ -111,7 +111,8 @@ def _gradients(
             raise none_passed("importance", missed_gates(gates))
         if not value.requires_grad:
             raise HeadsError(
-                "importance: the loss has no gradient, it must not be detached or under no_grad"
+                "importance: the loss has no gradient, it must not be detached or under no_grad or "
+                "inference_mode"
             )
         gradients = torch.autograd.grad(value, list(ones.values()), allow_unused=True)
 
@@ -121,7 +122,7 @@ def _gradients(
     for key, gradient in zip(ones, gradients):
         if gradient is not None:
             # [sentences, 1, heads, 1] or [sentences, heads, 1] -> [sentences, heads]
-            by_gate[key] = gradient.double().reshape(sentences, -1).cpu()
+            by_gate[key] = gradient.double().flatten(1).cpu()
     return by_gate
 
 

@@ -169,7 +169,7 @@ REFUSED = {
     "them instead": lambda: hf.prune(build("T5Model", feature_mixing="heads")[0], {0: [0]}),
     "T5Model: is pruned, so it cannot be mixed again": lambda: hf.mix(pruned_t5(), "average"),
     "T5Model: is pruned, and must stay as it is": lambda: hf.unmix(pruned_t5()),
-    "importance: must have a batch": lambda: hf.importance(llama(), [], squares),
+    "importance: must have a batch with a sentence": lambda: hf.importance(llama(), [], squares),
     "batches: one is a dict without a tensor, must have one whose first dimension counts its "
     "sentences": lambda: hf.importance(llama(), [{"input_ids": [[3, 4]]}], squares),
     "batches is a dict: must be several batches, as [batch]": lambda: hf.importance(
@@ -393,7 +393,8 @@ NO_IMPORTANCE = {
     "number, the sum over the sentences",
     as_a_number: "importance: the loss returned a float, must return a tensor of one number",
     without_labels: "importance: the loss returned a NoneType, must return a tensor of one number",
-    detached: "importance: the loss has no gradient, it must not be detached or under no_grad",
+    detached: "importance: the loss has no gradient, it must not be detached or under no_grad or "
+    "inference_mode",
     apart: "importance: the loss does not depend on any head",
     of_one_sentence: "model.layers.0.self_attn: was called with 1 sentences, the first tensor of "
     "the batch has 3; importance must see them apart",

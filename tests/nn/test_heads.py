@@ -47,6 +47,12 @@ def test_a_batch_is_a_dict_a_tuple_or_a_tensor():
         torch.testing.assert_close(door.importance(model, [batch], by_words), expected)
 
 
+def test_a_batch_without_sentences_changes_no_importance():
+    model = LanguageModel()
+    expected = door.importance(model, [SOURCE], by_words)
+    torch.testing.assert_close(door.importance(model, [SOURCE, SOURCE[:0]], by_words), expected)
+
+
 def by_words(model, batch):
     if isinstance(batch, dict):
         words = batch["words"]
@@ -90,7 +96,11 @@ REFUSED = {
     ),
     "no batch": (
         lambda: door.importance(LanguageModel(), [], by_words),
-        "importance: must have a batch",
+        "importance: must have a batch with a sentence",
+    ),
+    "a batch without sentences": (
+        lambda: door.importance(LanguageModel(), [SOURCE[:0]], by_words),
+        "importance: must have a batch with a sentence",
     ),
     "one batch in place of several": (
         lambda: door.importance(LanguageModel(), SOURCE, by_words),
