@@ -249,9 +249,11 @@ def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
 
 
 def as_text(report: dict[str, Any]) -> str:
+    """Return the report of `check` as it is printed."""
     lines = [f"{name:16}{value}" for name, value in report["machine"].items()]
     lines += [
         "",
+        "auto takes: what impl 'auto' stands for; 'fused' is torch's own attention",
         "error: the largest of output and gradients against float64, as a share of what is allowed",
     ]
     lines.append(
@@ -271,7 +273,7 @@ def as_text(report: dict[str, Any]) -> str:
     if refused:
         lines += [
             "",
-            "Fused kernels (impl 'triton') are not used where:",
+            "The kernels of impl 'triton' are not used where:",
             *(f"- {reason}" for reason in refused),
         ]
     wrong = sum(bool(row["fault"]) for row in report["variants"])
@@ -283,6 +285,8 @@ def main(device: str | None, heads: int, head_dim: int, as_json: bool) -> int:
     try:
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if chosen.type == "cuda":
+            # The device of a tensor has a number, which "cuda" lacks; and making one shows early
+            # that the device works.
             torch.cuda.set_device(torch.empty(1, device=chosen).device)
         elif chosen.type != "cpu":
             raise RuntimeError("must be cpu, cuda or cuda:1")
