@@ -56,6 +56,7 @@ STYLE: Any = {  # matplotlib's types name each key
 
 
 def style() -> AbstractContextManager[None]:
+    """Return a context in which matplotlib draws in STYLE."""
     import matplotlib
 
     return matplotlib.rc_context(STYLE)
@@ -64,9 +65,13 @@ def style() -> AbstractContextManager[None]:
 def subplots(
     rows: int, columns: int, size: tuple[float, float], square: bool = False
 ) -> tuple[Any, np.ndarray]:
-    """Return a figure and its axes [rows, columns], each of `size` inches.
+    """Return a figure and its axes [rows, columns].
 
-    Set `square` for axes of a fixed shape.
+    Args:
+        rows: of axes
+        columns: of axes
+        size: width and height of the room for each axes, in inches
+        square: whether the axes have a shape of their own, as a picture of a matrix has
     """
     from matplotlib.figure import Figure
 
@@ -94,7 +99,12 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def integer_axis(axis: Any, ticks: int = 8) -> None:
-    """Show whole numbers, such as layers or heads, on `axes.xaxis` or `axes.yaxis`."""
+    """Show whole numbers, such as layers or heads, on an axis.
+
+    Args:
+        axis: `axes.xaxis` or `axes.yaxis`
+        ticks: how many numbers there may be
+    """
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins=ticks, integer=True, min_n_ticks=1))
@@ -109,10 +119,17 @@ def heat_maps(
     xlabel: str = "",
     ylabel: str = "",
 ) -> Any:
-    """Draw matrices in one scale of colours; in all maps but SEQUENTIAL, 0 is in the middle.
+    """Draw matrices in one scale of colours.
 
-    `panels` has rows of titles and matrices; None is an empty panel. The rows of a matrix may have
-    different lengths.
+    Args:
+        panels: rows of titles and matrices; None is an empty panel. The rows of a matrix may have
+            different lengths
+        size: width and height of the room for each panel, in inches
+        label: of the scale of colours
+        colour_map: of matplotlib; in all but SEQUENTIAL, 0 is in the middle
+        square: whether the cells of the matrices are squares; else they fill the room
+        xlabel: below the last row of panels
+        ylabel: beside the first column of panels
     """
     figure, axes = subplots(len(panels), max(map(len, panels)), size, square)
     drawn = [ragged(panel[1]) for panel in itertools.chain(*panels) if panel is not None]

@@ -14,6 +14,11 @@ def draw_matrices(sites: dict[str, list[LayerMixing]], spread: bool = False) -> 
     """Draw M - I, or the spread of M, of each layer.
 
     A site has a row of panels for eight of its layers.
+
+    Args:
+        sites: the mixings of the layers, by site
+        spread: whether to draw the standard deviation of M over the tokens, which only an M has
+            that depends on the position
     """
     panels: list[list[tuple[str, Any] | None]] = []
     rectangular = False

@@ -51,6 +51,7 @@ def table(values: HeadNumbers, form: str = ".3g") -> str:
 
 
 def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
+    """Return what a JSON file has of each attention, where its site is called its place."""
     entries = []
     for name, by_stage in values.items():
         site, layer = where(name)
@@ -59,7 +60,13 @@ def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
 
 
 def heat_maps(values: HeadNumbers, label: str, colour_map: str = figures.SEQUENTIAL) -> Any:
-    """Draw `values`, layer by head: a row of panels for each site, and a column for each stage."""
+    """Draw `values`, layer by head: a row of panels for each site, and a column for each stage.
+
+    Args:
+        values: a number for each head
+        label: what the numbers are
+        colour_map: as in `figures.heat_maps`
+    """
     stages = shown_stages(values)
     panels = [_row(values, site, names, stages) for site, names in by_site(values).items()]
 

@@ -23,7 +23,7 @@ from mixhead_plugin.heads.sites import Where
 
 
 class ShownHeads(NamedTuple):
-    """Hold the heads of one attention on one sentence."""
+    """The heads of one attention on one sentence."""
 
     site: str  # encoder-self, decoder-self or cross
     layer: int
@@ -32,7 +32,7 @@ class ShownHeads(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """Hold one sentence, as the model reads it."""
+    """One sentence, as the model reads it."""
 
     encoder: Sequence[str]  # tokens; empty if the model has no encoder
     decoder: Sequence[str]  # tokens that the decoder reads; empty if the model has none
@@ -54,14 +54,14 @@ def shown(where: Where, source: Tensor, mixing: Tensor | None) -> ShownHeads:
 
 
 def pack_floats(blob: bytearray, tensor: Tensor) -> dict[str, Any]:
-    """Append a tensor in float32 to the blob, and return its place."""
+    """Append a tensor of float32 to the blob, and return its place."""
     place = {"at": len(blob), "shape": list(tensor.shape)}
     blob += _bytes(tensor)
     return place
 
 
 def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
-    """Append weights [H, Nq, Nk] in 8 bits.
+    """Append weights [H, Nq, Nk] of float32 to the blob in 8 bits, and return their place.
 
     A weight is (code - zero) * step of its row, and 0 stays 0.
 
@@ -93,8 +93,14 @@ def write_page(
 ) -> None:
     """Write the page.
 
-    `title` names the model, and `facts` are a line on its attention. Raise HeadsError without a
-    sentence, or if a weight is not finite.
+    Args:
+        file: the page; folders that are missing are made
+        title: names the model
+        facts: a line on its attention
+        sentences: what the page shows, at least one
+
+    Raises:
+        HeadsError: no sentence, or a weight that is not finite
     """
     if not sentences:
         raise HeadsError("a page needs at least one sentence")

@@ -47,7 +47,8 @@ def log_spectrum(weights: Tensor) -> Tensor:
     They are divided by the largest.
 
     Softmax of queries and keys of size D gives at most D values above 0. NaN for a matrix with a
-    weight that has no logarithm: it is hidden, 0 or negative.
+    weight that has no logarithm: it is hidden, 0 or negative. NaN also where all weights of each
+    row are equal, because the largest value is then 0.
 
     Args:
         weights: P [..., n, m]

@@ -27,6 +27,10 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
     """Draw the shares of the largest singular values.
 
     A checkpoint has a colour. Layers are thin, and the mean of the layers is bold.
+
+    Args:
+        measured: the spectra of each checkpoint, and of its source heads
+        length: the number of singular values, which is that of the tokens in a window
     """
     sites = _sites(measured)
     width = 3.6 if len(sites) > 1 else 4.8

@@ -1,6 +1,6 @@
 """Judge an implementation: its error may be about twice that of the formula in the same dtype.
 
-It may be more where few numbers decide, because there chance is larger.
+Where few numbers decide, chance is larger, so the error may be larger, too.
 
 A trial has three steps:
 

@@ -1,7 +1,8 @@
 """Two penalties on similar heads: on the matrix that mixes them, and on their attention matrices.
 
-Both take any floating dtype, compute in float32 or float64, and return a scalar. `real`, bool [B,
-Nq], is False where a query is padding. The penalty is 0 where no position is real.
+Both take any floating dtype, compute in float32 or float64, and return a scalar. Autocast would
+multiply in half precision, so they are called outside of it. `real`, bool [B, Nq], is False where a
+query is padding. The penalty is 0 where no position is real.
 """
 
 import torch
