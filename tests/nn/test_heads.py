@@ -121,7 +121,8 @@ REFUSED = {
     ),
     "a loss without a graph": (
         lambda: door.importance(LanguageModel(), [SOURCE], lambda *call: by_words(*call).detach()),
-        "importance: the loss has no gradient, it must not be detached or under no_grad",
+        "importance: the loss has no gradient, it must not be detached or under no_grad or "
+        "inference_mode",
     ),
     "inputs of another kind": (
         lambda: door.attentions(LanguageModel(), "words"),
