@@ -65,9 +65,8 @@ def test_an_earlier_state_dict_of_torch_gives_its_outputs():
     attention = MixedAttention(16, 4, **VARIANT).eval()
     saved = torch.load(FOLDER / "nn" / "attention.pt")
     attention.load_state_dict(saved["state_dict"])
-    torch.testing.assert_close(
-        attention(*3 * (saved["input"],))[0], saved["output"], atol=2e-6, rtol=0
-    )
+    # Another CPU adds up in another order.
+    torch.testing.assert_close(attention(*3 * (saved["input"],))[0], saved["output"])
 
 
 def test_an_earlier_folder_of_transformers_gives_its_outputs():
