@@ -116,8 +116,9 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
     return out.masked_fill(unseen, 0.0)
 
 
-# Torch's switch belongs to the process: another thread must not put it back during a call.
-_CUDNN = threading.Lock()
+# Torch's switch belongs to the process: another thread must not put it back during a call. The lock
+# lets its own thread in again, because a mode or a subclass of torch's may attend inside a call.
+_CUDNN = threading.RLock()
 
 
 def _without_cudnn(device: torch.device) -> AbstractContextManager:

@@ -28,6 +28,20 @@ def test_cudnn_is_off_for_a_call_alone():
     assert allowed() == before
 
 
+def test_a_call_inside_a_call_does_not_wait_for_it():
+    before = allowed()
+
+    def nested():
+        with fused._without_cudnn(ON_GPU), fused._without_cudnn(ON_GPU):
+            pass
+
+    thread = threading.Thread(target=nested, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert allowed() == before
+
+
 def test_what_the_caller_forbids_stays_forbidden():
     with sdpa_kernel([SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]):
         with fused._without_cudnn(ON_GPU):
