@@ -1,4 +1,4 @@
-"""What the prepare.py of all recipes share: their flags and folders, and fairseq-preprocess."""
+"""Flags, folders and the call of fairseq-preprocess, which the prepare.py of all recipes share."""
 
 import argparse
 import fcntl

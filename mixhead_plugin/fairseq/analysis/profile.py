@@ -100,7 +100,7 @@ def _training_progress(loaded: Loaded) -> str:
 def worse_by(profile: Sequence[Step], metric: str) -> list[float]:
     """Return by how much each step is worse than the first, in percent of the first.
 
-    Of a first score of 0, as BLEU may be, there is no percent: NaN.
+    If the first score is 0, as BLEU may be, all are NaN.
     """
     whole = profile[0].score
     if whole == 0:
