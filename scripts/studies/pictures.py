@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib import ticker
 
 from mixhead_plugin.heads.figures import LINES, colours, save_svg
-from studies import planned
+from studies import planned_pictures
 from studies.inference import Estimate
 from studies.study import Row, Study, gain
 
@@ -27,7 +27,7 @@ def draw(study: Study, path: Path) -> None:
 
     The panels are the metric of each row, the gains with their intervals, and the training curves.
     """
-    if planned.draw_own(study, path):
+    if planned_pictures.draw_own(study, path):
         return
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gains = gains_of(study, rows)

@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot as plt
 from scipy import stats
 
-from mixhead_plugin.heads import figures
-from mixhead_plugin.heads.figures import colours
 from studies.inference import Estimate, growth, holm, paired, shared
 from studies.markdown import fold, shown, shown_p, table
 from studies.study import Row, Study
@@ -126,37 +123,6 @@ def median_of(taken: Sequence[float], last: int) -> str:
     median = statistics.median(min(step, last) for step in taken)
     is_bound = statistics.median(taken) == NEVER
     return f"above {median:,g}" if is_bound else f"{median:,g}"
-
-
-def draw_steps(study: Study, path: Path) -> None:
-    """Draw the share of seeds that have learned against the steps, a panel for each head size."""
-    groups = list(dict.fromkeys(row[:-1] for row in study.rows))
-    colour_of = colours([row[-1] for row in study.rows])
-    last = last_step(study)
-    size = (4 * len(groups), 3.4)
-    figure, axes = plt.subplots(
-        1, len(groups), figsize=size, layout="constrained", sharey=True, squeeze=False
-    )
-    for panel, group in zip(axes[0], groups):
-        for row in study.rows:
-            if row[:-1] == group:
-                at, shares = share_curve(list(steps(study, row).values()), last)
-                panel.step(at, shares, where="post", color=colour_of[row[-1]], label=row[-1])
-        named = ", ".join(f"{axis} {label}" for axis, label in zip(study.grid.axes, group))
-        panel.set(title=named, xlabel="steps", xlim=(0, last), ylim=(0, 1.03))
-    axes[0][0].set_ylabel("share of the seeds that have learned")
-    axes[0][-1].legend(frameon=False)
-    with plt.rc_context({"svg.hashsalt": "mixhead"}):
-        figures.save_svg(figure, path)
-    plt.close(figure)
-
-
-def share_curve(taken: Sequence[float], last: int) -> tuple[list[float], list[float]]:
-    """Return steps and the share that has learned by then, from step 0 to the last one."""
-    learned = sorted(step for step in taken if step != NEVER)
-    shares = [(number + 1) / len(taken) for number in range(len(learned))]
-    end = shares[-1] if shares else 0.0
-    return [0.0, *learned, last], [0.0, *shares, end]
 
 
 # ---- nearest neighbour: ratios of the errors ---------------------------------------------------
@@ -302,7 +268,6 @@ TABLES = {
     "translation_long": lasting_table,
     "units": units_table,
 }
-PICTURES = {"recall_steps": draw_steps}
 
 
 def with_whole_seeds(study: Study) -> Study:
@@ -342,12 +307,3 @@ def own_table(study: Study) -> str:
 
 def not_ended(study: Study) -> str:
     return f"Not ended: {len(study.whole_seeds)} of {study.grid.seeds} seeds have every point."
-
-
-def draw_own(study: Study, path: Path) -> bool:
-    """Draw the picture that was registered for a study; return False if none was."""
-    draw = PICTURES.get(Path(study.source).stem)
-    if draw is None:
-        return False
-    draw(with_whole_seeds(study), path)
-    return True
