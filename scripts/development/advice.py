@@ -106,8 +106,8 @@ def answers() -> list[Answer]:
         ),
         Answer(
             "32",
-            """perhaps, if your training is short. In ours, of 4 epochs, the lead shrank at first and
-            then stayed; we do not know about longer ones""",
+            """perhaps, if your training is short. In ours, of 4 epochs, the lead shrank at first
+            and then stayed; we do not know about longer ones""",
             f"""Translation, 4 heads, a tenth of the learning rate for M:
             {less_perplexity("translation, `--mixing-lr-scale 0.1`")} less perplexity and
             {shown(_bleu(B_LARGE, SOFTMAX_LARGE), 2)} BLEU more. *Instead* of mixing, 4.7 % more
