@@ -38,17 +38,26 @@ TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
 
 # What every command imports later.
 NEEDED = ("hydra.core.override_parser.overrides_parser", "torch._dynamo")
-# Two servers, because fairseq-train sets up its log before it imports fairseq, and the other
-# commands log in fairseq's own way. Registering the architectures takes half of a tiny training's
-# time, so TRAIN has done it. The commands of OTHERS import the plugin themselves;
-# tests/fairseq/repairs/test_import.py starts fairseq-train there, too.
-TRAIN = Launcher("fairseq_cli.train", "mixhead_plugin.fairseq.models", *NEEDED)
-OTHERS = Launcher("fairseq", *NEEDED)
+# Registering the architectures takes half of a tiny command's time, so TRAIN and DECODE have done
+# it. OTHERS has not: there a command imports the plugin itself, as a user's does.
+# tests/fairseq/repairs/test_import.py and tests/test_extending.py start fairseq-train and
+# fairseq-generate there, too. fairseq-train has a server of its own, because it sets up its log
+# before it imports fairseq, and the other commands log in fairseq's own way.
+TRAIN = Launcher("train", "fairseq_cli.train", "mixhead_plugin.fairseq.models", *NEEDED)
+DECODE = Launcher("decode", "fairseq", "mixhead_plugin.fairseq.models", *NEEDED)
+OTHERS = Launcher("others", "fairseq", *NEEDED)
+SERVERS = {
+    "fairseq-train": TRAIN,
+    "fairseq-generate": DECODE,
+    "fairseq-interactive": DECODE,
+    "fairseq-validate": DECODE,
+    "fairseq-eval-lm": DECODE,
+}
 
 
 def start(command, *arguments, **settings):
     """Start a command of fairseq, a script or '-m module' beside others; see `Launcher.start`."""
-    return (TRAIN if command == "fairseq-train" else OTHERS).start(command, *arguments, **settings)
+    return SERVERS.get(command, OTHERS).start(command, *arguments, **settings)
 
 
 def run(command, *arguments, check=True, timeout=LIMIT, **settings):

@@ -1,6 +1,6 @@
 """Fixtures of all tests."""
 
-import fcntl
+import gc
 import importlib.util
 import os
 import shutil
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher import ONE_THREAD
+from tests import launcher
 
 # Before torch is imported. The suite starts many small processes on few cores: what the caller
 # exports (clusters set OMP_NUM_THREADS) does not count.
-os.environ.update(ONE_THREAD)
+os.environ.update(launcher.ONE_THREAD)
 # Images of containers ask Python to keep no bytecode. Then each of the suite's many processes would
 # compile fairseq, transformers and the plugin anew, which takes longer than importing them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -59,6 +59,21 @@ def pytest_xdist_auto_num_workers():
     return cores + 1
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect the tests without collecting garbage.
+
+    Modules and tests stay until the end, and they are more than a million objects. Each later
+    collection of garbage would go through them again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_generate_tests(metafunc):
     covering.parametrize(metafunc)
 
@@ -82,22 +97,28 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def folder_of_the_run(tmp_path_factory):
+    """The folder that all workers share, with the sockets of the launchers' servers."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of the folders of all workers
+    launcher.SOCKETS = folder
+    return folder
+
+
 @pytest.fixture(scope="session")
-def once_a_run(tmp_path_factory):
+def once_a_run(folder_of_the_run):
     """Return once_a_run(name, make) -> a folder, which the first worker that needs it makes.
 
     `make` takes the empty folder and fills it. The other workers of pytest-xdist wait for that, and
     then find the files. So no test may change them.
     """
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # of the folders of all workers
 
     def once(name, make):
-        folder = root / f"once-{name}"
-        made = root / f"once-{name}.made"
-        with open(root / f"once-{name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = folder_of_the_run / f"once-{name}"
+        made = folder_of_the_run / f"once-{name}.made"
+        with launcher.locked(folder_of_the_run / f"once-{name}.lock"):
             if not made.exists():
                 shutil.rmtree(folder, ignore_errors=True)  # what one that failed has left
                 folder.mkdir()

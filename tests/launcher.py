@@ -5,16 +5,22 @@ so the fork is safe. A command has its own program, flags, environment, folder, 
 status, as in a process of its own. It does not read what Python and torch read when they start
 (PYTHONHASHSEED, OMP_NUM_THREADS), and ends without Python's clean-up. The recipes' slow tests start
 real processes.
+
+The workers of pytest-xdist share the server, because its imports take seconds. The first one that
+starts a command starts it too, and it ends when the last one has ended.
 """
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
 import os
 import random
 import runpy
+import select
+import selectors
 import shutil
 import signal
 import socket
@@ -29,6 +35,19 @@ LIMIT = 300  # seconds for one command
 # One thread: the tests start more processes than there are cores, and a fork needs a process
 # without threads.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+# The folder of the servers' sockets, one for all workers of a run of pytest. tests/conftest.py sets
+# it.
+SOCKETS = None
+
+
+@contextlib.contextmanager
+def locked(path):
+    """Let one process at a time do what stands below; the others wait."""
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def locate(program):
@@ -68,11 +87,17 @@ class Launcher:
     """Runs Python programs in forks of one process that has imported `modules`.
 
     The process starts at first use.
+
+    Args:
+        name: of the server; its socket has it, so each launcher needs another
+        modules: what the server imports
     """
 
-    def __init__(self, *modules):
+    def __init__(self, name, *modules):
+        self.name = name
         self.modules = modules
-        self.server = None
+        self.channel = None  # to the server, from the first command on
+        self.server = None  # its process, if this launcher has started it
 
     def start(self, program, *arguments, stdin="", env=None, cwd=None, before=""):
         """Start a command, beside others that still run.
@@ -105,66 +130,136 @@ class Launcher:
     def ask(self, **request):
         """Return the server's answer.
 
-        The server ends, with all that it has started, when this process does.
+        When this process ends, the server ends all commands that it has started.
         """
-        if self.server is None:
-            self._start_server()
+        if self.channel is None:
+            self._connect()
         line = ""
         with contextlib.suppress(ConnectionError):  # the server has ended
             print(json.dumps(request), file=self.channel, flush=True)
             line = self.channel.readline()
         if not line:
-            self.errors.seek(0)
-            raise RuntimeError(
-                f"the process that imports {self.modules} ended: {self.errors.read()[-2000:]}"
-            )
+            errors = self._path("errors").read_text(errors="replace")
+            raise RuntimeError(f"the process that imports {self.modules} ended: {errors[-2000:]}")
         return json.loads(line)
 
+    def close(self):
+        """End the commands that still run, and the server, if nobody else needs it."""
+        if self.channel is not None:
+            with contextlib.suppress(ConnectionError):  # the server has ended
+                self.channel.close()
+            self.channel = None
+
+    def _path(self, kind):
+        return SOCKETS / f"{self.name}.{kind}"
+
+    def _connect(self):
+        # The server ends under the same lock: one that accepts a connection answers it.
+        with locked(self._path("lock")), socket.socket(socket.AF_UNIX) as connection:
+            try:
+                connection.connect(str(self._path("socket")))
+            except (FileNotFoundError, ConnectionRefusedError):
+                self._start_server()
+                connection.connect(str(self._path("socket")))
+            self.channel = connection.makefile("rw")  # keeps the connection open
+
     def _start_server(self):
-        self.socket, theirs = socket.socketpair()
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
-        self.server = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno()), *self.modules],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self.errors,
-            env={**os.environ, **ONE_THREAD},
-        )
-        theirs.close()
-        self.channel = self.socket.makefile("rw")
+        path = self._path("socket")
+        path.unlink(missing_ok=True)  # of a server that was killed
+        with socket.socket(socket.AF_UNIX) as listener, open(self._path("errors"), "w") as errors:
+            listener.bind(str(path))
+            listener.listen()
+            self.server = subprocess.Popen(
+                [sys.executable, __file__, str(listener.fileno()), str(path), *self.modules],
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, **ONE_THREAD},
+            )
 
 
 # ---- the server --------------------------------------------------------------------------------
 
 
-def serve(channel):
-    """Answer requests until the other side closes.
+class Client:
+    """A process that has connected, and the commands of its that still run."""
 
-    Return None then, and in each fork the command to run.
+    def __init__(self, connection):
+        self.channel = connection.makefile("rw")
+        self.running = set()
+
+    def request(self):
+        """Return what it asks for, or None when it has closed.
+
+        It waits for the answer before it asks again, so one line is all that there is to read.
+        """
+        line = ""
+        with contextlib.suppress(ConnectionError):  # it was killed
+            line = self.channel.readline()
+        return json.loads(line) if line else None
+
+    def answer(self, value):
+        with contextlib.suppress(ConnectionError):  # it was killed
+            print(json.dumps(value), file=self.channel, flush=True)
+
+    def exit_status(self, pid):
+        """Return the exit status of a command, or None while it runs."""
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            return None
+        self.running.discard(pid)
+        return os.waitstatus_to_exitcode(status)
+
+    def end_commands(self):
+        for pid in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def serve(listener, path):
+    """Answer the requests of all clients until the last one closes.
+
+    Return None then, and in each fork the command to run. The sockets are closed on return, in a
+    fork, too.
     """
-    running = set()
-    for line in channel:
-        request = json.loads(line)
-        if "status" in request:
-            answer = None
-            pid, status = os.waitpid(request["status"], os.WNOHANG)
-            if pid:
-                running.discard(pid)
-                answer = os.waitstatus_to_exitcode(status)
-        else:
-            answer = os.fork()
-            if answer == 0:
-                os.setpgid(0, 0)
-                return request
-            with contextlib.suppress(OSError):  # parent and child both set it: either may be first
-                os.setpgid(answer, answer)
-            running.add(answer)
-        print(json.dumps(answer), file=channel, flush=True)
-    for pid in running:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-    return None
+    with listener, selectors.DefaultSelector() as sockets:
+        sockets.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in sockets.select():
+                if key.fileobj is listener:
+                    connection, _ = listener.accept()
+                    sockets.register(connection, selectors.EVENT_READ, Client(connection))
+                    continue
+
+                client = key.data
+                request = client.request()
+                if request is None:
+                    client.end_commands()
+                    sockets.unregister(key.fileobj)
+                    if len(sockets.get_map()) == 1 and nobody_comes(listener, path):
+                        return None
+                elif "status" in request:
+                    client.answer(client.exit_status(request["status"]))
+                else:
+                    pid = os.fork()
+                    if pid == 0:
+                        os.setpgid(0, 0)
+                        return request
+                    with contextlib.suppress(OSError):  # both set it: either may be first
+                        os.setpgid(pid, pid)
+                    client.running.add(pid)
+                    client.answer(pid)
+
+
+def nobody_comes(listener, path):
+    """Return whether no other client has connected. If so, the next one starts a new server."""
+    with locked(path.with_suffix(".lock")):
+        connecting, _, _ = select.select([listener], [], [], 0)
+        if not connecting:
+            path.unlink()
+    return not connecting
 
 
 def become(request):
@@ -210,12 +305,14 @@ if __name__ == "__main__":
     atexit.register(leave, status)  # registered first, it runs last
     # this checkout; not its tests, whose folder fairseq is not fairseq
     sys.path[0] = str(Path(__file__).parents[1])
-    for module in sys.argv[2:]:
+    descriptor, path, *modules = sys.argv[1:]
+    for module in modules:
         importlib.import_module(module)
     gc.freeze()  # or a command would copy all memory that its garbage collector visits
-    ours = socket.socket(fileno=int(sys.argv[1]))
-    ours.set_inheritable(False)
-    if (requested := serve(ours.makefile("rw"))) is not None:
+    listener = socket.socket(fileno=int(descriptor))
+    listener.set_inheritable(False)
+    requested = serve(listener, Path(path))
+    if requested is not None:
         try:
             become(requested)
             status.append(0)
