@@ -1,4 +1,7 @@
-"""Test the laws of every implementation on the CPU; test_triton.py tests the kernels."""
+"""Test the laws of every implementation on the CPU; test_triton.py tests the kernels.
+
+test_choice.py has which implementation `auto` takes, and test_refusals.py what is refused.
+"""
 
 import os
 import subprocess
@@ -16,15 +19,11 @@ import torch
 from hypothesis import strategies as st
 
 from mixhead_plugin.ops import (
-    IMPLEMENTATIONS,
     NORMALIZERS,
     LowRank,
-    RelativeScores,
     api,
     attention,
-    implementation_problem,
 )
-from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.covering import covering, each_once
 from tests.ops import calls, definitions
 from tests.ops.calls import (
@@ -387,272 +386,6 @@ def test_auto_takes_the_formula_for_forward_mode_derivatives(normalizer, mixing)
     torch.testing.assert_close(found, tangent_of("reference"))
 
 
-def inputs(head_dim=4, value_dim=None, n_queries=8, device="cpu", **changes):
-    shapes = {
-        "query": (n_queries, head_dim),
-        "key": (8, head_dim),
-        "value": (8, value_dim or head_dim),
-    }
-    given = {name: torch.zeros(1, 2, *shape, device=device) for name, shape in shapes.items()}
-    return AttentionInputs(**given | changes)
-
-
-def alike(batch, length):
-    """Return query, key and value of 8 heads of 32."""
-    return dict.fromkeys(("query", "key", "value"), torch.empty(batch, 8, length, 32))
-
-
-PADDING = torch.zeros(1, 8, dtype=torch.bool)
-
-
-@pytest.mark.parametrize(
-    "changes, chosen",
-    [
-        (dict(), "fused"),
-        (dict(causal=True), "fused"),
-        (dict(key_padding_mask=PADDING), "fused"),
-        (dict(attn_mask=torch.zeros(8, 8)), "fused"),
-        # on a CPU, torch would write all weights out
-        (dict(dropout_p=0.1), "blockwise"),
-        (dict(attn_mask=torch.zeros(1, 8, requires_grad=True)), "blockwise"),
-        (dict(value_dim=5), "blockwise"),
-        (dict(causal=True, key_padding_mask=PADDING), "blockwise"),
-        (dict(normalizer="sigsoftmax"), "blockwise"),
-        (dict(mixing=torch.eye(2)), "blockwise"),
-        (dict(mixing=torch.eye(2), n_queries=1), "reference"),
-        (dict(mixing_left=torch.zeros(1, 8, 2, 1)), "blockwise"),
-        (dict(n_queries=1), "reference"),
-        (dict(mixing=torch.eye(2), head_dim=8), "reference"),
-        (dict(dropout_p=0.1, head_dim=8), "reference"),
-        (dict(dropout_p=0.1, **alike(1000, 16)), "reference"),
-        (dict(dropout_p=0.1, **alike(81, 20)), "reference"),  # all scores fill no block
-        (dict(dropout_p=0.1, **alike(82, 20)), "blockwise"),
-        (dict(dropout_p=0.1, **alike(1, 33)), "blockwise"),
-        (dict(device="meta"), "reference"),
-    ],
-)
-def test_auto_takes_what_is_usually_the_fastest(changes, chosen):
-    assert api.fastest(inputs(**changes)) == chosen
-
-
-@pytest.mark.parametrize("obstacle", [None, "machine_problem", "problem", "fault"])
-def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
-    for name in ("machine_problem", "problem", "fault"):
-        monkeypatch.setattr(
-            api.triton, name, lambda *call, name=name: "no" if name == obstacle else ""
-        )
-    on_gpu = inputs(normalizer="l2")
-    on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
-    assert api.fastest(on_gpu) == ("blockwise" if obstacle else "triton")
-    with mock.patch.object(torch.version, "hip", "6.4"):
-        assert api.fastest(on_gpu) == "blockwise"
-    assert api.fastest(inputs(normalizer="l2")) == "blockwise"
-
-
-@pytest.mark.parametrize(
-    "masks", [{}, {"attn_mask": torch.zeros(8, 8)}, {"key_padding_mask": PADDING}]
-)
-@pytest.mark.parametrize("problem", ["", "no"])
-def test_auto_takes_the_kernels_for_softmax_behind_a_mask(monkeypatch, masks, problem):
-    for name in ("machine_problem", "problem", "fault"):
-        monkeypatch.setattr(api.triton, name, lambda *call: problem)
-    on_gpu = inputs(**masks)
-    on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
-    assert api.fastest(on_gpu) == ("triton" if masks and not problem else "fused")
-
-
-@pytest.mark.parametrize("tf32, chosen", [(False, "blockwise"), (True, "triton")])
-def test_auto_takes_the_kernels_for_float32_only_with_tf32(monkeypatch, tf32, chosen):
-    for name in ("machine_problem", "problem", "fault"):
-        monkeypatch.setattr(api.triton, name, lambda *call: "")
-    monkeypatch.setattr(api.triton, "allows_tf32", lambda: tf32)
-    on_gpu = inputs(normalizer="l2")
-    assert api.fastest(on_gpu._replace(query=_Elsewhere(on_gpu.query))) == chosen
-
-
-class _Elsewhere:
-    """Hold a tensor's shape and dtype on a device that this machine lacks."""
-
-    def __init__(self, tensor):
-        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, torch.device("cuda")
-
-
-FLOAT = "must be float16, bfloat16, float32 or float64"
-WRONG = {
-    "normalizer": (
-        dict(normalizer="max"),
-        ValueError,
-        f"normalizer 'max': must be one of {', '.join(NORMALIZERS)}",
-    ),
-    "impl": (
-        dict(impl="fast"),
-        ValueError,
-        f"impl 'fast': must be one of auto, {', '.join(IMPLEMENTATIONS)}",
-    ),
-    "dropout_p": (dict(dropout_p=1.5), ValueError, "dropout_p 1.5: must be a probability"),
-    "scale": (
-        dict(scale=torch.tensor(0.5)),
-        ValueError,
-        "scale 0.5: must be a float, not a tensor",
-    ),
-    "query": (
-        dict(query=torch.zeros(2, 3).double()),
-        ValueError,
-        "query [2, 3]: must be [batch, heads, positions, head size]",
-    ),
-    "query that is no tensor": (
-        dict(query=[[1.0]]),
-        TypeError,
-        "query is list: must be a tensor",
-    ),
-    "score_mixing of factors": (
-        dict(score_mixing=LowRank(torch.eye(H), torch.eye(H), torch.ones(H))),
-        TypeError,
-        "score_mixing is LowRank: must be a tensor",
-    ),
-    "query of integers": (
-        dict(query=torch.zeros(B, H, NQ, D, dtype=torch.long)),
-        TypeError,
-        f"query is torch.int64: {FLOAT}",
-    ),
-    "key of another dtype": (
-        dict(key=torch.zeros(B, H, NK, D)),
-        TypeError,
-        "key is torch.float32: must be torch.float64, as the query",
-    ),
-    "key": (
-        dict(key=torch.zeros(B, H, NK, D + 1).double()),
-        ValueError,
-        "key [3, 4, 14, 6]: must be [3, 4, 14, 5]",
-    ),
-    "value": (
-        dict(value=torch.zeros(B, H, NK + 1, D).double()),
-        ValueError,
-        "value [3, 4, 15, 5]: must be [3, 4, 14, 5]",
-    ),
-    "value of other heads": (
-        dict(value=torch.zeros(B, H - 1, NK, D).double()),
-        ValueError,
-        "value [3, 3, 14, 5]: must be [3, 4, 14, 5]",
-    ),
-    "mixing": (
-        dict(mixing=torch.zeros(H, H + 1).double()),
-        ValueError,
-        "mixing [4, 5]: must be [4, 4] or [3, 11, 4, 4]",
-    ),
-    "mixing elsewhere": (
-        dict(mixing=torch.zeros(H, H, device="meta").double()),
-        ValueError,
-        "mixing is on meta: must be on cpu, as the query",
-    ),
-    "attn_mask of bools": (
-        dict(attn_mask=torch.zeros(NQ, NK, dtype=torch.bool)),
-        TypeError,
-        f"attn_mask is torch.bool: {FLOAT}, which is added; -inf hides a key",
-    ),
-    "attn_mask": (
-        dict(attn_mask=torch.zeros(NQ, NK + 1)),
-        ValueError,
-        "attn_mask [11, 15]: must be broadcastable to [3, 4, 11, 14]",
-    ),
-    "key_padding_mask of floats": (
-        dict(key_padding_mask=torch.zeros(B, NK)),
-        TypeError,
-        "key_padding_mask is torch.float32: must be bool, True hides a key",
-    ),
-    "key_padding_mask": (
-        dict(key_padding_mask=torch.zeros(B, NQ).bool()),
-        ValueError,
-        "key_padding_mask [3, 11]: must be [3, 14]",
-    ),
-    "score_mixing": (
-        dict(score_mixing=torch.zeros(H, H + 1).double()),
-        ValueError,
-        "score_mixing [4, 5]: must be [4, 4] or [3, 11, 4, 4]",
-    ),
-    "sink of other heads": (
-        dict(sink=torch.zeros(H + 1).double()),
-        ValueError,
-        "sink [5]: must be [4]",
-    ),
-    "sink without a denominator": (
-        dict(sink=torch.zeros(H).double(), normalizer="relu2"),
-        ValueError,
-        "sink: needs one of the normalizers softmax, sigsoftmax, l2, entmax15, not relu2",
-    ),
-    "query of float8": (
-        dict(query=torch.zeros(B, H, NQ, D).to(torch.float8_e4m3fn)),
-        TypeError,
-        f"query is torch.float8_e4m3fn: {FLOAT}",
-    ),
-    "mixing of float8": (
-        dict(mixing=torch.zeros(H, H).to(torch.float8_e4m3fn)),
-        TypeError,
-        f"mixing is torch.float8_e4m3fn: {FLOAT}",
-    ),
-    "attn_mask of float8": (
-        dict(attn_mask=torch.zeros(NQ, NK).to(torch.float8_e4m3fn)),
-        TypeError,
-        f"attn_mask is torch.float8_e4m3fn: {FLOAT}, which is added; -inf hides a key",
-    ),
-    "attn_mask elsewhere": (
-        dict(attn_mask=torch.zeros(NQ, NK, device="meta")),
-        ValueError,
-        "attn_mask is on meta: must be on cpu, as the query",
-    ),
-    "key_padding_mask elsewhere": (
-        dict(key_padding_mask=torch.zeros(B, NK, device="meta").bool()),
-        ValueError,
-        "key_padding_mask is on meta: must be on cpu, as the query",
-    ),
-    "query that is nested": (
-        dict(query=torch.nested.nested_tensor([torch.zeros(H, n, D) for n in (2, 3, 4)])),
-        TypeError,
-        "query is a nested tensor: must be padded, with key_padding_mask for what is no key",
-    ),
-    "key of sparse layout": (
-        dict(key=torch.zeros(B, H, NK, D).double().to_sparse()),
-        TypeError,
-        "key is torch.sparse_coo: must be dense, as by to_dense()",
-    ),
-    "gain of integers": (
-        dict(gain=torch.zeros(H, NQ + NK - 1, dtype=torch.long)),
-        TypeError,
-        f"gain is torch.int64: {FLOAT}",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_arguments_are_refused_in_one_line(case):
-    arguments, kind, message = WRONG[case]
-    with pytest.raises(kind) as error:
-        calls.run({**tensors(), **arguments})
-    assert str(error.value) == message
-
-
-FACTORS = {"left": (B, NQ, H, 2), "right": (B, NQ, H, 2), "diagonal": (B, NQ, H)}
-WRONG_FACTORS = {
-    "mixing is tuple: must be a tensor or ops.LowRank(left, right, diagonal)": lambda f: tuple(f),
-    "mixing.diagonal is NoneType: must be a tensor": lambda f: f._replace(diagonal=None),
-    "mixing.right [3, 11, 4, 1]: must be [3, 11, 4, 2]": (
-        lambda f: f._replace(right=f.right[..., :1])
-    ),
-    "mixing.left [3, 1, 4, 2]: must be [3, 11, 4, 2]": lambda f: f._replace(left=f.left[:, :1]),
-    "mixing.left []: must be [3, 11, 4, 1]": lambda f: f._replace(left=torch.tensor(1.0)),
-    "mixing.diagonal [3, 11, 4, 2]: must be [3, 11, 4]": lambda f: f._replace(diagonal=f.left),
-    f"mixing.left is torch.int64: {FLOAT}": lambda f: f._replace(left=f.left.long()),
-}
-
-
-@pytest.mark.parametrize("message", WRONG_FACTORS)
-def test_factors_that_do_not_fit_are_refused_in_one_line(message):
-    factors = LowRank(*(torch.zeros(FACTORS[name]) for name in LowRank._fields))
-    with pytest.raises((TypeError, ValueError)) as error:
-        attention(**tensors(), mixing=WRONG_FACTORS[message](factors))
-    assert str(error.value) == message
-
-
 @pytest.mark.parametrize("rank", [1, 2, 9])
 def test_factors_mix_as_their_matrix_does_whatever_their_dtypes(rank):
     given = tensors(dtype=torch.float32, n_queries=30, n_keys=30)
@@ -663,71 +396,11 @@ def test_factors_mix_as_their_matrix_does_whatever_their_dtypes(rank):
         torch.testing.assert_close(attention(**given, mixing=factors, impl=impl), expected)
 
 
-def test_a_pair_that_names_neither_relative_tensor_is_refused():
-    pair = torch.zeros(B, H, NQ, 1).double(), torch.zeros(H, NK, 1).double()
-    with pytest.raises(
-        TypeError, match=r"^relative is tuple: must be ops.RelativeScores\(query, key\)$"
-    ):
-        attention(**tensors(), relative=pair)
-
-
-@pytest.mark.parametrize("missing", RelativeScores._fields)
-def test_relative_scores_without_one_of_their_tensors_are_refused(missing):
-    pair = RelativeScores(torch.zeros(B, H, NQ, 1).double(), torch.zeros(H, NK, 1).double())
-    with pytest.raises(TypeError, match=rf"^relative.{missing} is NoneType: must be a tensor$"):
-        attention(**tensors(), relative=pair._replace(**{missing: None}))
-
-
 @pytest.mark.parametrize("scale", [0.0, -0.3])
 def test_causal_softmax_is_right_where_the_scale_is_no_positive_number(scale):
     given = tensors(n_queries=5, n_keys=5)
     exact = attention(**given, causal=True, scale=scale, impl="reference")
     torch.testing.assert_close(attention(**given, causal=True, scale=scale), exact)
-
-
-P = NQ + NK - 1
-BY_DISTANCE = {
-    "gain": f"[{H}, {P}]",
-    "relative_query": f"[{B}, {H}, {NQ}, 2]",
-    "relative_key": f"[{H}, {P}, 2] or [{H}, {NK}, 2]",
-}
-CUTS = {
-    "the last dimension is shorter": lambda t: t[..., :-1],
-    "the second dimension is shorter": lambda t: t[:, :-1],
-    "the first dimension is shorter": lambda t: t[:-1],
-    "a dimension is missing": lambda t: t[0],
-}
-
-
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("name", BY_DISTANCE)
-def test_shapes_by_distance_that_do_not_fit_are_refused(name, cut):
-    given = tensors(distances="past and gain")
-    given[name] = CUTS[cut](given[name])
-    shown = name.replace("_", ".")
-    message = f"{shown} {list(given[name].shape)}: must be {BY_DISTANCE[name]}"
-    if name == "relative_query" and cut == "the last dimension is shorter":
-        # The size of relative scores is that of their queries.
-        message = f"relative.key [{H}, {NK}, 2]: must be [{H}, {P}, 1] or [{H}, {NK}, 1]"
-    with pytest.raises(ValueError) as error:
-        calls.run(given)
-    assert str(error.value) == message
-
-
-@pytest.mark.parametrize("name", ["relative_query", "relative_key"])
-def test_relative_scores_of_another_dtype_are_refused(name):
-    given = tensors(distances="past and gain")
-    given[name] = given[name].float()
-    with pytest.raises(TypeError) as error:
-        calls.run(given)
-    shown = name.replace("_", ".")
-    assert str(error.value) == f"{shown} is torch.float32: must be torch.float64, as the query"
-
-
-@pytest.mark.parametrize("impl", [name for name in IMPLEMENTATIONS if implementation_problem(name)])
-def test_an_explicit_choice_that_cannot_serve_raises_with_the_reason(impl):
-    with pytest.raises(RuntimeError, match=f"impl '{impl}': .*usable here: auto, reference"):
-        attention(**tensors(), impl=impl)
 
 
 # Python finds neither fairseq nor triton, and the import must not initialise CUDA.
@@ -791,7 +464,9 @@ def softmax_attention(query, key, value, attn_mask):
 
 
 @pytest.mark.parametrize("way", ["eager", "compiled"])
-@pytest.mark.parametrize("lowest", [-1e8, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize(
+    "lowest", [-1e8, torch.finfo(torch.float32).min], ids=["of fairseq", "of transformers"]
+)
 def test_gradients_of_rows_of_low_scores_are_those_of_the_definition(lowest, way):
     """torch's own kernel gives such rows gradients that are several times too large.
 

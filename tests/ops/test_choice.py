@@ -1,0 +1,106 @@
+"""Which implementation "auto" takes; an explicit choice runs or raises."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+from mixhead_plugin.ops import IMPLEMENTATIONS, api, attention, implementation_problem
+from mixhead_plugin.ops.inputs import AttentionInputs
+from tests.ops.calls import tensors
+
+
+def inputs(head_dim=4, value_dim=None, n_queries=8, device="cpu", **changes):
+    shapes = {
+        "query": (n_queries, head_dim),
+        "key": (8, head_dim),
+        "value": (8, value_dim or head_dim),
+    }
+    given = {name: torch.zeros(1, 2, *shape, device=device) for name, shape in shapes.items()}
+    return AttentionInputs(**given | changes)
+
+
+def alike(batch, length):
+    """Return query, key and value of 8 heads of 32."""
+    return dict.fromkeys(("query", "key", "value"), torch.empty(batch, 8, length, 32))
+
+
+PADDING = torch.zeros(1, 8, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    "changes, chosen",
+    [
+        (dict(), "fused"),
+        (dict(causal=True), "fused"),
+        (dict(key_padding_mask=PADDING), "fused"),
+        (dict(attn_mask=torch.zeros(8, 8)), "fused"),
+        # on a CPU, torch would write all weights out
+        (dict(dropout_p=0.1), "blockwise"),
+        (dict(attn_mask=torch.zeros(1, 8, requires_grad=True)), "blockwise"),
+        (dict(value_dim=5), "blockwise"),
+        (dict(causal=True, key_padding_mask=PADDING), "blockwise"),
+        (dict(normalizer="sigsoftmax"), "blockwise"),
+        (dict(mixing=torch.eye(2)), "blockwise"),
+        (dict(mixing=torch.eye(2), n_queries=1), "reference"),
+        (dict(mixing_left=torch.zeros(1, 8, 2, 1)), "blockwise"),
+        (dict(n_queries=1), "reference"),
+        (dict(mixing=torch.eye(2), head_dim=8), "reference"),
+        (dict(dropout_p=0.1, head_dim=8), "reference"),
+        (dict(dropout_p=0.1, **alike(1000, 16)), "reference"),
+        (dict(dropout_p=0.1, **alike(81, 20)), "reference"),  # all scores fill no block
+        (dict(dropout_p=0.1, **alike(82, 20)), "blockwise"),
+        (dict(dropout_p=0.1, **alike(1, 33)), "blockwise"),
+        (dict(device="meta"), "reference"),
+    ],
+)
+def test_auto_takes_what_is_usually_the_fastest(changes, chosen):
+    assert api.fastest(inputs(**changes)) == chosen
+
+
+@pytest.mark.parametrize("obstacle", [None, "machine_problem", "problem", "fault"])
+def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
+    for name in ("machine_problem", "problem", "fault"):
+        monkeypatch.setattr(
+            api.triton, name, lambda *call, name=name: "no" if name == obstacle else ""
+        )
+    on_gpu = inputs(normalizer="l2")
+    on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
+    assert api.fastest(on_gpu) == ("blockwise" if obstacle else "triton")
+    with mock.patch.object(torch.version, "hip", "6.4"):
+        assert api.fastest(on_gpu) == "blockwise"
+    assert api.fastest(inputs(normalizer="l2")) == "blockwise"
+
+
+@pytest.mark.parametrize(
+    "masks", [{}, {"attn_mask": torch.zeros(8, 8)}, {"key_padding_mask": PADDING}]
+)
+@pytest.mark.parametrize("problem", ["", "no"])
+def test_auto_takes_the_kernels_for_softmax_behind_a_mask(monkeypatch, masks, problem):
+    for name in ("machine_problem", "problem", "fault"):
+        monkeypatch.setattr(api.triton, name, lambda *call: problem)
+    on_gpu = inputs(**masks)
+    on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
+    assert api.fastest(on_gpu) == ("triton" if masks and not problem else "fused")
+
+
+@pytest.mark.parametrize("tf32, chosen", [(False, "blockwise"), (True, "triton")])
+def test_auto_takes_the_kernels_for_float32_only_with_tf32(monkeypatch, tf32, chosen):
+    for name in ("machine_problem", "problem", "fault"):
+        monkeypatch.setattr(api.triton, name, lambda *call: "")
+    monkeypatch.setattr(api.triton, "allows_tf32", lambda: tf32)
+    on_gpu = inputs(normalizer="l2")
+    assert api.fastest(on_gpu._replace(query=_Elsewhere(on_gpu.query))) == chosen
+
+
+class _Elsewhere:
+    """Hold a tensor's shape and dtype on a device that this machine lacks."""
+
+    def __init__(self, tensor):
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, torch.device("cuda")
+
+
+@pytest.mark.parametrize("impl", [name for name in IMPLEMENTATIONS if implementation_problem(name)])
+def test_an_explicit_choice_that_cannot_serve_raises_with_the_reason(impl):
+    with pytest.raises(RuntimeError, match=f"impl '{impl}': .*usable here: auto, reference"):
+        attention(**tensors(), impl=impl)
