@@ -18,7 +18,16 @@ IMPORT = "tests/fairseq/repairs/test_import.py"
 TRANSFORMER_XL = "tests/fairseq/models/test_transformer_xl.py"
 LEARNING_RATE = "tests/fairseq/test_learning_rate.py"
 BEFORE_TRAINING = "tests/fairseq/models/test_before_training.py"
-TRAINING = "tests/fairseq/repairs/test_training.py"
+ATOMIC_CHECKPOINTS = "tests/fairseq/repairs/test_atomic_checkpoints.py"
+DIVERGED_MODELS = "tests/fairseq/repairs/test_diverged_models.py"
+EPOCHS = "tests/fairseq/repairs/test_epochs.py"
+NAN_DETECTOR = "tests/fairseq/repairs/test_nan_detector.py"
+NUMPY_FLOAT = "tests/fairseq/repairs/test_numpy_float.py"
+RESTORE_FILE = "tests/fairseq/repairs/test_restore_file.py"
+SAVE_DIR = "tests/fairseq/repairs/test_save_dir.py"
+SIGNALS = "tests/fairseq/repairs/test_signals.py"
+VALIDATIONS = "tests/fairseq/repairs/test_validations.py"
+WORKERS = "tests/fairseq/repairs/test_workers.py"
 PREEMPTION = "tests/robustness/test_preemption.py"
 DATA = "tests/fairseq/repairs/test_data_files.py"
 SHARED_EPOCH = "tests/fairseq/repairs/test_shared_epoch.py"
@@ -32,32 +41,38 @@ SYNTHESIZER = "tests/fairseq/models/test_synthesizer.py"
 PROOFS = {
     "safe_globals": (CHECKPOINTS, "test_a_good_checkpoint_and_one_with_arithmetic_load"),
     "numpy_long": (IMPORT, "test_importing_repairs_once_in_any_order"),
-    "numpy_float": (TRAINING, "test_a_model_with_a_crf_layer_computes_its_loss"),
+    "numpy_float": (NUMPY_FLOAT, "test_a_model_with_a_crf_layer_computes_its_loss"),
     "truncated_bptt": (TRANSFORMER_XL, "test_batches_say_which_window_of_their_text_they_are"),
     "hydra_help": (IMPORT, "test_hydra_starts_where_argparse_reads_help_at_once"),
     "batch_buckets": (DATA, "test_buckets_hold_equally_many_sentences"),
     "checkpoint_files": (CHECKPOINTS, "test_the_check_refuses"),
     "checksums": (CHECKPOINTS, "test_a_changed_byte_is_refused_or_changes_nothing"),
-    "atomic_checkpoints": (TRAINING, "test_a_passing_error_is_tried_again_from_the_beginning"),
-    "save_dir": (TRAINING, "test_checking_a_folder_leaves_it_as_it_was"),
+    "atomic_checkpoints": (
+        ATOMIC_CHECKPOINTS,
+        "test_a_passing_error_is_tried_again_from_the_beginning",
+    ),
+    "save_dir": (SAVE_DIR, "test_checking_a_folder_leaves_it_as_it_was"),
     "one_training": (PREEMPTION, "test_a_second_training_in_a_folder_is_refused"),
-    "diverged_models": (TRAINING, "test_a_frozen_mixing_that_is_nan_is_neither_loaded_nor_saved"),
+    "diverged_models": (
+        DIVERGED_MODELS,
+        "test_a_frozen_mixing_that_is_nan_is_neither_loaded_nor_saved",
+    ),
     "binarized_data": (DATA, "test_every_command_calls_the_check[train]"),
     "fasta_index": (DATA, "test_a_fasta_file_is_indexed_without_a_shell"),
     "dictionaries": (DATA, "test_a_dictionary_that_cannot_be_right_is_refused_in_one_line"),
-    "epoch_batches": (TRAINING, "test_a_resumed_epoch_has_the_batches_of_the_first"),
+    "epoch_batches": (EPOCHS, "test_a_resumed_epoch_has_the_batches_of_the_first"),
     "shared_epoch": (SHARED_EPOCH, "test_each_sentence_is_seen_once"),
-    "worker_epoch": (TRAINING, "test_data_workers_know_the_epoch"),
-    "end_of_epoch": (TRAINING, "test_a_checkpoint_has_the_counts_of_patience"),
+    "worker_epoch": (EPOCHS, "test_data_workers_know_the_epoch"),
+    "end_of_epoch": (VALIDATIONS, "test_a_checkpoint_has_the_counts_of_patience"),
     "next_training": (
-        TRAINING,
+        VALIDATIONS,
         "test_a_worse_training_in_the_same_process_has_its_own_best_checkpoint",
     ),
     "signals": (PREEMPTION, "test_a_signal_saves_and_the_same_command_goes_on"),
-    "validation_threads": (TRAINING, "test_a_validation_that_stops_early_leaves_no_thread"),
-    "nan_detector": (TRAINING, "test_the_search_for_nan_ends_where_an_encoder_returns_a_dict"),
-    "orphaned_workers": (TRAINING, "test_sigint_ends_a_worker_that_ignores_it"),
-    "restore_file": (TRAINING, "test_a_checkpoint_that_is_not_there_is_not_forgotten"),
+    "validation_threads": (EPOCHS, "test_a_validation_that_stops_early_leaves_no_thread"),
+    "nan_detector": (NAN_DETECTOR, "test_the_search_for_nan_ends_where_an_encoder_returns_a_dict"),
+    "orphaned_workers": (SIGNALS, "test_sigint_ends_a_worker_that_ignores_it"),
+    "restore_file": (RESTORE_FILE, "test_a_checkpoint_that_is_not_there_is_not_forgotten"),
     "wrong_names": (WRONG_NAMES, "test_an_unknown_architecture_is_one_line_with_near_names"),
     "unknown_fields": (BEFORE_TRAINING, "test_a_field_that_nothing_reads_is_refused_by_name"),
     "overrides": (OVERRIDES, "test_all_that_reads_a_checkpoint_calls_the_check"),
@@ -65,8 +80,8 @@ PROOFS = {
         BEFORE_TRAINING,
         "test_a_scale_that_fairseqs_language_model_drops_is_refused",
     ),
-    "no_worker": (TRAINING, "test_workers_without_gpus_are_refused_not_forgotten"),
-    "torchrun_workers": (TRAINING, "test_workers_of_torchrun_or_srun_do_not_train_apart"),
+    "no_worker": (WORKERS, "test_workers_without_gpus_are_refused_not_forgotten"),
+    "torchrun_workers": (WORKERS, "test_workers_of_torchrun_or_srun_do_not_train_apart"),
     "longer_inputs": (SYNTHESIZER, "test_evaluation_refuses_what_it_would_leave_out"),
 }
 

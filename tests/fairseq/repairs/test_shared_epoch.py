@@ -9,7 +9,7 @@ from fairseq import options, tasks
 from fairseq.data.iterators import EpochBatchIterator, GroupedEpochBatchIterator, GroupedIterator
 
 from mixhead_plugin.fairseq.repairs import shared_epoch
-from tests.fairseq.repairs.test_training import SaysTheEpoch
+from tests.fairseq.repairs.trainings import SaysTheEpoch
 from tests.own_process import in_own_process
 
 BATCHES = [[i] for i in range(53)]  # a prime number of sentences
