@@ -40,9 +40,9 @@ TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
 NEEDED = ("hydra.core.override_parser.overrides_parser", "torch._dynamo")
 # Registering the architectures takes half of a tiny command's time, so TRAIN and DECODE have done
 # it. OTHERS has not: there a command imports the plugin itself, as a user's does.
-# tests/fairseq/repairs/test_import.py and tests/test_extending.py start fairseq-train and
-# fairseq-generate there, too. fairseq-train has a server of its own, because it sets up its log
-# before it imports fairseq, and the other commands log in fairseq's own way.
+# tests/fairseq/repairs/test_import.py starts fairseq-train there, too, and tests/test_commands.py
+# fairseq-generate. fairseq-train has a server of its own, because it sets up its log before it
+# imports fairseq, and the other commands log in fairseq's own way.
 TRAIN = Launcher("train", "fairseq_cli.train", "mixhead_plugin.fairseq.models", *NEEDED)
 DECODE = Launcher("decode", "fairseq", "mixhead_plugin.fairseq.models", *NEEDED)
 OTHERS = Launcher("others", "fairseq", *NEEDED)

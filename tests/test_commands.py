@@ -7,7 +7,17 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
-from tests.commands import PLUGIN, ROBERTA_SIZES, SIZES, WHOLE_SETS, losses, refusal, run, train
+from tests.commands import (
+    OTHERS,
+    PLUGIN,
+    ROBERTA_SIZES,
+    SIZES,
+    WHOLE_SETS,
+    losses,
+    refusal,
+    run,
+    train,
+)
 
 EXAMPLES = Path(PLUGIN).parent / "examples"
 
@@ -20,7 +30,7 @@ def test_generate_translates(translation_data, translator):
         "--beam=2",
         "--print-alignment=hard",
     ]
-    output = run("fairseq-generate", *use, *WHOLE_SETS).stdout
+    output = OTHERS.run("fairseq-generate", *use, *WHOLE_SETS).stdout  # it imports the plugin
     hypotheses = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.M))
     references = dict(re.findall(r"^T-(\d+)\t(.*)$", output, re.M))
     assert len(hypotheses) == len(references) == 15

@@ -134,10 +134,22 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 @pytest.mark.parametrize(
     "recipe, moments, flags",
     [
-        slow("transformer", [IN_THE_FIRST_LAST, IN_THE_SECOND, IN_THE_NEXT], THREE_EPOCHS),
-        slow("transformer_lm", [BEFORE_A_NAME], FOUR_EPOCHS),
-        slow("transformer_xl", [IN_THE_SECOND, BEFORE_A_NAME], THREE_EPOCHS),
-        ("transformer_lm", [IN_THE_SECOND], FOUR_EPOCHS),
+        slow(
+            "transformer",
+            [IN_THE_FIRST_LAST, IN_THE_SECOND, IN_THE_NEXT],
+            THREE_EPOCHS,
+            id="transformer, cut in three saves",
+        ),
+        slow("transformer_lm", [BEFORE_A_NAME], FOUR_EPOCHS, id="transformer_lm, before a rename"),
+        slow(
+            "transformer_xl",
+            [IN_THE_SECOND, BEFORE_A_NAME],
+            THREE_EPOCHS,
+            id="transformer_xl, cut in a save, then before a rename",
+        ),
+        pytest.param(
+            "transformer_lm", [IN_THE_SECOND], FOUR_EPOCHS, id="transformer_lm, cut in a save"
+        ),
     ],
 )
 def test_a_training_killed_while_it_saves_ends_undisturbed(
@@ -202,10 +214,9 @@ def test_an_end_of_an_epoch_changes_nothing(ends, recipes, undisturbed, tmp_path
     "limit, reason",
     [
         (["--max-update", "3"], "--max-update 3 is reached"),
-        pytest.param(
-            ["--patience", "2", *NO_PROGRESS], "--patience 2 is used up", marks=pytest.mark.slow
-        ),
+        slow(["--patience", "2", *NO_PROGRESS], "--patience 2 is used up"),
     ],
+    ids=["max-update", "patience"],
 )
 def test_a_training_that_has_ended_makes_no_more_updates(
     limit, reason, recipes, undisturbed, tmp_path
