@@ -50,6 +50,16 @@ def locked(path):
         yield
 
 
+@contextlib.contextmanager
+def short_path(path):
+    """Yield another path of a file, because that of a socket may have 107 characters alone."""
+    folder = os.open(path.parent, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
 def locate(program):
     """Return the path of `program`: a path, or the name of a command beside this Python."""
     return str(program) if "/" in str(program) else str(Path(sys.executable).parent / program)
@@ -155,19 +165,23 @@ class Launcher:
 
     def _connect(self):
         # The server ends under the same lock: one that accepts a connection answers it.
-        with locked(self._path("lock")), socket.socket(socket.AF_UNIX) as connection:
+        path = self._path("socket")
+        with (
+            locked(self._path("lock")),
+            short_path(path) as address,
+            socket.socket(socket.AF_UNIX) as connection,
+        ):
             try:
-                connection.connect(str(self._path("socket")))
+                connection.connect(address)
             except (FileNotFoundError, ConnectionRefusedError):
-                self._start_server()
-                connection.connect(str(self._path("socket")))
+                self._start_server(path, address)
+                connection.connect(address)
             self.channel = connection.makefile("rw")  # keeps the connection open
 
-    def _start_server(self):
-        path = self._path("socket")
+    def _start_server(self, path, address):
         path.unlink(missing_ok=True)  # of a server that was killed
         with socket.socket(socket.AF_UNIX) as listener, open(self._path("errors"), "w") as errors:
-            listener.bind(str(path))
+            listener.bind(address)
             listener.listen()
             self.server = subprocess.Popen(
                 [sys.executable, __file__, str(listener.fileno()), str(path), *self.modules],
