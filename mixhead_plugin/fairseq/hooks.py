@@ -9,8 +9,9 @@ import sys
 from argparse import Namespace
 from typing import Any
 
+from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import BaseFairseqModel
+from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
 
@@ -23,6 +24,23 @@ from mixhead_plugin.fairseq.replace import install_all, replaces
 def install() -> None:
     """Install the functions of this module in fairseq."""
     install_all(sys.modules[__name__])
+
+
+@replaces(options, "parse_args_and_arch")
+def complete_own_architecture(original, *args: Any, **kwargs: Any) -> Any:
+    """Let a model of the plugin complete the flags of an architecture of the user's own.
+
+    The function of such an architecture may set fairseq's flags alone. For a language model fairseq
+    then takes the defaults of the model's class, which no family has: it would train without the
+    mixing.
+    """
+    parsed = original(*args, **kwargs)
+    # With parse_known, the words that are no flags come second.
+    flags = parsed[0] if isinstance(parsed, tuple) else parsed
+    model = ARCH_MODEL_REGISTRY.get(getattr(flags, "arch", None))
+    if hasattr(model, "complete_own_architecture"):
+        model.complete_own_architecture(flags)
+    return parsed
 
 
 @replaces(Trainer, "_build_optimizer")

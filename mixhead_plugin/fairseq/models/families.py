@@ -5,6 +5,7 @@ Flags come to a model in several ways. Who calls which function, and when:
 | when | what is called |
 |---|---|
 | a command reads its command line | `add_args`, then `_complete_and_check_command` |
+| the same, with an architecture of the user's own | `add_args`, then `complete_own_architecture` |
 | a YAML file has a model with a dataclass | its defaults come from `_dataclass_for_yaml` |
 | a YAML file has a model without one | `_complete_and_check_command`, when the model is built |
 | a command or a program builds a model | `build_model` of its class, which calls `prepared` |
@@ -101,6 +102,20 @@ class FamilyModel(BaseFairseqModel):
     def check_args(cls, args: Any) -> None:
         """Refuse complete `args` that cannot work; see `check_flags`."""
         check_flags(args, cls.attention_sites(args))
+
+    @classmethod
+    def complete_own_architecture(cls, args: Any) -> None:
+        """Give an architecture of the user's own the family of its model; see `fairseq/hooks.py`.
+
+        Args:
+            args: the flags of a command, changed in place
+        """
+        if args.arch in cls.presets:
+            return  # the function of an architecture of the plugin has done it
+        _leave_tpu_out(args)
+        if cls.by_dataclass and ARCH_MODEL_NAME_REGISTRY[args.arch] not in cls.presets:
+            return  # the user's own model, too: the defaults of its own dataclass count
+        fill_in(args, _family_of(args.arch))
 
     @classmethod
     def prepared(cls, args: Any) -> Any:

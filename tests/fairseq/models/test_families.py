@@ -5,13 +5,17 @@ import re
 
 import pytest
 import torch
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_INV_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
     build_model,
+    register_model_architecture,
 )
 from fairseq.models import MODEL_DATACLASS_REGISTRY as DATACLASSES
+from fairseq.models.transformer_lm import base_lm_architecture
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.models import ARCHITECTURES
@@ -96,6 +100,35 @@ def test_a_users_own_architecture_has_the_family_of_its_model(monkeypatch):
         ARCH_CONFIG_REGISTRY, "mine_transformer", ARCH_CONFIG_REGISTRY["transformer"]
     )
     assert {attention.normalizer for attention in attentions(build("mine_transformer"))} == {"l2"}
+
+
+@pytest.fixture(params=FAMILIES)
+def own_language_model(request, monkeypatch):
+    """Register an architecture as a user does, whose function is fairseq's; return the family."""
+    family = request.param
+    model = f"{family}_transformer_lm"
+    for registry in (ARCH_MODEL_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_CONFIG_REGISTRY):
+        monkeypatch.setitem(registry, "my_lm", None)  # taken out again after the test
+        del registry["my_lm"]
+    monkeypatch.setitem(ARCH_MODEL_INV_REGISTRY, model, list(ARCH_MODEL_INV_REGISTRY[model]))
+    register_model_architecture(model, "my_lm")(base_lm_architecture)
+    return family
+
+
+def test_a_users_own_language_model_has_the_family_on_the_command_line(own_language_model):
+    typed = command("my_lm", "--tokens-per-sample=48", "--decoder-layers=1", "--bf16")
+    assert typed.tpu is False
+    with torch.device("meta"):
+        model = build_model(convert_namespace_to_omegaconf(typed).model, task())
+    (attention,) = attentions(model)
+    assert attention.normalizer == expected(own_language_model, "attention_normalizer")
+    assert attention.variant.head_mixing == expected(own_language_model, "head_mixing")
+    assert attention.variant.attention_gate == expected(own_language_model, "attention_gate")
+
+
+def test_a_flag_overrides_the_family_of_a_users_own_architecture(own_language_model):
+    typed = command("my_lm", "--tokens-per-sample=48", "--head-mixing=average")
+    assert typed.head_mixing == "average"
 
 
 def test_the_command_line_trains_in_bf16_without_a_tpu():

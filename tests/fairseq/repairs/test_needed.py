@@ -34,6 +34,7 @@ SHARED_EPOCH = "tests/fairseq/repairs/test_shared_epoch.py"
 WRONG_NAMES = "tests/fairseq/repairs/test_wrong_names.py"
 OVERRIDES = "tests/fairseq/repairs/test_overrides.py"
 FAMILY_CHECKPOINTS = "tests/fairseq/models/test_checkpoints.py"
+FAMILIES = "tests/fairseq/models/test_families.py"
 SYNTHESIZER = "tests/fairseq/models/test_synthesizer.py"
 
 # A test that fails without the repair. Somebody who adds a repair adds its line, and sees that the
@@ -87,6 +88,10 @@ PROOFS = {
 
 # The same for the functions of `fairseq/hooks.py`.
 HOOKS = {
+    "complete_own_architecture": (
+        FAMILIES,
+        "test_a_users_own_language_model_has_the_family_on_the_command_line",
+    ),
     "scale_marked_steps": (
         LEARNING_RATE,
         "test_fairseqs_trainer_scales_the_steps_of_its_optimizer",
