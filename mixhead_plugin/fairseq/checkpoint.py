@@ -100,7 +100,7 @@ def check_for_fairseqs(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
                 raise CheckpointError(
                     f"checkpoint does not fit: its {name} was trained with "
                     f"{option_name(option)} {value}, which this model does not have; use an --arch "
-                    "of the plugin, such as mixhead_transformer"
+                    "of the plugin, as its training did"
                 )
 
 
