@@ -34,7 +34,7 @@ from mixhead_plugin.hf.mixing import add_mixing, attentions_of_classes, is_mixed
 from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.hf.saving import LOADER, file_of
 from mixhead_plugin.hf.studied_attention import attentions_of
-from mixhead_plugin.parts import Variant, is_of_a_part
+from mixhead_plugin.parts import Variant, is_of_a_part, part_of
 
 
 def load(
@@ -50,8 +50,8 @@ def load(
 
     Args:
         folder: the first argument of `from_pretrained`: a folder, or a name on the hub
-        cls: the class of the model; None for the one that was saved. That of a pruned model must
-            have the same attentions
+        cls: the class of the model; None for the one that was saved. It may have some of the
+            attentions alone. That of a pruned model must have the same attentions
         impl: the implementation of `ops.attention`
         settings: the other arguments of `from_pretrained`; `unmix` goes back to the
             `attn_implementation`
@@ -98,10 +98,18 @@ def load(
     missing = sorted(_of_parts(info["missing_keys"]))
     if missing:
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
-    unexpected = sorted(_of_parts(info["unexpected_keys"]))
-    if unexpected:
+    # A class may have some of the attentions alone, as CLIPTextModel of a CLIPModel. What is of the
+    # others is left out, as by `from_pretrained`. But what no attention of the model has, shows that
+    # the config does not belong to the tensors.
+    known = {_inside_an_attention(name) for name in _of_parts(model.state_dict())}
+    unknown = [
+        name
+        for name in sorted(_of_parts(info["unexpected_keys"]))
+        if _inside_an_attention(name) not in known
+    ]
+    if unknown:
         raise ValueError(
-            f"{folder}: has a tensor {unexpected[0]} that nothing takes; "
+            f"{folder}: has a tensor {unknown[0]} that nothing takes; "
             "its config is of another mixing"
         )
     model.__class__ = base  # which pickle finds by its name
@@ -134,6 +142,13 @@ def _class_of(folder: Any, saved: dict[str, Any], cls: Any) -> Any:
 
 def _of_parts(names: Iterable[str]) -> list[str]:
     return [name for name in names if is_of_a_part(name)]
+
+
+def _inside_an_attention(tensor_name: str) -> str:
+    """Return what a tensor of a part is called in its attention, as "head_mixing.bias"."""
+    part = part_of(tensor_name)
+    modules = tensor_name.split(".")
+    return ".".join(modules[modules.index(part) :])
 
 
 def _advice(folder: str | PathLike[str], saved: dict[str, Any], settings: dict[str, Any]) -> str:

@@ -55,6 +55,42 @@ def test_a_composed_model_is_mixed_saved_and_loaded_as_a_whole_or_its_parts_alon
     torch.testing.assert_close(found, model.encoder(inputs["input_ids"])[0])
 
 
+def clip():
+    """Return a model of two towers, and texts."""
+    text = dict(CONFIG, projection_dim=8)
+    vision = dict(text, num_hidden_layers=1)
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    return transformers.CLIPModel(config).eval(), torch.randint(3, 31, (2, 5))
+
+
+@torch.no_grad()
+def test_a_class_with_some_of_the_attentions_is_loaded_from_the_folder_of_all(tmp_path):
+    model, ids = clip()
+    shake(hf.mix(model, "position-wise")).save_pretrained(tmp_path / "towers")
+    text = hf.load(tmp_path / "towers", transformers.CLIPTextModel)
+    torch.testing.assert_close(text(ids)[0], model.text_model(ids)[0])
+
+    model, _ = build("BartForConditionalGeneration", head_mixing="position-wise")
+    model.save_pretrained(tmp_path / "bart")
+    decoder = hf.load(tmp_path / "bart", transformers.BartForCausalLM).model.decoder
+    # The folder has one embedding for both, which transformers gives to the encoder.
+    x = torch.randn(2, 5, 32).double()
+    expected = model.model.decoder(inputs_embeds=x)[0]
+    torch.testing.assert_close(decoder(inputs_embeds=x)[0], expected)
+
+
+def test_tensors_of_another_mixing_than_that_of_the_config_are_refused(tmp_path):
+    build("BertForMaskedLM", head_mixing="position-wise")[0].save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("position-wise", "none"))
+    with pytest.raises(ValueError) as error:
+        hf.load(tmp_path)
+    tensor = "bert.encoder.layer.0.attention.self.head_mixing.bias"
+    assert str(error.value) == (
+        f"{tmp_path}: has a tensor {tensor} that nothing takes; its config is of another mixing"
+    )
+
+
 def from_a_folder(config, folder, **settings):
     config.save_pretrained(folder)
     loaded = transformers.AutoConfig.from_pretrained(folder)
