@@ -177,7 +177,11 @@ class MixedCall(TorchFunctionMode):
         several = self.attention.heads_per_mixed
         if several > 1:  # the module wants the outputs of as many heads as it has
             out = out.unflatten(3, (several, -1)).flatten(2, 3)  # [B, Nq, H, Dv]
-        return out.transpose(1, 2)
+        # In memory as torch has them, in the order of the queries, because some modules put the heads
+        # side by side by `view`, which needs it.
+        if query.stride(1) < query.stride(2):  # as projections give them, [B, Nq, H, D] in memory
+            return out.contiguous().transpose(1, 2)
+        return out.transpose(1, 2).contiguous()
 
     def _count(self) -> None:
         """Refuse a second call, and one that is computed again when the module does not listen."""

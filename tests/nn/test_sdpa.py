@@ -164,6 +164,28 @@ def test_a_mask_of_the_least_number_hides_from_every_normalizer():
     torch.testing.assert_close(model(x, attn_mask=least), model(x, attn_mask=CAUSAL))
 
 
+@pytest.mark.parametrize("impl", ["auto", "reference", "blockwise"])
+@pytest.mark.parametrize("order", ["heads inside", "heads outside"])
+def test_outputs_lie_in_memory_as_those_of_torch(order, impl):
+    """Some modules put heads side by side by `view`, which works in one order alone."""
+
+    class Ordered(Attention):
+        def attend(self, query, key, value):
+            if order == "heads outside":
+                query = query.contiguous()
+            out = F.scaled_dot_product_attention(query, key, value)
+            self.strides = out.stride()
+            return out
+
+    attention = Ordered().double()
+    x = inputs()
+    attention(x)
+    of_torch = attention.strides
+    mix(attention, "position-wise", example=(x,), impl=impl)
+    torch.testing.assert_close(attention(x), defined(attention, x))
+    assert attention.strides == of_torch
+
+
 def test_dropout_is_that_of_the_call():
     model = mixed()
     x = inputs()
