@@ -116,6 +116,9 @@ def _does_nothing(part: nn.Module) -> bool:
     start = part.identity()
     if not start:  # frozen parts and the differential mixing have none
         return False
+    # A parametrization, or torch's pruning, computes them from tensors of other names.
+    if not start.keys() <= state.keys():
+        return False
     for key, value in start.items():
         # In the dtype of the part, because float32 would take 1 + 1e-8 for 1.
         if not torch.equal(state[key].cpu(), value.to(state[key].dtype)):

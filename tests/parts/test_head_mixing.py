@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrize import register_parametrization
 
 from mixhead_plugin.ops import LowRank
 from mixhead_plugin.parts import PARTS, Assembly, AttentionSizes, Variant, first_part_with_effect
@@ -127,6 +130,14 @@ def test_a_mixing_that_float32_would_take_for_the_identity_has_an_effect():
     assert first_part_with_effect({"head_mixing": mixing}) == ""
     mixing.weight.data[0, 0] += 1e-8
     assert first_part_with_effect({"head_mixing": mixing}) == "head_mixing"
+
+
+def test_a_mixing_whose_tensor_a_tool_computes_has_an_effect():
+    parametrized = build("position-independent")
+    register_parametrization(parametrized, "weight", nn.Softmax(dim=0))
+    pruned = prune.identity(build("position-independent"), "weight")
+    for mixing in (parametrized, pruned):
+        assert first_part_with_effect({"head_mixing": mixing}) == "head_mixing"
 
 
 # ---- --mixing-start ----------------------------------------------------------------------------
