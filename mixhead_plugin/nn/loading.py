@@ -16,7 +16,7 @@ from mixhead_plugin.nn.refusals import (
     refuse_host,
     refuse_tied,
 )
-from mixhead_plugin.parts import Variant, record
+from mixhead_plugin.parts import HostedAttention, Variant, record
 from mixhead_plugin.parts.parameters import is_of_a_part
 
 # What the names in a state dict begin with if it is that of a wrapper around the model.
@@ -134,14 +134,17 @@ def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: s
         if name not in modules:
             raise ValueError(f"{name}: is mixed in the state dict, must be in the model, too")
         module = modules[name]
-        if sdpa.is_mixed(module) or isinstance(module, MixedAttention):
-            continue  # `load_state_dict` compares them
+        # `hf.mix` notes what it has added under the same name.
+        is_hosted = isinstance(vars(module).get(sdpa.ATTRIBUTE), HostedAttention)
+        if is_hosted or isinstance(module, MixedAttention):
+            continue  # mixed already: `load_state_dict` compares them
         variant = dict(entry["variant"])
         numbers = {field: entry[field] for field in entry if field != "variant"}
         calls = numbers.pop("calls", None)
         if calls == record.CALLS_INTERFACE:
             raise ValueError(
-                f"{name}: is of a model of transformers, must be loaded by mixhead_plugin.hf.load"
+                f"{name}: is of a model of transformers, must be mixed by mixhead_plugin.hf.mix "
+                "before"
             )
         if calls == record.CALLS_SDPA:
             refuse_host(model, module)

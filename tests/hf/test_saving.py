@@ -14,6 +14,7 @@ from accelerate import cpu_offload
 from safetensors.torch import load_model, save_model
 from torch import nn
 
+from mixhead_plugin import nn as mixed_nn
 from tests.hf.models import CONFIG, build, hf, shake, transformers, whole
 
 
@@ -214,6 +215,35 @@ def test_a_state_dict_tells_of_the_variant(tmp_path):
     same.load_state_dict(plain.state_dict())
     unmixed = hf.unmix(hf.mix(build("LlamaForCausalLM")[0], "position-wise"))
     plain.load_state_dict(unmixed.state_dict())
+
+
+def with_head_of_torch():
+    """Return a model of torch around one of transformers, in float64."""
+    attention = nn.MultiheadAttention(32, 4, batch_first=True)
+    return nn.ModuleDict({"bert": build("BertForMaskedLM")[0], "head": attention}).double()
+
+
+def test_a_state_dict_of_both_doors_is_loaded_where_the_inner_model_is_mixed():
+    model = with_head_of_torch()
+    hf.mix(model["bert"], "position-wise")
+    mixed_nn.mix(model, "position-independent")
+    state = shake(model).state_dict()
+
+    again = with_head_of_torch()
+    with pytest.raises(ValueError) as refused:
+        mixed_nn.load(again, state)
+    assert str(refused.value) == (
+        "bert.bert.encoder.layer.0.attention.self: is of a model of transformers, must be mixed by "
+        "mixhead_plugin.hf.mix before"
+    )
+    hf.mix(again["bert"], "position-wise")
+    loaded = mixed_nn.load(again, state).state_dict()
+    torch.testing.assert_close(dict(loaded), dict(state))
+
+    another = with_head_of_torch()
+    hf.mix(another["bert"], "position-independent")
+    with pytest.raises(RuntimeError, match="was saved with head_mixing position-wise, this module"):
+        mixed_nn.load(another, state)
 
 
 def test_a_trainer_does_not_go_on_from_another_variant(tmp_path):
