@@ -15,8 +15,6 @@ from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.layouts import MIXHEAD, FoundAttention, is_inside
 from mixhead_plugin.parts import Variant
 
-# of the entry of a config that has the heads that `prune` removed, by layer
-PRUNED = "mixhead_pruned"
 # of the entry that names the classes of the attentions that are mixed
 ATTENTIONS = "mixhead_attentions"
 # Files without that entry are older: these classes, and those with a row, were mixed then.
@@ -111,7 +109,7 @@ def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
         config._attn_implementation_internal = attn_implementation
         if saving.auto_map_of(config):  # which is empty if it is not ours
             vars(config).pop("auto_map", None)
-    for name in (MIXHEAD, ATTENTIONS, PRUNED, *REFUSED):
+    for name in (MIXHEAD, ATTENTIONS, saving.PRUNED, *REFUSED):
         vars(config).pop(name, None)
     for inner in vars(config).values():
         if isinstance(inner, PreTrainedConfig):

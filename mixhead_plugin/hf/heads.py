@@ -17,7 +17,6 @@ from mixhead_plugin.heads.attention import HeadsError, LayerHeads
 from mixhead_plugin.heads.choosing import choose
 from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.hf import pruning
-from mixhead_plugin.hf.configs import PRUNED
 from mixhead_plugin.hf.mixing import add_mixing, unfit
 from mixhead_plugin.hf.refusals import (
     check_model,
@@ -28,6 +27,7 @@ from mixhead_plugin.hf.refusals import (
     refuse_shared_outputs,
     refuse_shared_weights,
 )
+from mixhead_plugin.hf.saving import PRUNED
 from mixhead_plugin.hf.studied_attention import StudiedAttention, attentions_of
 from mixhead_plugin.parts import Variant
 

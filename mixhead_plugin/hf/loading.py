@@ -24,7 +24,6 @@ from mixhead_plugin.heads.cutting import chosen_to_cut
 from mixhead_plugin.hf.configs import (
     ATTENTIONS,
     OLDER_ATTENTIONS,
-    PRUNED,
     REFUSED,
     forget,
 )
@@ -32,7 +31,7 @@ from mixhead_plugin.hf.heads import cut
 from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD
 from mixhead_plugin.hf.mixing import add_mixing, attentions_of_classes, is_mixed
 from mixhead_plugin.hf.refusals import SPLIT
-from mixhead_plugin.hf.saving import LOADER, file_of
+from mixhead_plugin.hf.saving import LOADER, PRUNED, file_of
 from mixhead_plugin.hf.studied_attention import attentions_of
 from mixhead_plugin.parts import Variant, is_of_a_part, part_of
 
@@ -99,8 +98,8 @@ def load(
     if missing:
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
     # A class may have some of the attentions alone, as CLIPTextModel of a CLIPModel. What is of the
-    # others is left out, as by `from_pretrained`. But what no attention of the model has, shows that
-    # the config does not belong to the tensors.
+    # others is left out, as by `from_pretrained`. But a tensor that no attention of the model knows
+    # shows that the config does not belong to the tensors.
     known = {_inside_an_attention(name) for name in _of_parts(model.state_dict())}
     unknown = [
         name

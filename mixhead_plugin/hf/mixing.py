@@ -15,7 +15,7 @@ from mixhead_plugin.hf.attention_hooks import (
     remove_model_hooks,
 )
 from mixhead_plugin.hf.checks import check_row
-from mixhead_plugin.hf.configs import FORMER, PRUNED, forget, give_configs
+from mixhead_plugin.hf.configs import FORMER, forget, give_configs
 from mixhead_plugin.hf.layouts import (
     LAYOUTS,
     USUAL,
@@ -37,6 +37,7 @@ from mixhead_plugin.hf.refusals import (
     refuse_shared_weights,
     refuse_split,
 )
+from mixhead_plugin.hf.saving import PRUNED
 from mixhead_plugin.parts import (
     OPTIONS,
     Variant,
@@ -250,7 +251,8 @@ def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
             removable.append(hosted)
     if not removable:
         raise ValueError(f"{type(model).__name__}: has no mixing")
-    if hasattr(model.config, PRUNED):
+    # Not by the config, because the model may be a part of the one that was pruned.
+    if any(each.removed() for each in removable):
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
     refuse_offloaded(model, "unmixed")
     for each in removable:

@@ -28,6 +28,8 @@ from mixhead_plugin.hf.auto import *
 '''
 # The attribute of a class that may load a folder of mixed heads, whatever config it is given.
 LOADER = "_mixhead_loader"
+# The entry of a config that has the heads that `prune` removed, by layer.
+PRUNED = "mixhead_pruned"
 # The entry in the metadata of a state dict that names the mixed attentions of a model.
 MIXED_INSIDE = "mixhead_inside"
 AUTO_CLASSES = [
@@ -216,6 +218,13 @@ def _refuse_config_without_entry(model: Any, *args: Any, **kwargs: Any) -> None:
             "entry to load it by; "
             "mix the outermost model"
         )
+    # The heads that are gone are in the config of the model that was pruned, by its layers.
+    for name in inside:
+        if vars(model.get_submodule(name))[MIXHEAD].removed() and not hasattr(model.config, PRUNED):
+            raise ValueError(
+                f"{type(model).__name__}: was pruned as a part of another model ({name}), so its "
+                "config has no entry to load it by; the outermost model must be saved"
+            )
 
 
 def _refuse_wrapped_parts(model: Any, *args: Any, **kwargs: Any) -> None:

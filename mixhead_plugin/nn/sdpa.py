@@ -177,8 +177,8 @@ class MixedCall(TorchFunctionMode):
         several = self.attention.heads_per_mixed
         if several > 1:  # the module wants the outputs of as many heads as it has
             out = out.unflatten(3, (several, -1)).flatten(2, 3)  # [B, Nq, H, Dv]
-        # In memory as torch has them, in the order of the queries, because some modules put the heads
-        # side by side by `view`, which needs it.
+        # In memory as torch has them, in the order of the queries, because some modules put the
+        # heads side by side by `view`, which needs it.
         if query.stride(1) < query.stride(2):  # as projections give them, [B, Nq, H, D] in memory
             return out.contiguous().transpose(1, 2)
         return out.transpose(1, 2).contiguous()

@@ -80,6 +80,24 @@ def test_a_class_with_some_of_the_attentions_is_loaded_from_the_folder_of_all(tm
     torch.testing.assert_close(decoder(inputs_embeds=x)[0], expected)
 
 
+@pytest.mark.parametrize("is_mixed", [True, False], ids=["mixed", "plain"])
+def test_a_part_of_a_pruned_model_is_not_saved_without_the_numbers_of_the_heads(is_mixed, tmp_path):
+    model, _ = clip()
+    if is_mixed:
+        hf.mix(model, "position-wise")
+    hf.prune(model, {0: [1]})  # of the text
+    with pytest.raises(ValueError) as refused:
+        model.text_model.save_pretrained(tmp_path)
+    assert str(refused.value) == (
+        "CLIPTextModel: was pruned as a part of another model (encoder.layers.0.self_attn), so its "
+        "config has no entry to load it by; the outermost model must be saved"
+    )
+    with pytest.raises(ValueError, match=r"^CLIPTextModel: is pruned, and must stay as it is$"):
+        hf.unmix(model.text_model)
+    model.vision_model.save_pretrained(tmp_path)
+    hf.load(tmp_path)
+
+
 def test_tensors_of_another_mixing_than_that_of_the_config_are_refused(tmp_path):
     build("BertForMaskedLM", head_mixing="position-wise")[0].save_pretrained(tmp_path)
     config = tmp_path / "config.json"
