@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import (
@@ -33,7 +34,7 @@ from mixhead_plugin.hf.mixing import add_mixing, attentions_of_classes, is_mixed
 from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.hf.saving import LOADER, PRUNED, file_of
 from mixhead_plugin.hf.studied_attention import attentions_of
-from mixhead_plugin.parts import Variant, is_of_a_part, part_of
+from mixhead_plugin.parts import Variant, is_of_a_part, keep_float32, part_of
 
 
 def load(
@@ -44,6 +45,9 @@ def load(
     **settings: Any,
 ) -> Any:
     """Load a mixed or pruned model that `save_pretrained` wrote.
+
+    A mixing that was saved in float32 stays in it, also if `dtype`, or the config, says that the
+    model is in half precision. So it comes back as it was trained.
 
     Raise ValueError if it lacks a part of the mixing.
 
@@ -88,6 +92,15 @@ def load(
                 gone: Any = {int(layer): heads for layer, heads in saved[PRUNED].items()}
                 layers = attentions_of(self)
                 cut(self, layers, chosen_to_cut(layers, gone))
+
+        @staticmethod
+        def _load_pretrained_model(
+            model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            # `_keep_in_fp32_modules_strict` of transformers is for what is float32 in every file.
+            # A mixing may have been saved in half precision, too.
+            keep_float32(model, _tensors_in(checkpoint_files))
+            return base._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
 
     setattr(MixedModel, LOADER, True)
     wants_info = settings.pop("output_loading_info", False)
@@ -139,6 +152,14 @@ def _class_of(folder: Any, saved: dict[str, Any], cls: Any) -> Any:
     return chosen
 
 
+def _tensors_in(files: Iterable[str]) -> dict[str, Tensor]:
+    """Return the tensors of files by name, on the device meta: without reading their numbers."""
+    tensors = {}
+    for file in files:
+        tensors.update(load_state_dict(file, map_location="meta"))
+    return tensors
+
+
 def _of_parts(names: Iterable[str]) -> list[str]:
     return [name for name in names if is_of_a_part(name)]
 
@@ -187,5 +208,5 @@ def _names_of_tensors(folder: str | PathLike[str], settings: dict[str, Any]) -> 
         if usual in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
             with open(file, encoding="utf-8") as index:
                 return list(json.load(index)["weight_map"])
-        return list(load_state_dict(file, map_location="meta"))
+        return list(_tensors_in([file]))
     return []

@@ -16,7 +16,7 @@ from mixhead_plugin.nn.refusals import (
     refuse_host,
     refuse_tied,
 )
-from mixhead_plugin.parts import HostedAttention, Variant, record
+from mixhead_plugin.parts import HostedAttention, Variant, keep_float32, record
 from mixhead_plugin.parts.parameters import is_of_a_part
 
 # What the names in a state dict begin with if it is that of a wrapper around the model.
@@ -36,6 +36,8 @@ def load(
 
     The metadata of a state dict tell which modules were mixed, and how. Files of safetensors keep
     none, and neither does a copy of the dict; then the arguments of `mix` must be given.
+
+    A mixing that was saved in float32 stays in it, also beside a model in half precision.
 
     Args:
         model: as it was before it was mixed, or mixed in the same way
@@ -61,6 +63,7 @@ def load(
         mix_as_asked(model, asked, example, impl)
     else:
         raise ValueError(_not_told(model, state_dict))
+    keep_float32(model, state_dict)
     model.load_state_dict(state_dict)
     return model
 

@@ -7,7 +7,7 @@ builds the parts and puts them to work. In a module that is not ours, `HostedAtt
 """
 
 from mixhead_plugin.parts.assembly import Assembly, build_part
-from mixhead_plugin.parts.half_precision import warn_of_half_precision
+from mixhead_plugin.parts.half_precision import keep_float32, warn_of_half_precision
 from mixhead_plugin.parts.hosted import HostedAttention, place_parts, remove_parts
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartError, PartKind
 from mixhead_plugin.parts.parameters import (

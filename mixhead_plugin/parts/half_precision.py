@@ -1,10 +1,18 @@
-"""Warn of parts that a training in half precision would not move."""
+"""Keep parts in float32 beside a model in half precision, which would not move or would round them.
+
+Such a part computes in float32, and what it gives to the model is in half precision again.
+"""
+
+import itertools
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mixhead_plugin.errors import warn_caller
-from mixhead_plugin.parts.parameters import mixing_parameters, part_of
+from mixhead_plugin.parts.parameters import is_of_a_part, mixing_parameters, part_of
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 def warn_of_half_precision(model: nn.Module) -> None:
@@ -17,7 +25,7 @@ def warn_of_half_precision(model: nn.Module) -> None:
     Args:
         model: its parts are new
     """
-    for dtype in (torch.bfloat16, torch.float16):
+    for dtype in HALF:
         parts = []
         for name, parameter in mixing_parameters(model).items():
             # On the device meta there are no numbers yet: they will be loaded.
@@ -33,3 +41,31 @@ def warn_of_half_precision(model: nn.Module) -> None:
                 "the model in float32 and use torch.autocast, or make only "
                 "mixing_parameters(model) float32"
             )
+
+
+def keep_float32(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Make those tensors of parts float32 that were saved so, before they are loaded.
+
+    What is loaded takes the dtype of the model's own tensor, which would round it. What was saved
+    in half precision stays in it.
+
+    Args:
+        model: has the parts; what they hold will be replaced
+        saved: the tensors to be loaded, or their shapes on the device meta. Their names may begin
+            in another way than those of the model, as where the encoder alone is loaded
+    """
+    in_float32 = set()
+    for name, tensor in saved.items():
+        if is_of_a_part(name) and tensor.dtype in (torch.float32, torch.float64):
+            in_float32.add(_name_in_attention(name))
+
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        is_half = tensor.dtype in HALF
+        if is_half and is_of_a_part(name) and _name_in_attention(name) in in_float32:
+            tensor.data = tensor.data.float()
+
+
+def _name_in_attention(tensor_name: str) -> str:
+    """Return "head_mixing.bias" of "bert.encoder.layer.0.attention.self.head_mixing.bias"."""
+    modules = tensor_name.split(".")
+    return ".".join(modules[modules.index(part_of(tensor_name)) :])

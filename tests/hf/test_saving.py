@@ -380,6 +380,69 @@ def test_an_unmixed_model_is_saved_without_the_file_and_others_code_is_left_alon
     assert json.loads((tmp_path / "own" / "config.json").read_text())["auto_map"] == own
 
 
+def float32_beside_bfloat16():
+    """Return a model in bfloat16, whose mixing has numbers that bfloat16 would round."""
+    model, inputs = build("BertForMaskedLM")
+    hf.mix(model.bfloat16(), "position-wise")
+    for parameter in hf.mixing_parameters(model).values():
+        parameter.data = parameter.data.float()
+    return shake(model), inputs
+
+
+# Who loads a folder.
+LOADERS = {
+    "hf.load": lambda folder, **settings: hf.load(folder, **settings),
+    "another class": lambda folder, **settings: hf.load(folder, transformers.BertModel, **settings),
+    "AutoModelForMaskedLM": lambda folder, **settings: (
+        transformers.AutoModelForMaskedLM.from_pretrained(
+            folder, trust_remote_code=True, **settings
+        )
+    ),
+    "AutoModel": lambda folder, **settings: transformers.AutoModel.from_pretrained(
+        folder, trust_remote_code=True, **settings
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*was mixed in torch.bfloat16")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_mixing_that_was_saved_in_float32_is_not_rounded(loader, dtype, tmp_path):
+    model, _ = float32_beside_bfloat16()
+    model.save_pretrained(tmp_path)
+    settings = {} if dtype is None else {"dtype": dtype}
+    loaded = LOADERS[loader](tmp_path, **settings)
+    assert loaded.dtype == (dtype or torch.bfloat16)
+
+    inside = getattr(loaded, "bert", loaded)
+    for name, parameter in hf.mixing_parameters(model.bert).items():
+        assert torch.equal(inside.get_parameter(name), parameter), name
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*was mixed in torch.bfloat16")
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("size", ["1GB", "8KB"], ids=["one file", "shards"])
+def test_a_mixing_in_float32_is_not_rounded_whatever_file_it_lies_in(size, kind, tmp_path):
+    model, inputs = float32_beside_bfloat16()
+    FORMATS[kind](model, tmp_path, size)
+    loaded = hf.load(tmp_path, type(model))
+    assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.filterwarnings("ignore:.*was mixed in torch.bfloat16")
+def test_a_mixing_that_was_saved_in_half_precision_has_the_dtype_of_its_model(tmp_path):
+    model, _ = build("BertForMaskedLM")
+    shake(hf.mix(model.bfloat16(), "position-wise")).save_pretrained(tmp_path)
+    for settings, dtype in (
+        ({}, torch.bfloat16),
+        ({"dtype": torch.float16}, torch.float16),
+        ({"dtype": torch.float32}, torch.float32),
+    ):
+        parameters = hf.mixing_parameters(hf.load(tmp_path, **settings)).values()
+        assert {parameter.dtype for parameter in parameters} == {dtype}
+
+
 def test_a_config_that_names_no_class_needs_one(tmp_path):
     model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
     model.save_pretrained(tmp_path)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from mixhead_plugin.nn import MixedAttention, load, mix
+from mixhead_plugin.nn import MixedAttention, load, mix, mixing_parameters
 from mixhead_plugin.parts import OPTIONS, record
 from tests.nn.calling import Attention, C, Final, H, Mixed, Model, inputs, move
 
@@ -43,6 +43,28 @@ def test_a_state_dict_tells_how_a_new_model_was_mixed(variant):
     # Also into a model that is mixed already.
     again = mix(Mixed().double(), example=(inputs(3),), **variant)
     torch.testing.assert_close(load(again, saved(model))(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*was mixed in torch.bfloat16")
+def test_a_mixing_that_was_trained_in_float32_beside_half_precision_is_not_rounded():
+    model = mix(Mixed().bfloat16(), "position-wise", example=(inputs(3).bfloat16(),))
+    for parameter in mixing_parameters(model).values():
+        parameter.data = parameter.data.float()
+    x = inputs().bfloat16()
+    expected = move(model)(x)
+    for again in (
+        load(Mixed().bfloat16(), saved(model)),
+        load(
+            Mixed().bfloat16(),
+            dict(model.state_dict()),
+            "position-wise",
+            example=(inputs(3).bfloat16(),),
+        ),
+    ):
+        for name, parameter in mixing_parameters(model).items():
+            assert torch.equal(again.get_parameter(name), parameter), name
+        assert torch.equal(again(x), expected)
 
 
 def test_a_state_dict_without_metadata_needs_the_arguments_of_mix():

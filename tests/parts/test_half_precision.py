@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mixhead_plugin.nn import MixedAttention, mixing_parameters
-from mixhead_plugin.parts import PARTS, warn_of_half_precision
+from mixhead_plugin.parts import PARTS, keep_float32, warn_of_half_precision
 
 E, H = 16, 4
 HALF = [torch.bfloat16, torch.float16]
@@ -115,3 +115,50 @@ def test_one_warning_names_all_parts_of_a_model():
     (message,) = told(model)
     assert "the 1s of head_mixing, score_mixing, feature_mixing;" in message
     assert told(model.to("meta")) == []
+
+
+# ---- what was saved in float32 -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_part_that_was_saved_in_float32_is_loaded_without_rounding(name, dtype):
+    saved = keep_parts_in_float32(built(name), dtype).state_dict()
+    # The names of the model begin in another way.
+    model = torch.nn.ModuleDict({"layer": MixedAttention(E, H, **TRAINED[name], dtype=dtype)})
+    keep_float32(model, saved)
+    model["layer"].load_state_dict(saved)
+    for key, tensor in model["layer"].state_dict().items():
+        assert tensor.dtype == saved[key].dtype, key
+        assert torch.equal(tensor, saved[key]), key
+
+
+@pytest.mark.parametrize(
+    "saved, own, expected",
+    [
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float16, torch.float16),
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+        (torch.float64, torch.float32, torch.float32),
+        (torch.float64, torch.bfloat16, torch.float32),
+    ],
+    ids=str,
+)
+def test_a_part_has_the_dtype_of_its_model_but_where_float32_would_be_rounded_to_half(
+    saved, own, expected
+):
+    variant = {"head_mixing": "position-wise"}
+    model = MixedAttention(E, H, **variant, dtype=own)
+    keep_float32(model, MixedAttention(E, H, **variant, dtype=saved).state_dict())
+    assert {each.dtype for each in mixing_parameters(model).values()} == {expected}
+    assert model.q_proj.weight.dtype == own
+
+
+def test_each_tensor_of_a_part_keeps_float32_for_itself():
+    model = MixedAttention(E, H, head_mixing="position-wise", dtype=torch.bfloat16)
+    saved = model.state_dict()
+    saved["head_mixing.bias"] = saved["head_mixing.bias"].float()
+    keep_float32(model, saved)
+    assert model.head_mixing.bias.dtype == torch.float32
+    assert model.head_mixing.query_weight.dtype == torch.bfloat16
