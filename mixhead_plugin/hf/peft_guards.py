@@ -17,7 +17,7 @@ from transformers.utils import is_peft_available
 
 from mixhead_plugin.hf.attention_hooks import mixed_heads_of
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.parts import PARTS, Variant, part_of, record
+from mixhead_plugin.parts import PART_NAMES, Assembly, Variant, part_of, record
 
 
 def guard_adapters() -> None:
@@ -160,25 +160,34 @@ def _checking_adapters(load_adapter: Any) -> Any:
     return load_checked_adapter
 
 
+def _mixed_modules(model: nn.Module) -> Iterator[tuple[nn.Module, Variant]]:
+    """Yield what holds the parts of a mixed attention, of any door, and what it is mixed by."""
+    for module in model.modules():
+        mixed = mixed_heads_of(module)
+        if mixed is not None:
+            yield module, mixed.variant
+        elif isinstance(module, Assembly):  # it holds its parts itself, as a `MixedAttention`
+            yield module, module.variant
+
+
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the parts of all mixed attentions that have tensors, by the name of their option."""
-    for module in model.modules():
-        if mixed_heads_of(module) is None:
-            continue
-        for option in PARTS:
-            part = getattr(module, option, None)
-            if part is not None and part.state_dict():
-                yield option, part
+    for module, _ in _mixed_modules(model):
+        for name in PART_NAMES:
+            part = getattr(module, name, None)
+            if isinstance(part, nn.Module) and part.state_dict():
+                yield name, part
 
 
 def _variant_of(model: nn.Module) -> dict[str, Any] | None:
     """Return the fields of what a model is mixed by; None if it computes what it did before."""
-    for module in model.modules():
-        mixed = mixed_heads_of(module)
-        if mixed is not None:
-            fields = record.fields_of(mixed.variant)
-            fields["head_dim"] = None  # the model's own, and towers may differ
-            return None if fields == record.fields_of(Variant()) else fields
+    for _, variant in _mixed_modules(model):
+        fields = record.fields_of(variant)
+        # the model's own, and towers may differ
+        fields["head_dim"] = None
+        fields["value_head_dim"] = None
+        if fields != record.fields_of(Variant()):
+            return fields
     return None
 
 

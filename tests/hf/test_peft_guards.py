@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mixhead_plugin.hf import peft_guards
+from mixhead_plugin.nn import MixedAttention
 from mixhead_plugin.nn import mix as nn_mix
 from tests.hf.models import FEW, QUERIES, build, hf, shake, whole
 from tests.nn.calling import Model as Calling
@@ -269,16 +270,74 @@ def test_an_adapter_of_a_plain_base_tells_nothing(tmp_path):
     peft.PeftModel.from_pretrained(base, tmp_path)
 
 
-def test_an_adapter_trains_the_parts_of_a_model_that_the_other_door_has_mixed(tmp_path):
-    def base():
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.MultiheadAttention(8, 2))
-        return nn_mix(model, relative_gain=2)
+def torchs(**variants):
+    """Return two attentions of torch, which the other door has mixed, each by its variant."""
+    torch.manual_seed(0)
+    layers = {name: torch.nn.ModuleList([torch.nn.MultiheadAttention(8, 2)]) for name in "ab"}
+    for name, variant in variants.items():
+        nn_mix(layers[name], **variant)
+    return torch.nn.ModuleDict(layers)
 
-    config = dict(target_modules=["q_proj"], modules_to_save=["relative_gain"])
-    adapted = peft.get_peft_model(base(), peft.LoraConfig(**config))
+
+def adapted_torchs(kept=None, **variants):
+    config = peft.LoraConfig(target_modules=["out_proj", "q_proj"], modules_to_save=kept)
+    return peft.get_peft_model(torchs(**variants), config)
+
+
+# What is mixed, and what an adapter must save of it.
+PARTS_OF_TORCHS = {
+    "head_mixing": {"head_mixing": "position-wise"},
+    "relative_gain": {"relative_gain": 2},
+}
+
+
+@pytest.mark.parametrize("part", PARTS_OF_TORCHS)
+def test_an_adapter_keeps_the_mixing_of_attentions_of_torch_that_the_other_door_has_mixed(
+    part, tmp_path
+):
+    variant = PARTS_OF_TORCHS[part]
+    with pytest.raises(ValueError) as refused:
+        adapted_torchs(b=variant).save_pretrained(tmp_path)
+    assert str(refused.value) == (
+        f"adapter: must have modules_to_save=['{part}'], or it would lose the mixing; "
+        "merge_and_unload() keeps it, where PEFT can merge this kind of adapter"
+    )
+
+    adapted = adapted_torchs(kept=[part], b=variant)
+    shake(adapted)
     adapted.save_pretrained(tmp_path)
-    peft.PeftModel.from_pretrained(base(), tmp_path)
+    loaded = peft.PeftModel.from_pretrained(torchs(b=variant), tmp_path)
+    saved = [name for name in hf.mixing_parameters(adapted) if "modules_to_save" in name]
+    assert saved
+    for name in saved:
+        assert torch.equal(loaded.get_parameter(name), adapted.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("other", [{}, {"b": {"normalizer": "sigsoftmax"}}], ids=["plain", "other"])
+def test_an_adapter_of_attentions_of_torch_is_refused_on_another_base(other, tmp_path):
+    """This variant has no tensors by which it could be told."""
+    adapted_torchs(b={"normalizer": "l2"}).save_pretrained(tmp_path)
+    peft.PeftModel.from_pretrained(torchs(b={"normalizer": "l2"}), tmp_path)
+
+    base = torchs(**other)
+    names = list(base.state_dict())
+    with pytest.raises(ValueError, match=r"^adapter: was trained on a base with normalizer l2, "):
+        peft.PeftModel.from_pretrained(base, tmp_path)
+    assert list(base.state_dict()) == names
+
+
+def test_an_adapter_tells_of_the_attentions_that_are_mixed_beside_plain_ones(tmp_path):
+    def adapted(second):
+        layers = [MixedAttention(8, 2), MixedAttention(8, 2, **second)]
+        config = peft.LoraConfig(target_modules=["q_proj"])
+        return peft.get_peft_model(torch.nn.Sequential(*layers), config)
+
+    adapted({"normalizer": "l2"}).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^adapter: was trained on a base with normalizer l2, "):
+        adapted({}).load_adapter(tmp_path, "second")
+    # Sizes belong to the base, and are no variant.
+    adapted({"head_dim": 4, "value_head_dim": 4}).save_pretrained(tmp_path / "sizes")
+    adapted({}).load_adapter(tmp_path / "sizes", "second")
 
 
 def test_an_adapter_of_calls_of_torch_that_the_other_door_has_mixed_is_guarded_too(tmp_path):
