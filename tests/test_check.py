@@ -92,6 +92,7 @@ RIGHT = {  # by what could make a right implementation look wrong
         ("unnormalized", 2, 21, torch.float32),
         {"score_mixing_dim": 4, **BY_HEAD},
     ),
+    "one number a row": (("swish-l2", 1, 1, torch.float32), {"rank": 2}),
     "a score beside the gradient's jump": (
         ("softpick", 8, 57, torch.float32),
         {"mixing_dim": 2, **BY_HEAD},
@@ -102,7 +103,7 @@ RIGHT = {  # by what could make a right implementation look wrong
 @pytest.mark.parametrize("why", RIGHT)
 def test_right_results_are_not_called_wrong(why):
     (normalizer, heads, head_dim, dtype), fields = RIGHT[why]
-    if "mixing_dim" in fields:
+    if "mixing_dim" in fields or "rank" in fields:
         fields = {**fields, "mixing": dtype}
     kind = CallKind(normalizer, heads, head_dim, head_dim, dtype, torch.device("cpu"), **fields)
     assert check.judge(kind)["fault"] == ""

@@ -223,6 +223,20 @@ def test_twice_the_error_is_allowed(factor, draws):
     assert bool(fault_in(found)) == (factor > 2)
 
 
+@pytest.mark.parametrize("n_keys", [70, 390])
+@pytest.mark.parametrize("normalizer", ["softmax", "swish-l2"])
+def test_the_factors_of_a_single_head_have_gradients_as_near_as_those_of_the_formula(
+    normalizer, n_keys
+):
+    """torch has a product for few numbers, which adds one after the other."""
+    kind = CallKind(
+        normalizer, 1, 1, 1, torch.float32, torch.device("cpu"), mixing=torch.float32, rank=2
+    )
+    draws = draws_of(kind, lambda call: api.attend(call, "blockwise"), (75, n_keys), 0)
+    for name in ("mixing_left", "mixing_right", "mixing_diagonal"):
+        assert shares(draws)[name] < 0.75, name  # 0.5 is the error of the formula
+
+
 @pytest.mark.parametrize("where", [(0, 0, 0, 0), (-1, -1, -1, -1)])
 def test_a_number_that_is_nan_once_is_noticed(where):
     kind = CallKind("softmax", 2, 16, 16, torch.float32, torch.device("cpu"))

@@ -300,20 +300,29 @@ class _BlockBackward:
             if d_right is not None:
                 by_query.write_product(d_arranged, combined.transpose(1, 2), d_right)
             if d_diagonal is not None:
-                terms = self.steps.buffers.get("P * dPbar", arranged.shape)
-                torch.mul(arranged, d_arranged, out=terms)
-                d_diagonal.copy_(terms.sum(2).view(d_diagonal.shape))
+                d_diagonal.copy_(self._sums_of_products(arranged, d_arranged).view_as(d_diagonal))
             return
 
-        # By the gradient of M itself. This multiplies more than the products with C, but
-        # reads the weights once.
-        d_matrix = torch.bmm(arranged, d_arranged.transpose(1, 2))  # [b * n, h, h]
+        # By the gradient of M itself, [b * n, h, h]. This multiplies more than the products with C,
+        # but reads the weights once.
+        if arranged.shape[1] == 1:
+            # For fewer than 400 keys, torch's product would add one number after the other, which
+            # makes two to three times the error of a sum.
+            d_matrix = self._sums_of_products(arranged, d_arranged)[..., None]
+        else:
+            d_matrix = torch.bmm(arranged, d_arranged.transpose(1, 2))
         if d_left is not None:
             by_query.write_product(d_matrix, factors.right.flatten(0, 1), d_left)
         if d_right is not None:
             by_query.write_product(d_matrix.transpose(1, 2), factors.left.flatten(0, 1), d_right)
         if d_diagonal is not None:
             d_diagonal.copy_(d_matrix.diagonal(dim1=1, dim2=2).view(d_diagonal.shape))
+
+    def _sums_of_products(self, weights: Tensor, d_weights: Tensor) -> Tensor:
+        """Return the sums over the keys of P * dPbar, [b * n, h], of two tensors [b * n, h, k]."""
+        terms = self.steps.buffers.get("P * dPbar", weights.shape)
+        torch.mul(weights, d_weights, out=terms)
+        return terms.sum(2)
 
     def _through_gain(self, d_with_gain: Tensor) -> Tensor:
         """Go back through the gain of distances; return dP [b * h, n, k], in the same memory."""
