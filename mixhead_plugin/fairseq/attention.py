@@ -227,9 +227,10 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         x = query.transpose(0, 1)  # [B, Nq, C]
 
         # In beam search the hypotheses of a sentence share its keys: they become further queries,
-        # one hypothesis after the other. B is then the number of sentences.
-        beams = batch // k.size(0)
-        if beams > 1:
+        # one hypothesis after the other. B is then the number of sentences, which may be 0.
+        beams = 1
+        if batch > k.size(0):
+            beams = batch // k.size(0)
             q = self._fold_heads(q, beams)  # [B, H, beams * Nq, D]
             x = self._fold_beams(x, beams)  # [B, beams * Nq, C]
             if attn_mask is not None and attn_mask.size(0) == 1:

@@ -115,6 +115,34 @@ def test_before_softmax_returns_what_fairseqs_module_returns():
     )
 
 
+@each_once(
+    mixing=COMBINATIONS,
+    kind=["self", "constant", "zero", "cross", "t5", "gain"],
+    impl=["auto", "reference", "blockwise"],
+    masked=[False, True],
+)
+def test_a_batch_without_sentences_gives_what_fairseqs_module_gives(mixing, kind, impl, masked):
+    ours, fairseqs = twins(mixing, kind)
+    ours.impl = impl
+    query, key, masks = inputs(kind)
+    # fairseq's module raises RuntimeError with static_kv, and for padding without weights.
+    call = {"need_weights": masked}
+    if masked:
+        call["attn_mask"] = masks.get("attn_mask")
+    if masked and kind == "cross":
+        call["key_padding_mask"] = masks["key_padding_mask"][:0]
+
+    results = []
+    for module in (ours, fairseqs):
+        given = query[:, :0].clone().requires_grad_()
+        out, weights = module(given, key[:, :0], key[:, :0], **call)
+        out.sum().backward()
+        results.append((out, weights, given.grad))
+    torch.testing.assert_close(*results)
+    for name, parameter in ours.named_parameters():
+        assert torch.equal(parameter.grad, torch.zeros_like(parameter)), name
+
+
 # ---- the equations -----------------------------------------------------------------------------
 
 
