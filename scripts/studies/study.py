@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from studies.faults import fail
 from studies.grids import Grid, Row, read_grid
 from studies.inference import Estimate, paired, shared
 from studies.provenance import ROOT
-from studies.runs import runs
+from studies.runs import Run, canonical, runs
 
 # of the last validation, in bits a token; a metric that needs no evaluation
 LOSS = "validation loss"
@@ -309,9 +310,13 @@ def from_runs(path: Path, folder: Path) -> Study:
     seeds = sorted({run["seed"] for run in by_digest.values()})
     of_grid = []
     for planned in runs(grid, seeds):
-        if planned.digest in by_digest:
+        if planned.digest not in by_digest:
+            continue
+        run = by_digest[planned.digest]
+        metrics = metrics_of_grid(run, planned)
+        if metrics.keys() & grid.metrics.keys():
             # another grid may have given the run other labels
-            of_grid.append({**by_digest[planned.digest], "labels": dict(planned.labels)})
+            of_grid.append({**run, "metrics": metrics, "labels": dict(planned.labels)})
     if not of_grid:
         fail(
             f"{folder}: has no finished run of {path}; run scripts/sweep.py, or set DATA and the "
@@ -320,6 +325,29 @@ def from_runs(path: Path, folder: Path) -> Study:
     absolute = path.resolve()
     source = absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute
     return Study(path.stem, grid, str(source), of_grid, {})
+
+
+def metrics_of_grid(record: Mapping[str, Any], planned: Run) -> dict[str, float]:
+    """Return the metrics of a run; say which are left out, because the grid has other flags now.
+
+    scripts/sweep.py evaluates those again.
+
+    Args:
+        record: of the run. Older ones do not know the flags of their metrics, which then count
+        planned: the run in the grid
+    """
+    metrics = dict(record["metrics"])
+    if "evaluate" not in record:
+        return metrics
+    for metric, words in planned.evaluate.items():
+        if metric in metrics and record["evaluate"].get(metric) != canonical(words):
+            del metrics[metric]
+            print(
+                f"{planned.title}: {metric} is left out, because it was evaluated with other flags "
+                "than the grid has now; scripts/sweep.py evaluates it again",
+                file=sys.stderr,
+            )
+    return metrics
 
 
 def read_run(path: Path) -> Mapping[str, Any]:

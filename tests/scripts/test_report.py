@@ -255,6 +255,30 @@ def test_a_saved_file_keeps_its_times_and_runs(study, tmp_path, monkeypatch):
     assert row_of(saved, "2", "A")[4:] == ["1.40 [1.30, 1.50] |"]
 
 
+def test_a_metric_that_was_evaluated_with_other_flags_is_left_out(study, tmp_path, capsys):
+    """A change of the training's flags makes another run; one of these flags does not."""
+    grid = tmp_path / "toy.toml"
+    (path, *_) = sorted((tmp_path / "runs").glob("2_softmax_seed_1-*/run.json"))
+    record = json.loads(path.read_text())
+    record["metrics"] = {"test": 100.0, "valid": 120.0}
+    record["evaluate"] = {
+        "test": {"--gen-subset": ["test"]},
+        "valid": {"--gen-subset": ["valid"], "--beam": ["4"]},
+    }
+    path.write_text(json.dumps(record))
+    again = from_runs(grid, tmp_path / "runs")
+    assert again.values(("2", "softmax"), "test") == study.values(("2", "softmax"), "test")
+    assert again.metrics == ["test"]
+    assert capsys.readouterr().err == (
+        "2, softmax, seed 1: valid is left out, because it was evaluated with other flags than the "
+        "grid has now; scripts/sweep.py evaluates it again\n"
+    )
+
+    grid.write_text(GRID.replace("--gen-subset test", "--gen-subset test --beam 4"))
+    again = from_runs(grid, tmp_path / "runs")
+    assert list(again.values(("2", "softmax"), "test")) == [2, 3]  # older records do not tell
+
+
 def damaged(**change):
     """Return the text of a file of one run with a value of its record changed."""
     run = {
