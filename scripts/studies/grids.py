@@ -5,7 +5,7 @@ import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -90,6 +90,8 @@ class Grid(BaseModel):
     baseline: str = "softmax"  # its axis' others are compared with it; the grid may lack it
     published: dict[str, str] = {}  # "label/label" -> the paper's numbers, one for each metric
     starts: dict[str, str] = {}  # label -> the label of the same axis whose run it starts from
+    # the table that was registered for the grid, in planned.TABLES; empty: that of every grid
+    table: Literal["", "steps", "errors", "lasting", "units"] = ""
     # report.py shows no result before every point has as many; 0: it shows what there is
     seeds: Annotated[int, Field(ge=0)] = 0
 

@@ -1,7 +1,8 @@
-"""The tables of the experiments that docs/protocol.md registered, one for each grid.
+"""The tables of the experiments that docs/protocol.md registered. A grid names its own.
 
-- recall_steps, nearest_neighbour_steps: 'Able, or only faster?'
-- translation_long: 'Does it last?'
+- steps: of recall, in 'Able, or only faster?'
+- errors: of nearest neighbour, in the same experiment
+- lasting: 'Does it last?'
 - units: 'Where l2 helps'
 """
 
@@ -261,11 +262,11 @@ def units_table(study: Study) -> str:
 
 # ---- what report.py calls ----------------------------------------------------------------------
 
-# by the name of the grid
+# by the `table` of the grid
 TABLES = {
-    "recall_steps": steps_table,
-    "nearest_neighbour_steps": errors_table,
-    "translation_long": lasting_table,
+    "steps": steps_table,
+    "errors": errors_table,
+    "lasting": lasting_table,
     "units": units_table,
 }
 
@@ -293,14 +294,14 @@ def left_out(study: Study) -> str:
 
 def has_own_table(study: Study) -> bool:
     """Return True if a table was registered for a study."""
-    return Path(study.source).stem in TABLES
+    return study.grid.table in TABLES
 
 
 def own_table(study: Study) -> str:
     """Return the table that was registered for a study, once every planned seed has ended."""
     if study.waits:
         return not_ended(study)
-    text = TABLES[Path(study.source).stem](with_whole_seeds(study))
+    text = TABLES[study.grid.table](with_whole_seeds(study))
     without = left_out(study)
     return f"{text}\n\n{without}" if without else text
 

@@ -111,17 +111,17 @@ def mean_losses(study: Study, row: Row) -> Curve:
 
 # ---- what report.py calls ----------------------------------------------------------------------
 
-# by the name of the grid
+# by the `table` of the grid
 PICTURES = {
-    "recall_steps": draw_steps,
-    "translation_long": draw_lasting,
+    "steps": draw_steps,
+    "lasting": draw_lasting,
     "units": draw_units,
 }
 
 
 def draw_own(study: Study, path: Path) -> bool:
     """Draw the picture that was registered for a study; return False if none was."""
-    draw = PICTURES.get(Path(study.source).stem)
+    draw = PICTURES.get(study.grid.table)
     if draw is None:
         return False
     with figures.style():

@@ -62,18 +62,11 @@ def points_of(steps):
     return points
 
 
-def study_of(grid, content, found, tmp_path):
-    """Return the study of a grid's saved runs.
-
-    The file of results has another name, as that of pilots may have.
-    """
-    return Study(
-        "saved",
-        grids.grid_from(content, tmp_path / "toy.toml"),
-        f"examples/grids/{grid}.toml",
-        found,
-        {},
-    )
+def study_of(own_table, content, found, tmp_path):
+    """Return the study of a grid's saved runs; the grid names a table of its own."""
+    path = tmp_path / "toy.toml"
+    grid = grids.grid_from({**content, "table": own_table}, path)
+    return Study("saved", grid, str(path), found, {})
 
 
 def study_of_steps(tmp_path, **changes):
@@ -82,7 +75,7 @@ def study_of_steps(tmp_path, **changes):
         for row, all_steps in TOOK.items()
         for seed, steps in enumerate(all_steps, start=1)
     ]
-    return study_of("recall_steps", GRID | changes, found, tmp_path)
+    return study_of("steps", GRID | changes, found, tmp_path)
 
 
 def test_the_steps_are_those_of_the_first_validation_loss_that_is_small_enough():
@@ -180,6 +173,21 @@ def test_report_shows_the_table_and_the_picture_only_when_every_seed_has_ended(t
     assert "4 of 5 seeds have every point" in waiting and "of 4 (" not in waiting
 
 
+def test_a_grid_may_name_each_table_and_no_other(tmp_path, capsys):
+    for name in planned.TABLES:
+        assert planned.has_own_table(study_of(name, GRID, [], tmp_path))
+    assert not planned.has_own_table(study_of("", GRID, [], tmp_path))
+
+    path = tmp_path / "toy.toml"
+    path.write_text('example = "recall"\ntable = "step"\n[axes.heads]\n2 = ""\n')
+    with pytest.raises(SystemExit):
+        grids.read_grid(path)
+    said = capsys.readouterr().err
+    assert said.rstrip().endswith(
+        f"{path}: table: must be '', 'steps', 'errors', 'lasting' or 'units', not 'step'"
+    )
+
+
 def test_a_seed_that_some_row_lacks_is_left_out_of_all_rows_and_named(tmp_path):
     study = study_of_steps(tmp_path, seeds=3)
     kept = [run for run in study.runs if (run["labels"]["attention"], run["seed"]) != ("A", 2)]
@@ -218,7 +226,7 @@ def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
         for seed, value in enumerate(values, start=1)
     ]
     content = GRID | {"axes": axes, "example": "nearest_neighbour", "seeds": 3}
-    study = study_of("nearest_neighbour_steps", content, found, tmp_path)
+    study = study_of("errors", content, found, tmp_path)
     *_, short, long = planned.errors_table(study).splitlines()
 
     def mean_ratio(*ratios):
@@ -244,7 +252,7 @@ def test_rows_without_a_seed_in_common_have_no_ratio(tmp_path):
         "attention": {"softmax": "--arm softmax", "B": "--arm B"},
     }
     content = GRID | {"axes": axes, "example": "nearest_neighbour", "seeds": 0}
-    study = study_of("nearest_neighbour_steps", content, found, tmp_path)
+    study = study_of("errors", content, found, tmp_path)
     *_, short, long = planned.errors_table(study).splitlines()
     assert short == "| 500 | 2 | B | 2 times |  |  |  |"  # one seed has no interval
     assert long == "| 2000 | 2 | B | no seed in common |  |  | no seed in common |"
@@ -278,7 +286,7 @@ def test_a_change_of_a_gain_is_paired_by_seed_and_holms_family_is_the_numbers_of
                 run["metrics"] = {"test": 2 + seed / 100 - mine, "BLEU": 30 + seed / 10 + 10 * mine}
                 run["measures"] = {"test": "nats a token", "BLEU": "BLEU"}
                 found.append(run)
-    study = study_of("translation_long", content, found, tmp_path)
+    study = study_of("lasting", content, found, tmp_path)
     four, thirty_two = planned.lasting_table(study).splitlines()[2:]
 
     def interval(values, decimals):

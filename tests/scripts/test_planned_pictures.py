@@ -7,7 +7,7 @@ from studies import grids, planned_pictures
 from studies.study import Study
 
 
-def study_of(name, axes, runs, tmp_path):
+def study_of(table, axes, runs, tmp_path):
     content = {
         "title": "Toy",
         "example": "wikitext2",
@@ -16,9 +16,10 @@ def study_of(name, axes, runs, tmp_path):
             axis: {label: f"--{axis} {label}" for label in labels} for axis, labels in axes.items()
         },
         "seeds": 3,
+        "table": table,
     }
     grid = grids.grid_from(content, tmp_path / "toy.toml")
-    return Study("saved", grid, f"examples/grids/{name}.toml", runs, {})
+    return Study("saved", grid, "examples/grids/toy.toml", runs, {})
 
 
 def run_of(axes, row, seed, losses):
@@ -55,7 +56,7 @@ def test_the_gain_of_b_is_that_of_the_longer_branch_and_the_mark_that_of_the_sho
                 b = {at: loss - gain - more - extra for at, loss in softmax.items()}
                 runs.append(run_of(axes, (heads, "softmax", length), seed, softmax))
                 runs.append(run_of(axes, (heads, "B", length), seed, b))
-    study = study_of("translation_long", axes, runs, tmp_path)
+    study = study_of("lasting", axes, runs, tmp_path)
     (panel,) = planned_pictures.draw_lasting(study).axes
 
     assert lines_of(panel) == {
@@ -100,5 +101,5 @@ def test_the_picture_that_was_registered_is_written_in_place_of_the_general_one(
     study = study_of("units", axes, runs, tmp_path)
     assert planned_pictures.draw_own(study, tmp_path / "units.svg")
     assert "masked language model" in (tmp_path / "units.svg").read_text()
-    other = study_of("words", axes, runs, tmp_path)
+    other = study_of("", axes, runs, tmp_path)
     assert not planned_pictures.draw_own(other, tmp_path / "words.svg")
