@@ -46,8 +46,8 @@ def load(
 ) -> Any:
     """Load a mixed or pruned model that `save_pretrained` wrote.
 
-    A mixing that was saved in float32 stays in it, also if `dtype`, or the config, says that the
-    model is in half precision. So it comes back as it was trained.
+    A mixing that was saved in float32 beside a model in half precision stays in float32, so it
+    comes back as it was trained. If the whole model was saved in float32, `dtype` holds for all.
 
     Raise ValueError if it lacks a part of the mixing.
 

@@ -37,7 +37,7 @@ def load(
     The metadata of a state dict tell which modules were mixed, and how. Files of safetensors keep
     none, and neither does a copy of the dict; then the arguments of `mix` must be given.
 
-    A mixing that was saved in float32 stays in it, also beside a model in half precision.
+    A mixing that was saved in float32 beside a model in half precision stays in float32.
 
     Args:
         model: as it was before it was mixed, or mixed in the same way

@@ -44,10 +44,10 @@ def warn_of_half_precision(model: nn.Module) -> None:
 
 
 def keep_float32(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Make those tensors of parts float32 that were saved so, before they are loaded.
+    """Make tensors of parts float32 that were saved so beside a model in half precision.
 
-    What is loaded takes the dtype of the model's own tensor, which would round it. What was saved
-    in half precision stays in it.
+    What is loaded takes the dtype of the model's own tensor, which would round it. Where the whole
+    model was saved in float32, half precision is what the caller asks for, and its parts get it.
 
     Args:
         model: has the parts; what they hold will be replaced
@@ -55,9 +55,14 @@ def keep_float32(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
             in another way than those of the model, as where the encoder alone is loaded
     """
     in_float32 = set()
+    was_half = False
     for name, tensor in saved.items():
-        if is_of_a_part(name) and tensor.dtype in (torch.float32, torch.float64):
+        if not is_of_a_part(name):
+            was_half = was_half or tensor.dtype in HALF
+        elif tensor.dtype in (torch.float32, torch.float64):
             in_float32.add(_name_in_attention(name))
+    if not was_half:
+        return
 
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         is_half = tensor.dtype in HALF

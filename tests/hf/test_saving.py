@@ -431,11 +431,14 @@ def test_a_mixing_in_float32_is_not_rounded_whatever_file_it_lies_in(size, kind,
 
 
 @pytest.mark.filterwarnings("ignore:.*was mixed in torch.bfloat16")
-def test_a_mixing_that_was_saved_in_half_precision_has_the_dtype_of_its_model(tmp_path):
+@pytest.mark.parametrize("saved", [torch.bfloat16, torch.float32], ids=str)
+def test_a_mixing_that_was_saved_in_the_dtype_of_its_model_gets_the_one_that_is_asked_for(
+    saved, tmp_path
+):
     model, _ = build("BertForMaskedLM")
-    shake(hf.mix(model.bfloat16(), "position-wise")).save_pretrained(tmp_path)
+    shake(hf.mix(model.to(saved), "position-wise")).save_pretrained(tmp_path)
     for settings, dtype in (
-        ({}, torch.bfloat16),
+        ({}, saved),
         ({"dtype": torch.float16}, torch.float16),
         ({"dtype": torch.float32}, torch.float32),
     ):

@@ -134,23 +134,28 @@ def test_a_part_that_was_saved_in_float32_is_loaded_without_rounding(name, dtype
 
 
 @pytest.mark.parametrize(
-    "saved, own, expected",
+    "saved, parts, own, expected",
     [
-        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
-        (torch.bfloat16, torch.float16, torch.float16),
-        (torch.bfloat16, torch.float32, torch.float32),
-        (torch.float32, torch.float64, torch.float64),
-        (torch.float64, torch.float32, torch.float32),
-        (torch.float64, torch.bfloat16, torch.float32),
+        # the model was saved in half precision, its parts in float32
+        (torch.bfloat16, torch.float32, torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float32, torch.float16, torch.float32),
+        (torch.bfloat16, torch.float64, torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float32, torch.float64, torch.float64),
+        # all in one dtype: that of the new model holds
+        (torch.float32, torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16, torch.float16, torch.float16),
+        (torch.bfloat16, torch.bfloat16, torch.float32, torch.float32),
     ],
     ids=str,
 )
 def test_a_part_has_the_dtype_of_its_model_but_where_float32_would_be_rounded_to_half(
-    saved, own, expected
+    saved, parts, own, expected
 ):
     variant = {"head_mixing": "position-wise"}
+    former = MixedAttention(E, H, **variant, dtype=saved)
+    former.head_mixing.to(parts)
     model = MixedAttention(E, H, **variant, dtype=own)
-    keep_float32(model, MixedAttention(E, H, **variant, dtype=saved).state_dict())
+    keep_float32(model, former.state_dict())
     assert {each.dtype for each in mixing_parameters(model).values()} == {expected}
     assert model.q_proj.weight.dtype == own
 
