@@ -34,7 +34,7 @@ from mixhead_plugin.hf.mixing import add_mixing, attentions_of_classes, is_mixed
 from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.hf.saving import LOADER, PRUNED, file_of
 from mixhead_plugin.hf.studied_attention import attentions_of
-from mixhead_plugin.parts import Variant, is_of_a_part, keep_float32, part_of
+from mixhead_plugin.parts import Variant, is_of_a_part, keep_float32, name_in_attention
 
 
 def load(
@@ -113,11 +113,11 @@ def load(
     # A class may have some of the attentions alone, as CLIPTextModel of a CLIPModel. What is of the
     # others is left out, as by `from_pretrained`. But a tensor that no attention of the model knows
     # shows that the config does not belong to the tensors.
-    known = {_inside_an_attention(name) for name in _of_parts(model.state_dict())}
+    known = {name_in_attention(name) for name in _of_parts(model.state_dict())}
     unknown = [
         name
         for name in sorted(_of_parts(info["unexpected_keys"]))
-        if _inside_an_attention(name) not in known
+        if name_in_attention(name) not in known
     ]
     if unknown:
         raise ValueError(
@@ -162,13 +162,6 @@ def _tensors_in(files: Iterable[str]) -> dict[str, Tensor]:
 
 def _of_parts(names: Iterable[str]) -> list[str]:
     return [name for name in names if is_of_a_part(name)]
-
-
-def _inside_an_attention(tensor_name: str) -> str:
-    """Return what a tensor of a part is called in its attention, as "head_mixing.bias"."""
-    part = part_of(tensor_name)
-    modules = tensor_name.split(".")
-    return ".".join(modules[modules.index(part) :])
 
 
 def _advice(folder: str | PathLike[str], saved: dict[str, Any], settings: dict[str, Any]) -> str:

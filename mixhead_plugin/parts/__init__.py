@@ -18,6 +18,7 @@ from mixhead_plugin.parts.parameters import (
     first_part_with_effect,
     is_of_a_part,
     mixing_parameters,
+    name_in_attention,
     parameter_groups,
     part_of,
 )

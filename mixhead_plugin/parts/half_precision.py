@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import warn_caller
-from mixhead_plugin.parts.parameters import is_of_a_part, mixing_parameters, part_of
+from mixhead_plugin.parts.parameters import (
+    is_of_a_part,
+    mixing_parameters,
+    name_in_attention,
+    part_of,
+)
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -60,17 +65,11 @@ def keep_float32(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
         if not is_of_a_part(name):
             was_half = was_half or tensor.dtype in HALF
         elif tensor.dtype in (torch.float32, torch.float64):
-            in_float32.add(_name_in_attention(name))
+            in_float32.add(name_in_attention(name))
     if not was_half:
         return
 
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         is_half = tensor.dtype in HALF
-        if is_half and is_of_a_part(name) and _name_in_attention(name) in in_float32:
+        if is_half and is_of_a_part(name) and name_in_attention(name) in in_float32:
             tensor.data = tensor.data.float()
-
-
-def _name_in_attention(tensor_name: str) -> str:
-    """Return "head_mixing.bias" of "bert.encoder.layer.0.attention.self.head_mixing.bias"."""
-    modules = tensor_name.split(".")
-    return ".".join(modules[modules.index(part_of(tensor_name)) :])

@@ -45,6 +45,16 @@ def part_of(tensor_name: str) -> str:
     return ""
 
 
+def name_in_attention(tensor_name: str) -> str:
+    """Return what a tensor of a part is called in its attention, such as "head_mixing.bias".
+
+    Args:
+        tensor_name: as in `part_of`; must be of a part
+    """
+    modules = tensor_name.split(".")
+    return ".".join(modules[modules.index(part_of(tensor_name)) :])
+
+
 def is_of_a_part(tensor_name: str) -> bool:
     """Return whether a tensor belongs to a part; the name is as in `part_of`."""
     return part_of(tensor_name) != ""
