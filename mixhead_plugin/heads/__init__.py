@@ -9,6 +9,7 @@ It needs torch alone, and matplotlib for pictures.
 | `hooked_attention` | what that adapter shares with those whose parts lie elsewhere |
 | `sites` | where an attention is in its model, by its name |
 | `gates`, `views` | what acts while a call lasts: factors on heads, and those who look |
+| `uncompiled` | switches of the whole process that are off while that lasts |
 | `importance`, `ablation` | weigh heads, leave heads out |
 | `choosing`, `cutting` | name and choose heads, cut them off |
 | `spectrum`, `spectrum_figures` | how many dimensions P has |

@@ -3,13 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mixhead_plugin.heads.attention import Attention, HeadsError
+from mixhead_plugin.heads.uncompiled import uncompiled
 
 
 class Gate:
@@ -87,7 +87,7 @@ def opened(handles: Iterator[RemovableHandle]) -> Iterator[None]:
     Args:
         handles: an iterator that makes them, so that those before one that is refused are removed
     """
-    with _uncompiled(), contextlib.ExitStack() as stack:
+    with uncompiled(), contextlib.ExitStack() as stack:
         for handle in handles:
             stack.callback(handle.remove)
         yield
@@ -125,35 +125,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-_eager_lock = threading.Lock()
-# the stance that the first of several blocks has changed, and one entry for each other
-_eager_blocks: list[Any] = []
-
-
-@contextlib.contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Let compiled modules run as they are written.
-
-    A compiled graph does not see hooks that come later.
-
-    It holds for all models, because a model that is compiled inside the block would keep the hooks
-    afterwards. The stance of torch is one for all threads, so the last block restores it.
-    """
-    with _eager_lock:
-        if not _eager_blocks:
-            stance = torch.compiler.set_stance("force_eager")
-            stance.__enter__()
-            _eager_blocks.append(stance)
-        else:
-            _eager_blocks.append(None)
-    try:
-        yield
-    finally:
-        with _eager_lock:
-            if len(_eager_blocks) == 1:
-                _eager_blocks[0].__exit__(None, None, None)
-                _eager_blocks.clear()
-            else:
-                _eager_blocks.pop()

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mixhead_plugin.errors import wrong_argument
+from mixhead_plugin.heads.uncompiled import uncompiled, without_fast_path
 
 # What may be given: the arguments of one call of the model, or a function that takes the model.
 Example = tuple[Any, ...] | Mapping[str, Any] | Callable[[Any], object]
@@ -84,7 +85,13 @@ def run(model: nn.Module, example: Example) -> Seen:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(f"{name}: is lazy; the model must be called once before it is mixed")
-    with _as_before(model), _plain_torch(), _watched(model) as watch:
+    with (
+        _as_before(model),
+        torch.no_grad(),
+        uncompiled(),  # so that modules run as they are written
+        without_fast_path(),
+        _watched(model) as watch,
+    ):
         if isinstance(example, tuple):
             model(*example)
         elif isinstance(example, Mapping):
@@ -211,18 +218,6 @@ def _watched(model: nn.Module) -> Iterator[Watch]:
                 stack.callback(handle.remove)
         with watch:
             yield watch
-
-
-@contextlib.contextmanager
-def _plain_torch() -> Iterator[None]:
-    """Let modules run as they are written: without gradients, compiled code and fast paths."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The run that shows which modules call the function leaves no trace in the model."""
 
 import random
+from threading import Event, Thread
 
 import numpy
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mixhead_plugin.heads.uncompiled import uncompiled
 from mixhead_plugin.nn import example
 from mixhead_plugin.nn.example import Sizes
 from tests.nn.calling import Attention, C, D, H, Model, inputs
@@ -69,6 +71,50 @@ def test_a_run_changes_nothing(raises):
     assert state(model) == before
     assert torch.is_grad_enabled()
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("first", ["run", "study"])
+def test_blocks_that_overlap_in_two_threads_leave_torch_as_it_was(first):
+    """The first block begins before the second one, and ends inside of it."""
+    first_runs, second_runs, first_has_ended = Event(), Event(), Event()
+    seen_inside = []
+
+    def wait(*args):
+        first_runs.set()
+        second_runs.wait(60)
+
+    def first_block():
+        if first == "run":
+            example.run(Model().double(), wait)
+        else:
+            with uncompiled():  # as in `ablate`
+                wait()
+        first_has_ended.set()
+
+    def is_compiled():
+        """Return whether what is compiled now runs as compiled code."""
+        graphs = []
+
+        def backend(graph, tensors):
+            graphs.append(graph)
+            return graph
+
+        torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
+        return bool(graphs)
+
+    def call(model):
+        second_runs.set()
+        first_has_ended.wait(60)
+        seen_inside.append((torch.backends.mha.get_fastpath_enabled(), is_compiled()))
+        model(inputs(3))
+
+    thread = Thread(target=first_block)
+    thread.start()
+    first_runs.wait(60)
+    example.run(Model().double(), call)
+    thread.join()
+    assert seen_inside == [(False, False)]
+    assert (torch.backends.mha.get_fastpath_enabled(), is_compiled()) == (True, True)
 
 
 @pytest.mark.parametrize(
