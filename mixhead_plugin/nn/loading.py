@@ -50,7 +50,9 @@ def load(
     Raises:
         ValueError: what is no state dict of a model alone; one that does not tell how to mix, or
             tells something else than the arguments; modules that the model lacks
-        RuntimeError: tensors that are missing or have no place, as `load_state_dict` raises
+        RuntimeError: tensors that are missing or have no place, as `load_state_dict` raises. The
+            model is mixed then, and has got the tensors that fit. Another state dict may be loaded
+            into it, by `load` if it has metadata, and by `load_state_dict` else.
     """
     check_module(model)
     asked = asked_for(head_mixing, variant)
@@ -118,9 +120,18 @@ def _not_told(model: nn.Module, state_dict: Mapping[str, Any]) -> str:
 
 def _check_saved(saved: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> None:
     """Raise ValueError if the arguments ask for something else than the metadata tell."""
+    told_of = {}
     for name, entry in saved.items():
-        told = {**entry, **entry["variant"]}
-        for field, value in asked.items():
+        told_of[name] = {**record.DEFAULTS, **entry, **entry["variant"]}
+    for field, value in asked.items():
+        if field in record.FREE:
+            continue
+        # `causal` is told of a `MixedAttention` alone.
+        if not any(field in told for told in told_of.values()):
+            raise ValueError(
+                f"{field} {value}: must be left out, no module of the state dict was mixed with it"
+            )
+        for name, told in told_of.items():
             if field in told and told[field] != value:
                 raise ValueError(
                     f"{field} {value}: must be {told[field]}, as in the state dict, at "

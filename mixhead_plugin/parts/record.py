@@ -21,13 +21,15 @@ CALLS_INTERFACE = "transformers"  # by the AttentionInterface: `hf.load` mixes i
 
 # What may differ between the module that was saved and the one that loads: which code computes the
 # attention, and what an M started as that is loaded now.
-_FREE = ("impl", "mixing_start")
+FREE = ("impl", "mixing_start")
+# The other fields; an older file, which lacks some of them, was mixed with these values.
+DEFAULTS = {name: option.default for name, option in OPTIONS.items() if name not in FREE}
 
 
 def fields_of(variant: Variant) -> dict[str, Any]:
     """Return the fields of a variant by which its tensors were trained."""
     fields = dataclasses.asdict(variant)
-    return {name: value for name, value in fields.items() if name not in _FREE}
+    return {name: value for name, value in fields.items() if name not in FREE}
 
 
 def describe(variant: Variant, **numbers: Any) -> dict[str, Any]:
@@ -129,8 +131,7 @@ def difference(saved: Mapping[str, Any], own: Mapping[str, Any], what: str = "mo
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers and the fields of an entry, those that older files lack included."""
-    flat = {name: option.default for name, option in OPTIONS.items() if name not in _FREE}
-    flat |= {**entry, **entry["variant"]}
+    flat = {**DEFAULTS, **entry, **entry["variant"]}
     if flat["value_head_dim"] is None:
         flat["value_head_dim"] = flat["head_dim"]
     return flat

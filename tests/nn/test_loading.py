@@ -154,6 +154,32 @@ def test_a_state_dict_of_another_variant_is_refused():
         assert told in str(refused.value)
 
 
+def test_the_arguments_of_mix_may_be_given_beside_the_metadata():
+    variant = {"head_mixing": "position-wise", "mixing_start": "random", "causal": True}
+    model = mix(nn.ModuleList([nn.MultiheadAttention(C, H)]), **variant)
+    again = load(nn.ModuleList([nn.MultiheadAttention(C, H)]), model.state_dict(), **variant)
+    torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()))
+
+
+def test_a_model_into_which_some_tensors_did_not_fit_takes_another_state_dict():
+    model, x = trained(head_mixing="position-wise"), inputs()
+    state = model.state_dict()
+    damaged = model.state_dict()
+    del damaged["packed.out_proj.weight"]
+    arguments = {"head_mixing": "position-wise", "example": (inputs(3),)}
+
+    again = Mixed().double()
+    with pytest.raises(RuntimeError, match="Missing key"):
+        load(again, damaged)
+    torch.testing.assert_close(load(again, state)(x), model(x))
+
+    again = Mixed().double()
+    with pytest.raises(RuntimeError, match="Missing key"):
+        load(again, dict(damaged), **arguments)  # without metadata
+    again.load_state_dict(dict(state))
+    torch.testing.assert_close(again(x), model(x))
+
+
 def test_a_file_that_is_older_than_a_field_has_its_default():
     model = nn.ModuleList([MixedAttention(C, H, head_dim=5, value_head_dim=7)])
     older = model.state_dict()
@@ -246,6 +272,12 @@ def test_a_state_dict_of_a_compiled_model_loads_as_the_message_says():
             f"without, as after {UNWRAP}(state_dict, 'module.')",
         ),
         (
+            Model,
+            lambda: mix(Model().double(), "average", example=(inputs(3),)).state_dict(),
+            {"causal": True},
+            "causal True: must be left out, no module of the state dict was mixed with it",
+        ),
+        (
             Mixed,
             lambda: trained(head_mixing="average").state_dict(),
             {"normalizr": "l2"},
@@ -264,6 +296,7 @@ def test_a_state_dict_of_a_compiled_model_loads_as_the_message_says():
         "checkpoint",
         "compiled",
         "several processes",
+        "for no module",
         "misspelt",
     ],
 )
