@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -10,8 +11,39 @@ from mixhead_plugin.heads.attention import Attention, HeadNumbers
 from mixhead_plugin.heads.choosing import Head, all_heads, by_attention, choose
 from mixhead_plugin.heads.gates import Silence, missed_gates, none_passed, opened
 
-# What is left out for each head in turn (sixteen-heads essay, figures 3 and 5).
-EXPERIMENTS = {"single": "without this head", "only": "with this head alone in its attention"}
+
+class Experiment(NamedTuple):
+    """What is left out for each head of a model in turn.
+
+    Attributes:
+        words: what is scored, as 'the model without this head'
+        removed: takes a head and all heads of the model, and returns those that are left out
+    """
+
+    words: str
+    removed: Callable[[Head, Sequence[Head]], list[Head]]
+
+
+def _itself(head: Head, heads: Sequence[Head]) -> list[Head]:
+    return [head]
+
+
+def _others_beside_it(head: Head, heads: Sequence[Head]) -> list[Head]:
+    """Return the other heads of its attention, in its stage."""
+    return [
+        other
+        for other in heads
+        if other.attention == head.attention
+        and other.stage == head.stage
+        and other.number != head.number
+    ]
+
+
+# The sixteen-heads essay, figures 3 and 5.
+EXPERIMENTS = {
+    "single": Experiment("without this head", _itself),
+    "only": Experiment("with this head alone in its attention", _others_beside_it),
+}
 
 
 @contextlib.contextmanager
@@ -79,13 +111,11 @@ def ablations(
         score: scores the model once, by metric
         progress: is around the list of heads, as `tqdm` would be
     """
+    removed_with = EXPERIMENTS[experiment].removed
     heads = all_heads(attentions)
     measured: dict[str, HeadNumbers] = {}
     for head in progress(heads):
-        removed = [head]
-        if experiment == "only":
-            removed = [other for other in heads if other[:2] == head[:2] and other != head]
-        with without(attentions, removed):
+        with without(attentions, removed_with(head, heads)):
             scores = score()
         for metric, value in scores.items():
             by_stage = measured.setdefault(metric, {}).setdefault(head.attention, {})

@@ -348,3 +348,5 @@ def test_each_head_is_scored_without_it_and_alone():
         values = measured["single" if single else "only"]["loss"]
         assert values[head.attention][head.stage][head.number] == number + 1
     assert not gates
+    with pytest.raises(KeyError, match="onyl"):
+        ablations(attentions, "onyl", score)

@@ -101,7 +101,7 @@ def as_results(scored: Scores) -> dict[str, Any]:
 
 def show(scored: Scores, pictures: dict[str, Any], suffix: str) -> None:
     """Print the changes from the whole model, and add a picture of each to `pictures`."""
-    for experiment, words in EXPERIMENTS.items():
+    for experiment, (words, _) in EXPERIMENTS.items():
         for metric, values in scored.ablated[experiment].items():
             whole = scored.whole[metric]
             changes: HeadNumbers = {}
@@ -127,7 +127,7 @@ def compare(by_subset: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[s
     """
     first, second = by_subset.values()
     correlations: dict[str, Any] = {}
-    for experiment, words in EXPERIMENTS.items():
+    for experiment, (words, _) in EXPERIMENTS.items():
         correlations[experiment] = {}
         for metric, values in first.ablated[experiment].items():
             r = pearson(values, second.ablated[experiment][metric])

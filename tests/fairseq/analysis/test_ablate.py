@@ -58,7 +58,7 @@ def test_two_sets_are_compared_by_the_scores_without_each_head(
             expected = torch.corrcoef(torch.stack(losses))[0, 1]
             r = content["pearson"][experiment]["loss"][stage]
             assert r == pytest.approx(float(expected), abs=1e-4)
-            words = f"{stage} heads, loss (base 2) {EXPERIMENTS[experiment]}, valid and test"
+            words = f"{stage} heads, loss (base 2) {EXPERIMENTS[experiment].words}, valid and test"
             assert f"Pearson's r of the {words}: {r:.3f}" in out
     usual = [f"ablate-{experiment}-loss" for experiment in EXPERIMENTS]
     second_set = [f"{name}-2" for name in usual]
