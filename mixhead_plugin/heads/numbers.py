@@ -73,7 +73,9 @@ def heat_maps(values: HeadNumbers, label: str, colour_map: str = figures.SEQUENT
     most_layers = max(len(names) for names in by_site(values).values())
     most_heads = 0
     for by_stage in values.values():
-        most_heads = max(most_heads, *(len(numbers) for numbers in by_stage.values()))
+        # Of source heads alone, an attention that does not mix has no numbers.
+        for numbers in by_stage.values():
+            most_heads = max(most_heads, len(numbers))
     narrowest = 2.6 if len(stages) > 1 else 3.3  # wide enough for the title beside the colour bar
     width = min(max(1.4 + 0.2 * most_heads, narrowest), 4.5)
     height = min(max(1.1 + 0.25 * most_layers, 1.7), 6.0)

@@ -6,6 +6,7 @@ import torch
 from mixhead_plugin.heads.choosing import least_important
 from mixhead_plugin.heads.correlation import pearson
 from mixhead_plugin.heads.importance import normalized_by_layer
+from mixhead_plugin.heads.numbers import heat_maps
 
 NAMES = ["decoder.layers.0.self_attn", "decoder.layers.1.self_attn"]
 WEIGHTS = {
@@ -53,3 +54,11 @@ def test_pearson_is_1_for_a_linear_relation():
     left = {"a": {"mixed": torch.tensor([1.0, 2.0, 3.0])}}
     right = {"a": {"mixed": torch.tensor([1.0, 3.0, 2.0])}}
     assert pearson(left, right) == pytest.approx({"mixed": 0.5})
+
+
+def test_an_attention_without_source_heads_has_no_row_where_these_alone_are_drawn():
+    """With --attention-scope self, the others do not mix."""
+    first, second = NAMES
+    figure = heat_maps({first: {"source": WEIGHTS[first]["source"]}, second: {}}, "importance")
+    images = [image for axes in figure.axes for image in axes.images]
+    assert images[0].get_array().tolist() == [[3.0, 1.0, 2.0, 4.0]]
