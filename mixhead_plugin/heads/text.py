@@ -49,7 +49,10 @@ def words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:
         HeadsError: no token, or more than `length`
     """
     if not 0 < tokens.size(1) <= length:
-        raise HeadsError(f"a text of {tokens.size(1)} tokens: must have 1 to length {length}")
+        raise HeadsError(
+            f"a text of {tokens.size(1)} tokens: must have 1 to {length}, as length or the "
+            "positions of the model allow"
+        )
     readable = []
     for token in tokens[0].tolist():
         word = tokenizer.decode([token]).strip()

@@ -5,6 +5,7 @@ from os import PathLike
 from pathlib import PurePath
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from mixhead_plugin.heads.attention import LayerHeads
@@ -40,13 +41,24 @@ def view(
     """
     check_model(model)
     check_tokenizer(tokenizer)
-    length = min(length, getattr(model.config, "max_position_embeddings", length))
+    length = min(length, _positions(model) or length)
     sentences = []
     for read, written in with_targets(text, target):
         sentences.append(_sentence(model, tokenizer, read, written, length))
     # Only the last part of the path: whoever shares the page need not share where the model lies.
     name = PurePath(model.config.name_or_path or "").name
     write_page(file, name or type(model).__name__, type(model).__name__, sentences)
+
+
+def _positions(model: PreTrainedModel) -> int | None:
+    """Return how many tokens a model has positions for; None if nothing tells."""
+    for name, module in model.named_modules():
+        # RoBERTa and its relatives count positions from behind that of padding: of 514, the first
+        # token has number 2.
+        is_of_positions = "position" in name and isinstance(module, nn.Embedding)
+        if is_of_positions and module.padding_idx is not None:
+            return module.num_embeddings - module.padding_idx - 1
+    return getattr(model.config, "max_position_embeddings", None)
 
 
 def _sentence(

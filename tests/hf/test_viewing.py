@@ -75,9 +75,9 @@ def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path)
 def test_what_has_no_page_is_refused_in_one_line(tmp_path):
     model, _ = build("BertForMaskedLM")
     for text, options, problem in (
-        ("hello", {"length": 4}, "5 tokens: must have 1 to length 4"),
-        ("h" * 99, {}, f"99 tokens: must have 1 to length {model.config.max_position_embeddings}"),
-        ("", {}, "0 tokens: must have 1 to length"),
+        ("hello", {"length": 4}, "5 tokens: must have 1 to 4, as length or the positions of the"),
+        ("h" * 99, {}, f"99 tokens: must have 1 to {model.config.max_position_embeddings}, as"),
+        ("", {}, "0 tokens: must have 1 to"),
         ("hello", {"target": []}, "target: has 0"),
         (None, {}, "text None: must be a str, or a list of at least one"),
     ):
@@ -90,6 +90,13 @@ def test_what_has_no_page_is_refused_in_one_line(tmp_path):
         ValueError, match="has no attention that goes through the AttentionInterface"
     ):
         hf.view(model, Letters(), "hello", tmp_path / "page.html")
+
+
+def test_a_text_has_no_more_tokens_than_roberta_has_positions_behind_that_of_padding(tmp_path):
+    model, _ = build("RobertaForMaskedLM", {"max_position_embeddings": 9, "pad_token_id": 1})
+    hf.view(model, Letters(), "h" * 7, tmp_path / "page.html")
+    with pytest.raises(ValueError, match="8 tokens: must have 1 to 7"):
+        hf.view(model, Letters(), "h" * 8, tmp_path / "page.html")
 
 
 @pytest.mark.parametrize(

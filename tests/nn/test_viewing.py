@@ -55,7 +55,7 @@ class TimeFirst(LanguageModel):
 REFUSED = {
     "a text that is too long": (
         lambda: door.view(LanguageModel(), Letters(), "hello", "page.html", length=4),
-        "a text of 5 tokens: must have 1 to length 4",
+        "a text of 5 tokens: must have 1 to 4, as length or the positions of the model allow",
     ),
     "the name of a tokenizer": (
         lambda: door.view(LanguageModel(), "gpt2", "hello", "page.html"),
