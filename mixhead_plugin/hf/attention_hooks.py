@@ -54,13 +54,17 @@ class ThreadState:
 
     Attributes:
         call: of an attention. One is enough, because no attention contains another
-        wishes: each model that runs, and whether it was asked for weights. The outermost is first,
-            because a model may call others
+        wishes: the id of each model that runs, and whether it was asked for weights. The outermost
+            is first, because a model may call others
+
+    Ctrl-C leaves both as they are, because torch calls no hook after it. The next call of a model
+    drops what is left of the attention and of this model. What is left of another model has no
+    effect, and keeps no memory, because it is an id.
     """
 
     def __init__(self) -> None:
         self.call: Call | None = None
-        self.wishes: tuple[tuple[nn.Module, bool], ...] = ()
+        self.wishes: tuple[tuple[int, bool], ...] = ()
 
     def wants_weights(self) -> bool:
         """Return whether the innermost model was asked for weights."""
@@ -93,14 +97,19 @@ def remove_model_hooks(model: nn.Module) -> None:
 
 
 def _note_wish(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    wish = (model, bool(kwargs.get("output_attentions")))
-    THREADS.own.wishes = (*THREADS.own.wishes, wish)
+    own = THREADS.own
+    own.call = None  # no attention contains a model
+    wishes = own.wishes
+    running = [number for number, _ in wishes]
+    if id(model) in running:  # no model calls itself: this call has not ended as usual
+        wishes = wishes[: running.index(id(model))]
+    own.wishes = (*wishes, (id(model), bool(kwargs.get("output_attentions"))))
 
 
 def _forget_wish(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     wishes = THREADS.own.wishes
     # Another hook may have refused the call before the wish was noted.
-    if wishes and wishes[-1][0] is model:
+    if wishes and wishes[-1][0] == id(model):
         THREADS.own.wishes = wishes[:-1]
 
 

@@ -5,12 +5,15 @@ Hooks, threads and compilers around it change nothing.
 
 import contextlib
 import copy
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
+from mixhead_plugin.hf.attention_hooks import THREADS
 from tests.attention_equations import COMBINATIONS
 from tests.covering import each_once
 from tests.hf.models import FEW, build, hf, shake, whole
@@ -127,6 +130,34 @@ def test_weights_are_given_in_the_calls_that_ask_for_them_and_in_no_later_ones()
     with pytest.raises(IndexError):  # which ends the call in the middle
         model(input_ids=torch.tensor([[99]]), output_attentions=True)
     assert layer(x)[1] is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("next_call", ["same model", "another model"])
+def test_the_call_after_an_interrupt_is_right_and_keeps_nothing_of_it(next_call):
+    """torch runs no hook after Ctrl-C, because it is no Exception."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    model, inputs = build("GPT2LMHeadModel", head_mixing="position-wise")
+    mixing = weakref.ref(model.transformer.h[1].attn.head_mixing)
+    handle = model.transformer.h[1].attn.c_proj.register_forward_pre_hook(interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        model(**inputs, output_attentions=True)
+    handle.remove()
+    assert THREADS.own.call is not None  # else the interrupt came too late to leave something
+
+    if next_call == "same model":
+        assert model(**inputs).attentions is None
+        assert THREADS.own.wishes == ()
+    else:
+        other, _ = build("GPT2LMHeadModel", head_mixing="position-wise")
+        assert other(**inputs).attentions is None
+    assert THREADS.own.call is None
+    del model
+    gc.collect()
+    assert mixing() is None
 
 
 @torch.no_grad()
