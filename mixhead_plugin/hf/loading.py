@@ -130,9 +130,9 @@ def load(
 
 def _refuse_split(settings: dict[str, Any]) -> None:
     """Raise ValueError if heads would be split between processes."""
-    record = settings.get("distributed_config")  # of newer versions of transformers
+    distributed = settings.get("distributed_config")  # of newer versions of transformers
     for name in ("tp_plan", "tp_size", "device_mesh"):
-        if settings.get(name) is not None or getattr(record, name, None) is not None:
+        if settings.get(name) is not None or getattr(distributed, name, None) is not None:
             raise ValueError(f"{name}: must be left out; {SPLIT}")
 
 
@@ -148,7 +148,8 @@ def _class_of(folder: Any, saved: dict[str, Any], cls: Any) -> Any:
         raise ValueError(f"{folder}: transformers has no class {written}; give the class as cls")
     # an AutoModel makes models of other classes, without the mixing
     if not isinstance(chosen, type) or not issubclass(chosen, PreTrainedModel):
-        raise ValueError(wrong_argument("cls", chosen, f"the class of a model, as {written}"))
+        like = written or "BertForMaskedLM"
+        raise ValueError(wrong_argument("cls", chosen, f"the class of a model, as {like}"))
     return chosen
 
 

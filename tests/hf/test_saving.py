@@ -456,6 +456,10 @@ def test_a_config_that_names_no_class_needs_one(tmp_path):
         ValueError, match=r"its config names no class in architectures; give the class as cls$"
     ):
         hf.load(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"^cls is the class AutoModel: must be the class of a model, as BertFor"
+    ):
+        hf.load(tmp_path, transformers.AutoModel)
     loaded = hf.load(tmp_path, type(model))
     torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
 
