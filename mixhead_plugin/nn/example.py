@@ -29,7 +29,33 @@ SDPA = F.scaled_dot_product_attention
 ATEN_SDPA = torch.ops.aten.scaled_dot_product_attention
 
 
-class Sizes(NamedTuple):
+def is_sdpa(func: Any) -> bool:
+    """Return whether what torch is about to call is scaled_dot_product_attention."""
+    return func is SDPA or func is ATEN_SDPA or func is ATEN_SDPA.default
+
+
+def called_twice(name: str) -> str:
+    """Return the message about a module that calls it twice in one call.
+
+    Args:
+        name: the name of the module in the model
+    """
+    return (
+        f"{name}: calls scaled_dot_product_attention twice in one call; must call it once, because "
+        "each mixing needs a module of its own"
+    )
+
+
+def check_query(name: str, query: Tensor) -> None:
+    """Raise ValueError if a query of a module has not the four dimensions [B, H, Nq, D]."""
+    if query.dim() != 4:
+        raise ValueError(
+            f"{name}: its query is {list(query.shape)}, must be [batch, heads, positions, head "
+            "size]"
+        )
+
+
+class CallSizes(NamedTuple):
     """The sizes of the calls of scaled_dot_product_attention that one module makes."""
 
     heads: int  # H, of the queries
@@ -42,7 +68,7 @@ class Sizes(NamedTuple):
 class Seen(NamedTuple):
     """What a run of the example showed."""
 
-    calling: dict[nn.Module, Sizes]
+    calling: dict[nn.Module, CallSizes]
     # modules that call another function that computes attention, with the name of the function
     others: dict[nn.Module, str]
 
@@ -114,14 +140,14 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.names = names
         self.running: list[ModuleCall] = []  # the innermost last
-        self.calling: dict[nn.Module, Sizes] = {}
+        self.calling: dict[nn.Module, CallSizes] = {}
         self.others: dict[nn.Module, str] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is SDPA or func is ATEN_SDPA or func is ATEN_SDPA.default:
+        if is_sdpa(func):
             self.note(*args, **kwargs)
         elif self.running:
             name = _other_attention(func)
@@ -141,22 +167,15 @@ class Watch(TorchFunctionMode):
 
         call.attended += 1
         if call.attended > 1:
-            raise ValueError(
-                f"{name}: calls scaled_dot_product_attention twice in one call; must call it once, "
-                "because each mixing needs a module of its own"
-            )
-        if query.dim() != 4:
-            raise ValueError(
-                f"{name}: its query is {list(query.shape)}, must be [batch, heads, positions, head "
-                "size]"
-            )
+            raise ValueError(called_twice(name))
+        check_query(name, query)
         for what, tensor in (("key", key), ("value", value)):
             if tensor.size(-3) > query.size(1):
                 raise ValueError(
                     f"{name}: its query has {query.size(1)} heads and its {what} has "
                     f"{tensor.size(-3)}; must have as many, because heads of queries are mixed"
                 )
-        sizes = Sizes(query.size(1), query.size(3), value.size(3), _input_size(call.x, query))
+        sizes = CallSizes(query.size(1), query.size(3), value.size(3), _input_size(call.x, query))
         known = self.calling.setdefault(call.module, sizes)
         if known[:3] != sizes[:3]:
             raise ValueError(
@@ -269,7 +288,7 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Restore the states of the generators of torch, Python and NumPy at the end.
 
     Args:
-        tensors: of a model; the generators of their devices are restored, too
+        tensors: the tensors of a model; the generators of their devices are restored, too
     """
     devices: dict[str, set[int]] = {}
     for tensor in tensors:

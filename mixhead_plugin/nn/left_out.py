@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from torch import nn
 
 from mixhead_plugin.errors import warn_caller
+from mixhead_plugin.nn.calling_methods import calling_methods
+from mixhead_plugin.nn.mixed_class import plain_class
 from mixhead_plugin.nn.refusals import name_of
-from mixhead_plugin.nn.sdpa import calling_methods, plain_class
 from mixhead_plugin.parts import Assembly
 
 

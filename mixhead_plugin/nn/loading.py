@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.nn import multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
-from mixhead_plugin.nn.example import Example, Sizes, same_random_numbers
+from mixhead_plugin.nn.example import CallSizes, Example, same_random_numbers
 from mixhead_plugin.nn.mixing import asked_for, mix_as_asked, mix_calling, put
 from mixhead_plugin.nn.refusals import (
     check_module,
@@ -163,7 +163,9 @@ def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: s
         if calls == record.CALLS_SDPA:
             refuse_host(model, module)
             fields = Variant.of({**variant, "impl": impl})
-            hosted[module] = sdpa.MixedSdpa(name or type(model).__name__, fields, Sizes(**numbers))
+            hosted[module] = sdpa.MixedSdpa(
+                name or type(model).__name__, fields, CallSizes(**numbers)
+            )
         elif type(module) is nn.MultiheadAttention and module is not model:
             refuse_changed(model, module)
             replaced[module] = {**variant, "causal": numbers["causal"], "impl": impl}

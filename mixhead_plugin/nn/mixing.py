@@ -6,7 +6,7 @@ mix(model, example=...)
   nn.MultiheadAttention -> MixedAttention      nn/multihead.py, nn/attention.py
   a module that calls F.scaled_dot_product_attention
     gets the parts as its children             parts/hosted.py
-    and a subclass of its class                nn/sdpa.py
+    and a subclass of its class                nn/mixed_class.py
   which attentions were left out?              nn/left_out.py
 
 model(x)
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.nn import example as examples
-from mixhead_plugin.nn import multihead, sdpa
+from mixhead_plugin.nn import mixed_class, multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.nn.example import Example, Seen, same_random_numbers
 from mixhead_plugin.nn.left_out import warn_of_callers, warn_of_others
@@ -176,7 +176,7 @@ def mix_calling(model: nn.Module, hosted: Mapping[nn.Module, sdpa.MixedSdpa]) ->
     likes = {host: _like(model, host) for host in hosted}  # before they get parameters of ours
     place_parts((host, attention, likes[host]) for host, attention in hosted.items())
     for host, attention in hosted.items():
-        sdpa.give_mixed_class(host, attention)
+        mixed_class.give_mixed_class(host, attention)
 
 
 def _like(model: nn.Module, module: nn.Module) -> Tensor:
@@ -232,7 +232,7 @@ def unmix(model: nn.Module) -> nn.Module:
     refuse_tied(model, ours)
     for module in calling:
         refuse_loss(model, module, vars(module)[sdpa.ATTRIBUTE].lost_without(module))
-        if not sdpa.has_own_class(module):
+        if not mixed_class.has_own_class(module):
             raise ValueError(
                 f"{name_of(model, module)}: another tool has changed its class; must be unmixed "
                 "after that is undone"
@@ -241,5 +241,5 @@ def unmix(model: nn.Module) -> nn.Module:
         plain = {attention: multihead.plain_of(attention) for attention in ours}
     put(model, plain)
     for module in calling:
-        sdpa.give_plain_class(module)
+        mixed_class.give_plain_class(module)
     return model

@@ -10,7 +10,9 @@ from torch import nn
 from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.nn import multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
-from mixhead_plugin.nn.example import Example, Sizes
+from mixhead_plugin.nn.calling_methods import suspended_method
+from mixhead_plugin.nn.example import CallSizes, Example
+from mixhead_plugin.nn.mixed_class import mixed_class, plain_class
 from mixhead_plugin.parts import PARTS, Assembly, Variant
 
 # Keywords for an attention that projects its input itself, as `MixedAttention` does.
@@ -117,7 +119,7 @@ def refuse_tied(
 
 
 def check_calling(
-    model: nn.Module, calling: Mapping[nn.Module, Sizes], asked: Mapping[str, Any]
+    model: nn.Module, calling: Mapping[nn.Module, CallSizes], asked: Mapping[str, Any]
 ) -> None:
     """Raise ValueError if a module that calls scaled_dot_product_attention cannot be mixed."""
     for name in OF_PROJECTIONS:
@@ -148,7 +150,9 @@ def _refuse_of_transformers(model: nn.Module, module: nn.Module) -> None:
             )
 
 
-def _refuse_nested(model: nn.Module, module: nn.Module, calling: Mapping[nn.Module, Sizes]) -> None:
+def _refuse_nested(
+    model: nn.Module, module: nn.Module, calling: Mapping[nn.Module, CallSizes]
+) -> None:
     """Raise ValueError if a module inside computes attention, too.
 
     Its call would be taken for that of the module around it.
@@ -184,7 +188,7 @@ def _refuse_taken(model: nn.Module, module: nn.Module) -> None:
 def _refuse_final(model: nn.Module, module: nn.Module) -> None:
     """Raise ValueError if the class of a module forbids the subclass that mixed modules are of."""
     try:
-        sdpa.mixed_class(sdpa.plain_class(module))
+        mixed_class(plain_class(module))
     except Exception as error:  # the class may raise whatever it wants
         raise ValueError(
             f"{name_of(model, module)}: is of a class that lets nobody make a subclass, which a "
@@ -194,7 +198,7 @@ def _refuse_final(model: nn.Module, module: nn.Module) -> None:
 
 def _refuse_suspended(model: nn.Module, module: nn.Module) -> None:
     """Raise ValueError if a method would compute its attention when the mixing has ended."""
-    method = sdpa.suspended_method(sdpa.plain_class(module))
+    method = suspended_method(plain_class(module))
     if method:
         raise ValueError(
             f"{name_of(model, module)}: its {method} is a generator or async, and calls "
@@ -203,7 +207,7 @@ def _refuse_suspended(model: nn.Module, module: nn.Module) -> None:
 
 
 def _refuse_unknown_input(
-    model: nn.Module, module: nn.Module, sizes: Sizes, variant: Variant
+    model: nn.Module, module: nn.Module, sizes: CallSizes, variant: Variant
 ) -> None:
     """Raise ValueError if a part reads the input of the queries, and the example shows none."""
     reader = sdpa.reads_input(variant)

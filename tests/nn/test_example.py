@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mixhead_plugin.heads.uncompiled import uncompiled
 from mixhead_plugin.nn import example
-from mixhead_plugin.nn.example import Sizes
+from mixhead_plugin.nn.example import CallSizes
 from tests.nn.calling import Attention, C, D, H, Model, inputs
 
 
@@ -67,7 +67,7 @@ def test_a_run_changes_nothing(raises):
         with pytest.raises(KeyError, match="mine"):
             example.run(model, call)
     else:
-        assert example.run(model, call).calling == {model[0]: Sizes(H, D, D, C)}
+        assert example.run(model, call).calling == {model[0]: CallSizes(H, D, D, C)}
     assert state(model) == before
     assert torch.is_grad_enabled()
     assert torch.backends.mha.get_fastpath_enabled()
@@ -125,7 +125,7 @@ def test_blocks_that_overlap_in_two_threads_leave_torch_as_it_was(first):
 def test_an_example_may_be_given_in_three_ways(given):
     model = Model().double()
     found = example.run(model, given).calling
-    assert found == dict.fromkeys(model.layers, Sizes(H, D, D, C))
+    assert found == dict.fromkeys(model.layers, CallSizes(H, D, D, C))
 
 
 def test_the_innermost_running_module_makes_the_call():
@@ -143,7 +143,7 @@ def test_the_innermost_running_module_makes_the_call():
 
     model = Outer().double()
     # It gets queries, not the input that they are made of.
-    assert example.run(model, (inputs(3),)).calling == {model.inner: Sizes(H, D, D, None)}
+    assert example.run(model, (inputs(3),)).calling == {model.inner: CallSizes(H, D, D, None)}
 
 
 @pytest.mark.parametrize("layout", ["swapped", "as long as the batch"])

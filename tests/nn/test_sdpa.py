@@ -613,7 +613,7 @@ class Changeable(Attention):
         ),
         (
             2,
-            "layers.0: called scaled_dot_product_attention twice in one call; must call it once, "
+            "layers.0: calls scaled_dot_product_attention twice in one call; must call it once, "
             "because each mixing needs a module of its own",
         ),
     ],

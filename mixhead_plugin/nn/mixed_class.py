@@ -1,0 +1,157 @@
+"""Give a module a subclass of its class, whose methods mix the heads of each call.
+
+Neither torch nor the class of the module is changed, because others use them, too.
+"""
+
+import copy
+import copyreg
+import functools
+import pickle
+from collections.abc import Callable
+from types import new_class
+from typing import Any
+
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+from mixhead_plugin.nn.calling_methods import methods_to_wrap
+from mixhead_plugin.nn.example import first_parameter
+from mixhead_plugin.nn.sdpa import ATTRIBUTE, MixedCall, MixedSdpa, is_mixed, run
+from mixhead_plugin.parts import PARTS, record, remove_parts
+
+
+class CallsSdpa(nn.Module):
+    """The methods of a mixed module that its own class does not have; see `mixed_class`."""
+
+    _mixhead_class: Any  # its class without mixing
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if is_mixed(self):
+            record.write(destination, prefix, self.__dict__[ATTRIBUTE].entry())
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *settings: Any
+    ) -> None:
+        """Let a checkpoint of the plain module start the mixing anew; refuse another variant's."""
+        if is_mixed(self):
+            own = [name for name in self.state_dict() if name.partition(".")[0] not in PARTS]
+            is_whole = all(f"{prefix}{name}" in state_dict for name in own)
+            if not own:
+                # No tensor tells that the module was saved, but torch gives each one an entry.
+                is_whole = "version" in local_metadata
+            entry = self.__dict__[ATTRIBUTE].entry()
+            record.compare(self, entry, prefix, local_metadata, errors=settings[-1])
+            if is_whole:
+                record.add_missing_parts(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *settings)
+
+    def __prepare_scriptable__(self) -> Any:
+        """Refuse torch.jit.script, which reads the code of the plain class."""
+        raise NotImplementedError(
+            f"{type(self).__name__}: torch.jit.script would leave out the mixing; must be traced "
+            "or exported"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Let pickle and deepcopy find the class of the module, which is made at run time."""
+        if type(self) is not mixed_class(self._mixhead_class):
+            return super().__reduce_ex__(protocol)  # another tool has put its class in front
+        how: tuple[Any, ...] = super().__reduce_ex__(max(2, protocol))  # type: ignore[assignment]
+        function, arguments, *rest = how
+        if function is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            raise pickle.PicklingError(
+                f"{type(self).__name__}: is pickled in its own way; must be unmixed before"
+            )
+        return _new, (self._mixhead_class, *arguments[1:]), *rest
+
+
+def _new(plain: Any, *arguments: Any) -> nn.Module:
+    """Return an instance without attributes, which pickle adds."""
+    cls = mixed_class(plain)
+    return cls.__new__(cls, *arguments)
+
+
+@functools.cache
+def mixed_class(plain: Any) -> type[nn.Module]:
+    """Return the subclass that mixed modules of a class are of; it has the name of the class."""
+
+    # torch.compile does not look into classes that a library puts into graphs whole, as diffusers
+    # does with its Attention. So the compiled code sees the functions, and not the class.
+    unmixed = plain.forward
+    first = first_parameter(unmixed)
+
+    @functools.wraps(unmixed)  # torch.export reads its signature
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return run(unmixed, first, self, args, kwargs)
+
+    def fill(namespace: dict[str, Any]) -> None:
+        for name in ("__module__", "__qualname__", "__doc__"):
+            namespace[name] = getattr(plain, name)
+        for name, method in methods_to_wrap(plain).items():
+            namespace[name] = _listening(method)
+        if hasattr(plain, "__deepcopy__"):
+            namespace["__deepcopy__"] = _deepcopy
+        namespace["forward"] = forward
+        namespace["_mixhead_class"] = plain
+
+    return new_class(plain.__name__, (CallsSdpa, plain), {}, fill)
+
+
+def _listening(unmixed: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that mixes heads, also where the model calls it, and not the module."""
+    first = first_parameter(unmixed)
+
+    @functools.wraps(unmixed)
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for mode in _get_current_function_mode_stack():
+            if isinstance(mode, MixedCall) and mode.module is self:
+                return unmixed(self, *args, **kwargs)  # in a call that listens already
+        return run(unmixed, first, self, args, kwargs, must_attend=False)
+
+    return method
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    """Copy a module in the way of its own class, which may not know of a mixing."""
+    copied = self._mixhead_class.__deepcopy__(self, memo)
+    if is_mixed(self) and not is_mixed(copied):
+        raise copy.Error(f"{type(self).__name__}: is copied in its own way; must be unmixed before")
+    return copied
+
+
+def plain_class(module: nn.Module) -> Any:
+    """Return the class of a module without mixing.
+
+    Also a plain module may be of a `mixed_class`: a model has made it by type(other)() of a mixed
+    one.
+    """
+    cls = type(module)
+    return vars(cls).get("_mixhead_class", cls)
+
+
+def give_mixed_class(host: nn.Module, attention: MixedSdpa) -> None:
+    """Let a module that has got its parts compute its attention with mixed heads.
+
+    Args:
+        host: calls scaled_dot_product_attention; `mix` has seen it
+        attention: what it gets beside its parts
+    """
+    setattr(host, ATTRIBUTE, attention)
+    host.__class__ = mixed_class(plain_class(host))
+
+
+def give_plain_class(host: Any) -> None:
+    """Give a module its own class back, in place, without parts."""
+    delattr(host, ATTRIBUTE)
+    remove_parts(host)
+    host.__class__ = host._mixhead_class
+
+
+def has_own_class(module: nn.Module) -> bool:
+    """Return whether a mixed module is of the class that `give_mixed_class` gave it.
+
+    Parametrizations and FSDP put theirs in front.
+    """
+    cls: Any = type(module)
+    return cls is mixed_class(cls._mixhead_class)
