@@ -48,9 +48,6 @@ from mixhead_plugin.parts import (
 )
 from mixhead_plugin.parts.wrappers import refuse_wrapped
 
-# What a model of transformers has already.
-OF_THE_MODEL = ("head_dim", "value_head_dim", "relative_position", "relative_gain")
-
 
 def mix(
     model: PreTrainedModel, head_mixing: str | None = None, *, impl: str = "auto", **variant: Any
@@ -69,10 +66,12 @@ def mix(
     Args:
         model: any model whose attentions go through the AttentionInterface; it gets a config of its
             own, with the variant
-        head_mixing: where M comes from, as in `Variant`; None for another field alone
-        impl: the implementation of `ops.attention`
-        variant: other fields of `Variant`. Another normalizer than softmax, and another
-            mixing_start than identity, change the outputs.
+        head_mixing: where M comes from, a key of PARTS["head_mixing"]: "position-wise" (Mixhead B),
+            "position-independent" (Mixhead A), "low-rank", "differential", "random", "average", or
+            "none" for plain heads; None for another field alone
+        impl: which code computes the attention: "auto", "reference", "blockwise" or "triton"
+        variant: other fields of `Variant`, such as normalizer="l2". Another normalizer than
+            softmax, and another mixing_start than identity, change the outputs.
 
     Raises:
         ValueError: the model stays as it is, because
@@ -92,8 +91,8 @@ def mix(
     check_any_given(asked)
     chosen = Variant.of({**asked, "impl": impl})
     attentions = find_attentions(model)
-    for name in OF_THE_MODEL:
-        if getattr(chosen, name) != OPTIONS[name].default:
+    for name, option in OPTIONS.items():
+        if option.of_projections and getattr(chosen, name) != option.default:
             raise ValueError(f"{name}: must be left out, the model has its own")
     if is_mixed(model):
         if hasattr(model.config, PRUNED):
@@ -135,7 +134,7 @@ def unfit(
     """Return why attentions cannot compute a variant, by their class.
 
     Args:
-        model: has the attentions
+        model: the model that has the attentions
         attentions: those that may be mixed
         variant: what is asked for
 
@@ -191,7 +190,7 @@ def add_mixing(
     """Make some attentions of a model compute a variant, which may be the plain one.
 
     Args:
-        model: has the attentions
+        model: the model that has the attentions
         variant: what they compute then
         attentions: those that are mixed
     """

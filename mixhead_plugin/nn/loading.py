@@ -16,7 +16,7 @@ from mixhead_plugin.nn.refusals import (
     refuse_host,
     refuse_tied,
 )
-from mixhead_plugin.parts import HostedAttention, Variant, keep_float32, record
+from mixhead_plugin.parts import OPTIONS, HostedAttention, Variant, keep_float32, record
 from mixhead_plugin.parts.parameters import is_of_a_part
 
 # What the names in a state dict begin with if it is that of a wrapper around the model.
@@ -41,10 +41,10 @@ def load(
 
     Args:
         model: as it was before it was mixed, or mixed in the same way
-        state_dict: of the mixed model, from `model.state_dict()`
-        head_mixing: as in `mix`; None for what the metadata tell
-        example: as in `mix`; None where the metadata tell which modules were mixed
-        impl: the implementation of `ops.attention`
+        state_dict: what `model.state_dict()` of the mixed model returned
+        head_mixing: what `mix` was given; None for what the metadata tell
+        example: what `mix` was given; None where the metadata tell which modules were mixed
+        impl: which code computes the attention: "auto", "reference", "blockwise" or "triton"
         variant: as in `mix`; what the metadata tell may be left out
 
     Raises:
@@ -124,7 +124,7 @@ def _check_saved(saved: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) 
     for name, entry in saved.items():
         told_of[name] = {**record.DEFAULTS, **entry, **entry["variant"]}
     for field, value in asked.items():
-        if field in record.FREE:
+        if field in OPTIONS and not OPTIONS[field].in_record:
             continue
         # `causal` is told of a `MixedAttention` alone.
         if not any(field in told for told in told_of.values()):

@@ -78,13 +78,16 @@ def mix(
 
     Args:
         model: any module; a model of transformers belongs to `mixhead_plugin.hf.mix`
-        head_mixing: where M comes from, as in `Variant`; None for another field alone
+        head_mixing: where M comes from, a key of PARTS["head_mixing"]: "position-wise" (Mixhead B),
+            "position-independent" (Mixhead A), "low-rank", "differential", "random", "average", or
+            "none" for plain heads; None for another field alone
         example: a tuple of arguments, a dict of keywords, or a function that takes the model. It
             runs once, without gradients; afterwards the model is as before. None for a model of
             `nn.MultiheadAttention` alone
-        impl: the implementation of `ops.attention`
-        variant: other fields of `Variant`, and `causal` of `MixedAttention`; those in
-            OF_PROJECTIONS are for `nn.MultiheadAttention` alone
+        impl: which code computes the attention: "auto", "reference", "blockwise" or "triton"
+        variant: other fields of `Variant`, such as normalizer="l2", and `causal` of
+            `MixedAttention`. `causal` and the fields with `of_projections`, such as head_dim, are
+            for `nn.MultiheadAttention` alone
 
     Raises:
         ValueError: an unknown value, nothing that is asked for, no attention, or one that cannot be
@@ -170,7 +173,7 @@ def mix_calling(model: nn.Module, hosted: Mapping[nn.Module, sdpa.MixedSdpa]) ->
     """Mix modules that call scaled_dot_product_attention.
 
     Args:
-        model: has the modules
+        model: the model that has the modules
         hosted: what each of them gets
     """
     likes = {host: _like(model, host) for host in hosted}  # before they get parameters of ours

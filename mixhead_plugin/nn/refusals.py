@@ -13,12 +13,15 @@ from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.nn.calling_methods import suspended_method
 from mixhead_plugin.nn.example import CallSizes, Example
 from mixhead_plugin.nn.mixed_class import mixed_class, plain_class
-from mixhead_plugin.parts import PARTS, Assembly, Variant
+from mixhead_plugin.parts import OPTIONS, PARTS, Assembly, Variant
 
 # Keywords for an attention that projects its input itself, as `MixedAttention` does.
-OF_PROJECTIONS = ("head_dim", "value_head_dim", "relative_position", "relative_gain", "causal")
+OF_PROJECTIONS = ["causal", *(name for name, option in OPTIONS.items() if option.of_projections)]
 # Keywords that do not fit an attention to other keys than its own.
-OF_SELF_ATTENTION = ("causal", "relative_gain", "relative_position")
+OF_SELF_ATTENTION = [
+    "causal",
+    *(name for name, option in OPTIONS.items() if option.of_self_attention),
+]
 
 
 def name_of(model: nn.Module, module: nn.Module) -> str:
@@ -86,7 +89,8 @@ def check_of_torch(
     if not any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules()):
         return
     for name in OF_SELF_ATTENTION:
-        if asked.get(name, 0) not in (0, "none"):
+        usual = False if name == "causal" else OPTIONS[name].default
+        if asked.get(name, usual) != usual:
             raise ValueError(
                 f"{name}: must not be given where there is cross-attention, only for self-attention"
             )

@@ -19,17 +19,15 @@ METADATA_KEY = "mixhead"  # of the entry in the metadata of a module
 CALLS_SDPA = "sdpa"  # by F.scaled_dot_product_attention: `nn.load` mixes it again
 CALLS_INTERFACE = "transformers"  # by the AttentionInterface: `hf.load` mixes it again
 
-# What may differ between the module that was saved and the one that loads: which code computes the
-# attention, and what an M started as that is loaded now.
-FREE = ("impl", "mixing_start")
-# The other fields; an older file, which lacks some of them, was mixed with these values.
-DEFAULTS = {name: option.default for name, option in OPTIONS.items() if name not in FREE}
+# The fields that an entry has. An older one, which lacks some of them, is of a module with these
+# values.
+DEFAULTS = {name: option.default for name, option in OPTIONS.items() if option.in_record}
 
 
 def fields_of(variant: Variant) -> dict[str, Any]:
     """Return the fields of a variant by which its tensors were trained."""
     fields = dataclasses.asdict(variant)
-    return {name: value for name, value in fields.items() if name not in FREE}
+    return {name: value for name, value in fields.items() if name in DEFAULTS}
 
 
 def describe(variant: Variant, **numbers: Any) -> dict[str, Any]:
@@ -74,7 +72,7 @@ def compare(
 
     Args:
         module: what is loaded
-        entry: that of the module
+        entry: the entry of the module
         prefix: what the names of the module's tensors begin with
         local_metadata: those of the module in the state dict; they may have no entry
         errors: torch raises them; the difference of the entries becomes one
@@ -92,7 +90,7 @@ def add_missing_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str
 
     Args:
         module: what is loaded
-        state_dict: that which torch is loading, changed in place
+        state_dict: the one that torch is loading, changed in place
         prefix: what the names of the module's tensors begin with
     """
     for name in PART_NAMES:

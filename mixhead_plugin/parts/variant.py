@@ -30,6 +30,14 @@ class Option(NamedTuple):
     choices: Collection[str] = ()
     # The smallest value of a field that is a whole number.
     least: int = 0
+    # Whether a module must have the value that a saved one was trained with, so that the metadata
+    # of its state dict have it.
+    in_record: bool = True
+    # Whether it is for attentions alone that project their inputs themselves. The attention of
+    # another model, which `mix` takes as it is, has its own.
+    of_projections: bool = False
+    # Whether it does not fit an attention to other keys than its own.
+    of_self_attention: bool = False
 
 
 def _field(default: Any, text: str, **rest: Any) -> Any:
@@ -88,18 +96,21 @@ class Variant:
         None,
         "size of one head, independent of embedding and number of heads",
         least=1,
+        of_projections=True,
     )
     value_head_dim: int | None = _field(
         None,
         "size of the values of one source head; a mixed head has as much, with --head-mixing "
         "differential twice it",
         least=1,
+        of_projections=True,
     )
     impl: str = _field(
         "auto",
         "which code computes the attention",
         flag="attention_impl",
         choices=("auto", *IMPLEMENTATIONS),
+        in_record=False,  # it belongs to the machine
     )
     mixing_start: str = _field(
         "identity",
@@ -107,6 +118,7 @@ class Variant:
         "with position-wise: identity; random, normal with deviation 1/sqrt(H); uniform, 1/H "
         "everywhere. A checkpoint without M still becomes the identity",
         choices=MIXING_STARTS,
+        in_record=False,  # what M started as is of no use where M is loaded
     )
     mixing_rank: int = _field(
         2,
@@ -118,11 +130,15 @@ class Variant:
         "how self-attention sees distances; fairseq's positions are added too, "
         "except with --no-token-positional-embeddings",
         choices=PARTS["relative_position"],
+        of_projections=True,
+        of_self_attention=True,
     )
     relative_gain: int = _field(
         0,
         "learn factors on the weights of self-attention, one for each head and distance up to this "
         "number; 0 is off",
+        of_projections=True,
+        of_self_attention=True,
     )
 
     @classmethod
