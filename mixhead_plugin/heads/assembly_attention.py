@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.choosing import KeptHeads, kept_by
-from mixhead_plugin.heads.cutting import replace, whole_part
+from mixhead_plugin.heads.cutting import cutting_problem, replace
 from mixhead_plugin.heads.hooked_attention import HookedAttention
 from mixhead_plugin.parts import Assembly, Axis, cut
 
@@ -45,12 +45,12 @@ class AssemblyAttention(HookedAttention):
         return {"source": self.module.num_heads, "mixed": self.module.num_mixed_heads}
 
     def cut_problem(self, heads: Sequence[int]) -> str:
-        if len(heads) == self.heads["mixed"]:
-            return "must leave one head"
-        option, why = whole_part(self.module.variant.part_kinds())
-        if option:
-            return f"{option} must have all heads, {why}; ablate them instead"
-        return self._unknown_tensor()
+        return self._problem(len(heads))
+
+    def _problem(self, going: int) -> str:
+        """Return why so many mixed heads cannot be cut off; empty if they can."""
+        parts = self.module.variant.part_kinds()
+        return cutting_problem(parts, going, self.heads["mixed"]) or self._unknown_tensor()
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
         kept = kept_by(self, heads)
@@ -70,10 +70,7 @@ class AssemblyAttention(HookedAttention):
         Raise HeadsError where every head needs all heads, or where it is not known which entries of
         a tensor belong to which head.
         """
-        option, why = whole_part(self.module.variant.part_kinds())
-        if option:
-            raise HeadsError(f"{self.name}: {option} must have all heads, {why}")
-        problem = self._unknown_tensor()
+        problem = self._problem(self.heads["mixed"] - len(kept.mixed))
         if problem:
             raise HeadsError(f"{self.name}: {problem}")
 

@@ -76,16 +76,32 @@ def whole_part(parts: Mapping[str, PartKind]) -> tuple[str, str]:
     return "", ""
 
 
+def cutting_problem(parts: Mapping[str, PartKind], going: int, total: int) -> str:
+    """Return why heads of an attention cannot be cut off; empty if nothing general forbids it.
+
+    Args:
+        parts: what the attention has, by the name of the option
+        going: how many mixed heads would go
+        total: how many there are
+    """
+    if going == total:
+        return "must leave one head"
+    option, why = whole_part(parts)
+    if option:
+        return f"{option} must have all heads, {why}; ablate them instead"
+    return ""
+
+
 def cut_part(
     part: nn.Module, row: PartKind, kept: Mapping[str, Sequence[int]], sizes: AttentionSizes
 ) -> None:
     """Keep what some heads need of the tensors of a part.
 
     Args:
-        part: of an attention
-        row: that of the part in its table
+        part: a part of an attention
+        row: the row of the part in its table
         kept: the heads that stay, by stage
-        sizes: of the attention before
+        sizes: the sizes of the attention before
     """
     for name, tensor in part.state_dict().items():
         smaller = cut(tensor, row.parameters[name], kept, sizes._asdict())

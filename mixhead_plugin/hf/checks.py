@@ -20,6 +20,7 @@ All of it is read off gradients: a feature that an output depends on has one tha
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -146,26 +147,29 @@ def _comes_from(trial: Trial, role: str, path: str, start: int, end: int) -> boo
     """
     heads = trial.arrived[role][-1, :, -1]  # [H or G, D] of the last position and sentence
     gradients = _gradients(heads, list(trial.given.values()))
-    gradient_of = dict(zip(trial.given, gradients))
-    own = gradient_of.pop(path)  # [B, N, features]
-    others = [*gradient_of.values(), own[..., :start], own[..., end:], own[:-1]]
+    by_projection = dict(zip(trial.given, gradients))
+    gradient = by_projection.pop(path)  # [B, N, features]
+
+    must_be_0 = list(by_projection.values())
+    must_be_0 += [gradient[..., :start], gradient[..., end:]]  # other features
+    must_be_0.append(gradient[:-1])  # other sentences
     if role == "queries":
-        others.append(own[:, :-1])
-    depends_on_others = any(bool(each.any()) for each in others)
-    depends_on_all_of_its_own = bool(own[-1, -1, start:end].all())
-    if depends_on_others or not depends_on_all_of_its_own:
+        must_be_0.append(gradient[:, :-1])  # other positions
+    if any(bool(each.any()) for each in must_be_0):
+        return False
+    if not gradient[-1, -1, start:end].all():
         return False
 
-    number = (end - start) // trial.attention.head_dim
-    if heads.size(0) % number != 0:
+    n_heads = (end - start) // trial.attention.head_dim
+    if heads.size(0) % n_heads != 0:
         return False
-    # Some attentions repeat the keys and values that several queries share.
-    by_head = heads.unflatten(0, (number, -1)).flatten(1)  # [G, repeats * D]
+    # Some attentions give each key and value several times, once for each query that shares it.
+    by_head = heads.unflatten(0, (n_heads, -1)).flatten(1)  # [G, repeats * D]
 
-    def own_of(features: Tensor) -> Tensor:
-        return features[-1, -1, start:end].unflatten(0, (number, -1))  # [G, D]
+    def features_by_head(given: Tensor) -> Tensor:
+        return given[-1, -1, start:end].unflatten(0, (n_heads, -1))  # [G, D]
 
-    return _in_order(by_head, trial.given[path], own_of)
+    return _in_order(by_head, trial.given[path], features_by_head)
 
 
 def _keeps_the_order(trial: Trial) -> bool | None:
@@ -184,10 +188,10 @@ def _keeps_the_order(trial: Trial) -> bool | None:
     if not gradient.any():
         return None
 
-    def own_of(returned: Tensor) -> Tensor:
+    def features_by_head(returned: Tensor) -> Tensor:
         return returned[-1].transpose(0, 1).flatten(1)  # [H', N * Dv], of any position
 
-    return _in_order(last, trial.returned, own_of)
+    return _in_order(last, trial.returned, features_by_head)
 
 
 def _gradients(
@@ -198,7 +202,7 @@ def _gradients(
     Args:
         heads: [H, n], computed from the inputs
         inputs: the tensors to derive by
-        signs: of each head in the sum, [H, 1]; None for 1
+        signs: the sign of each head in the sum, [H, 1]; None for 1
     """
     factors = random_like(heads, tuple(heads.shape), seed=0)
     if signs is not None:
@@ -211,7 +215,7 @@ def _gradients(
     return list(gradients)
 
 
-def _in_order(heads: Tensor, inputs: Tensor, own_of: Callable[[Tensor], Tensor]) -> bool:
+def _in_order(heads: Tensor, inputs: Tensor, by_part: Callable[[Tensor], Tensor]) -> bool:
     """Return whether head h comes from the h-th part of the inputs, for every h.
 
     Each bit of h decides a sign of the head in a sum. The gradient of the sum by the h-th part has
@@ -227,22 +231,22 @@ def _in_order(heads: Tensor, inputs: Tensor, own_of: Callable[[Tensor], Tensor])
 
     Args:
         heads: [H, n], computed from the inputs
-        inputs: what to derive by
-        own_of: takes the inputs or a gradient, and returns that of each part, [H, m]
+        inputs: the tensor to derive by
+        by_part: takes the inputs or a gradient, and returns it as [H, m], a row for each part
     """
-    features = own_of(inputs.detach())
+    features = by_part(inputs.detach())
     (gradient,) = _gradients(heads, [inputs])
-    reached = own_of(gradient) != 0  # some parts have features of other positions, too
-    plain = _within_a_head(own_of(gradient), features, reached)
+    reached = by_part(gradient) != 0  # some parts have features of other positions, too
+    unsigned = _within_a_head(by_part(gradient), features, reached)
 
     numbers = torch.arange(heads.size(0), device=heads.device)[:, None]  # [H, 1]
     for bit in range((heads.size(0) - 1).bit_length()):
         signs = 1 - 2 * ((numbers >> bit) & 1)
         (gradient,) = _gradients(heads, [inputs], signs)
-        signed = _within_a_head(own_of(gradient), features, reached)
-        # What became of the gradient by each part: 1 for the same, -1 for the opposite.
-        share = (signed * plain).sum(1) / plain.square().sum(1)  # [H]
-        if not ((share - signs[:, 0]).abs() < 0.5).all():  # so that NaN is no order, either
+        signed = _within_a_head(by_part(gradient), features, reached)
+        # 1 where the gradient by a part is the same as without signs, -1 where it is the opposite.
+        found = (signed * unsigned).sum(1) / unsigned.square().sum(1)  # [H]
+        if not ((found - signs[:, 0]).abs() < 0.5).all():  # so that NaN is no order, either
             return False
     return True
 
@@ -261,8 +265,8 @@ def _within_a_head(gradient: Tensor, features: Tensor, reached: Tensor) -> Tenso
     whatever the weights of the norm are.
 
     Args:
-        gradient: by the features of each head, [H, m]
-        features: of each head, [H, m]
+        gradient: the gradient by the features of each head, [H, m]
+        features: the features of each head, [H, m]
         reached: which of them matter, [H, m]
     """
     gradient = upcast(gradient)
@@ -287,44 +291,51 @@ def _wrong(path: str, role: str, roles: Sequence[str]) -> str:
     return f"{path} {needed}; with another order it cannot be mixed or pruned"
 
 
+class FewerHeads(NamedTuple):
+    """What an attention would be with fewer heads.
+
+    Attributes:
+        kept: the numbers of the heads that stay, by field of Layout: queries, keys and values. Of
+            values, zeros may stand in place of the others
+        numbers: the attributes of the attention that count its heads, with their new values
+        output: the number of heads and of features of a head that the attention function returns
+    """
+
+    kept: Mapping[str, Sequence[int]]
+    numbers: Mapping[str, int]
+    output: tuple[int, int]
+
+
 @with_gradients()
 def check_fewer(
-    attention: FoundAttention,
-    model: nn.Module,
-    widths: Mapping[str, int],
-    kept: Mapping[str, Sequence[int]],
-    numbers: Mapping[str, int],
-    output: tuple[int, int],
+    attention: FoundAttention, model: nn.Module, widths: Mapping[str, int], fewer: FewerHeads
 ) -> None:
     """Raise ValueError if an attention would not go on in the same way with fewer heads.
 
     Args:
-        attention: that would have fewer heads
-        model: has it
+        attention: the attention with all heads
+        model: the model that has it
         widths: the present numbers of features of queries, keys and values
-        kept: the heads of queries, keys and values that stay; of values, zeros may stand in place
-            of the others
-        numbers: as in `call_alone`, with fewer heads
-        output: as in `call_alone`, with fewer heads
+        fewer: what it would be
     """
     if not can_be_tried(attention):
         return
     features = random_features(attention, model, widths)
-    whole = call_alone(attention, model, features, output=output)
+    whole = call_alone(attention, model, features, output=fewer.output)
 
-    fewer: Features = {}
+    features_left: Features = {}
     for path, by_role in features.items():
-        fewer[path] = {
-            role: _some_heads(given, kept[role], attention) for role, given in by_role.items()
+        features_left[path] = {
+            role: _some_heads(given, fewer.kept[role], attention) for role, given in by_role.items()
         }
     # Behind mixing, queries and keys have all heads, and some attentions want as many values.
-    if len(kept["keys"]) * attention.head_dim == widths["keys"]:
-        of_values = fewer[attention.paths["values"]]
+    if len(fewer.kept["keys"]) * attention.head_dim == widths["keys"]:
+        of_values = features_left[attention.paths["values"]]
         missing = widths["values"] - of_values["values"].size(-1)
         of_values["values"] = F.pad(of_values["values"], (0, missing))
-    trial = call_alone(attention, model, fewer, numbers, output)
+    trial = call_alone(attention, model, features_left, fewer.numbers, fewer.output)
 
-    culprit = _what_needs_all_heads(whole, trial, kept, widths)
+    culprit = _what_needs_all_heads(whole, trial, fewer.kept, widths)
     if culprit:
         raise ValueError(
             f"{attention.class_name}: cannot be cut, because {culprit} needs all heads; "
@@ -338,10 +349,10 @@ def _what_needs_all_heads(
     """Return the module inside an attention that needs all heads, or 'its forward'; '' for none.
 
     Args:
-        whole: of the attention with all heads
-        trial: of the attention with fewer
-        kept: as in `check_fewer`
-        widths: as in `check_fewer`
+        whole: the trial of the attention with all heads
+        trial: the trial of the attention with fewer heads
+        kept: the heads that stay, as in `FewerHeads`
+        widths: the numbers of features of all heads, as in `check_fewer`
     """
     if trial.problem is not None:
         return trial.culprit() or "its forward"
@@ -366,21 +377,27 @@ def _goes_on(
     """Return whether the heads that stay arrive as they did, with the same mask and sinks."""
     before = whole.arrived[role]  # [B, heads, N, D]
     after = trial.arrived[role]
-    # Some attentions repeat the keys and values that several queries share.
-    times = before.size(1) * before.size(3) // widths[role]
-    stay = [head * times + copy for head in kept for copy in range(times)]
-    if after.size(1) < len(stay) or not torch.allclose(before[:, stay], after[:, : len(stay)]):
+    # Some attentions give each key and value several times, once for each query that shares it.
+    repeats = before.size(1) * before.size(3) // widths[role]
+    stay: list[int] = []
+    for head in kept:
+        stay += range(head * repeats, (head + 1) * repeats)
+    if after.size(1) < len(stay):
+        return False
+    if not torch.allclose(before[:, stay], after[:, : len(stay)]):
         return False
 
-    queries = trial.arrived["queries"].size(1)
-    for name, given in whole.settings.items():
-        left = trial.settings[name]
-        if not isinstance(given, Tensor) or not isinstance(left, Tensor):
+    n_queries = trial.arrived["queries"].size(1)
+    for name, setting_before in whole.settings.items():
+        setting_after = trial.settings[name]
+        if not isinstance(setting_before, Tensor) or not isinstance(setting_after, Tensor):
             continue
-        if name == "s_aux":
-            if left.numel() != queries:
+        if name == "s_aux":  # a sink for each head
+            if setting_after.numel() != n_queries:
                 return False
         # T5 makes a bias of as many heads as it has.
-        elif left.shape == given.shape and not torch.allclose(left, given):
+        elif setting_after.shape == setting_before.shape and not torch.allclose(
+            setting_after, setting_before
+        ):
             return False
     return True

@@ -82,13 +82,14 @@ def give_configs(model: nn.Module, attentions: Sequence[FoundAttention], variant
         if isinstance(module, PreTrainedModel) and not module._supports_sdpa:
             of_eager.add(id(module.config))
 
-    # Modules that share a config share its copy; `set_attn_implementation` would miss some.
+    # Two modules may share a config, and `set_attn_implementation` would miss one of two copies. So
+    # `memo` gives both the same copy, and the second module finds the mixing in it already: the
+    # former attention is read before.
     memo: dict[int, Any] = {}
     for name, module in model.named_modules():
         if not isinstance(getattr(module, "config", None), PreTrainedConfig):
             continue  # it has none, or one of another library
         knows_eager_alone = id(module.config) in of_eager
-        # Read before the copy, which names the mixing already if an earlier module shares it.
         former = module.config._attn_implementation
         config: Any = copy.deepcopy(module.config, memo)
         module.config = config

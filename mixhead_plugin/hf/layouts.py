@@ -77,8 +77,8 @@ class FoundAttention(NamedTuple):
     """One attention of a model, as `find_attentions` found it.
 
     Attributes:
-        name: of its module in the model
-        module: of transformers
+        name: the name of its module in the model
+        module: a module of transformers
         layout: its row
         paths: the names in the model of its projections, by field of Layout
     """
@@ -218,8 +218,8 @@ def is_inside(name: str, outer: str) -> bool:
     """Return whether a module is another one, or inside of it.
 
     Args:
-        name: of the module in the model
-        outer: of the other one; "" for the model itself
+        name: the name of the module in the model
+        outer: the name of the other one; "" for the model itself
     """
     return outer in ("", name) or name.startswith(f"{outer}.")
 
@@ -321,19 +321,22 @@ def _check_rows() -> None:
 def _attention(model: nn.Module, name: str, module: nn.Module) -> FoundAttention | None:
     """Return a module as an attention; None if it is none, or its projections are not known."""
     class_name = type(module).__name__
-    row = LAYOUTS.get(class_name)
-    if row is None and (class_name in LAYOUTS or not calls_the_interface(module)):
+    row = LAYOUTS.get(class_name, USUAL)
+    if row is None:
+        return None  # the user wants the class to stay as it is
+    is_listed = class_name in LAYOUTS
+    if not is_listed and not calls_the_interface(module):
         return None
-    layout = USUAL if row is None else row
+
     paths = {}
     for role in (*ROLES, "output"):
-        paths[role] = _path(model, name, several(getattr(layout, role)))
-    attention = FoundAttention(name, module, layout, paths)
+        paths[role] = _path(model, name, several(getattr(row, role)))
+    attention = FoundAttention(name, module, row, paths)
 
     lacks = attention.lacks(model)
     if not lacks:
         return attention
-    if row is None:
+    if not is_listed:
         return None
     # A wrapper of an older version may have the name of a row, but none of its projections.
     if not calls_the_interface(module) and not _is_projection(model, paths["queries"]):

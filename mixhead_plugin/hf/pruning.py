@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mixhead_plugin.heads.cutting import cut_part, replace, whole_part
+from mixhead_plugin.heads.cutting import cut_part, cutting_problem, replace
 from mixhead_plugin.hf.attention_hooks import mixed_heads_of
-from mixhead_plugin.hf.checks import check_fewer
+from mixhead_plugin.hf.checks import FewerHeads, check_fewer
 from mixhead_plugin.hf.layouts import FoundAttention, several, slices
 from mixhead_plugin.parts import AttentionSizes, PartKind
 
@@ -35,11 +35,9 @@ def problem(sizes: AttentionSizes, parts: Mapping[str, PartKind], heads: Sequenc
         parts: what it is mixed by, by the name of the option
         heads: the numbers of those that would go
     """
-    if len(heads) == sizes.mixed_heads:
-        return "must leave one head"
-    option, why = whole_part(parts)
-    if option:
-        return f"{option} must have all heads, {why}; ablate them instead"
+    general = cutting_problem(parts, len(heads), sizes.mixed_heads)
+    if general:
+        return general
     group = sizes.heads_per_key
     for head in range(sizes.mixed_heads):
         first_of_group = head // group * group
@@ -71,10 +69,12 @@ def try_out(attention: FoundAttention, model: nn.Module, heads: Sequence[int]) -
     # Where values were cut before, zeros stand in their place: they have the width of keys.
     keys = sizes.key_heads * sizes.head_dim
     widths = {"queries": sizes.num_heads * sizes.head_dim, "keys": keys, "values": keys}
-    output = len(left["output"]), sizes.value_dim
-    check_fewer(
-        attention, model, widths, left, _attributes_that_count_heads(attention, left), output
+    fewer = FewerHeads(
+        kept=left,
+        numbers=_attributes_that_count_heads(attention, left),
+        output=(len(left["output"]), sizes.value_dim),
     )
+    check_fewer(attention, model, widths, fewer)
 
 
 def _attributes_that_count_heads(attention: FoundAttention, left: HeadsLeft) -> dict[str, int]:

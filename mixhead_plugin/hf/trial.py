@@ -105,8 +105,8 @@ def call_alone(
     which shares its weights, and which has other modules in place of the projections.
 
     Args:
-        attention: that is called
-        model: has it
+        attention: the attention that is called
+        model: the model that has it
         features: what each projection gives
         numbers: attributes that the attention has in this call
         output: the number of heads and of features of a head that the attention function returns;
@@ -212,8 +212,8 @@ def random_features(
     """Return features for every projection of an attention.
 
     Args:
-        attention: that is called
-        model: has it
+        attention: the attention that is called
+        model: the model that has it
         widths: how many features queries, keys and values have
     """
     given: Features = {}
@@ -291,10 +291,17 @@ def _ways_to_call(module: nn.Module, x: Tensor, size: int) -> Iterator[dict[str,
     # The input of its keys: some can do without, some have names of their own for it.
     states = [name for name in ("encoder_hidden_states", "key_value_states") if name in parameters]
     others = [name for name in needed if "mask" not in name and "position" not in name]
+    rotations: list[Any] = [None]
+    if "position_embeddings" in parameters:
+        rotations = list(_rotations(x, size))
     for inputs in ([], states, others):
-        for rotation in _rotations(x, size) if "position_embeddings" in parameters else [None]:
-            rotated = {} if rotation is None else {"position_embeddings": rotation}
-            yield {**given, **rotated, **dict.fromkeys([first, *inputs], x)}
+        for rotation in rotations:
+            arguments = dict(given)
+            if rotation is not None:
+                arguments["position_embeddings"] = rotation
+            for name in (first, *inputs):
+                arguments[name] = x
+            yield arguments
 
 
 def _rotations(x: Tensor, size: int) -> Iterator[Any]:
