@@ -48,8 +48,8 @@ class MixedAttention(Assembly):
         kdim: the size of the inputs of keys; None for embed_dim
         vdim: the size of the inputs of values; None for embed_dim
         batch_first: whether inputs and outputs are [B, N, C], not [N, B, C]
-        device: that of the parameters, as in `nn.Linear`
-        dtype: that of the parameters, as in `nn.Linear`
+        device: the device of the parameters, as in `nn.Linear`
+        dtype: the type of the parameters, as in `nn.Linear`
         causal: whether every call is causal, as by `is_causal`; the relative position 't5' depends
             on it
         keywords: the fields of `Variant`, such as head_mixing, head_dim and impl. A trained mixing
@@ -187,6 +187,9 @@ class MixedAttention(Assembly):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend, with the calling convention of `nn.MultiheadAttention`.
 
+        A nested query, which torch's TransformerEncoder makes of a padded batch in eval, must be
+        key and value, too. It takes `is_causal`, but no mask, weights or cache.
+
         Args:
             query: [Nq, B, embed_dim]; with `batch_first` [B, Nq, embed_dim]; [Nq, embed_dim]
                 without a batch
@@ -194,7 +197,8 @@ class MixedAttention(Assembly):
             value: [Nk, B, vdim], likewise; None for the values of `cache` alone
             key_padding_mask: [B, Nk] or [Nk]; bool, True hides a key, or floats to add to the
                 scores
-            need_weights: also return the mixed weights
+            need_weights: also return the mixed weights. True, torch's default, computes and holds
+                all of them, whatever `impl` is; pass False to train
             attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; bool, True hides a key, or floats to add to the
                 scores
             average_attn_weights: return the mean of the weights over the heads
@@ -203,9 +207,6 @@ class MixedAttention(Assembly):
             cache: keys and values [B, H, N, D] of earlier calls, an empty dict at first. The call
                 appends its own. The masks are for all of them. Beam search chooses rows by
                 `index_select(0, order)`.
-
-        A nested query, which torch's TransformerEncoder makes of a padded batch in eval, must be
-        key and value, too. It takes `is_causal`, but no mask, weights or cache.
 
         Returns:
             output, shaped as `query`, and weights: None, [B, Nq, Nk], or [B, H', Nq, Nk] if not
@@ -236,23 +237,17 @@ class MixedAttention(Assembly):
             k = k.to(q.dtype)
             v = v.to(q.dtype)
 
-        # torch's is_causal describes the mask beside it
-        causal = self.causal or (is_causal and attn_mask is None)
-        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
-        if key_padding_mask is not None and key_padding_mask.is_floating_point():
-            added = key_padding_mask[:, None, None]  # [B, 1, 1, Nk]
-            attn_mask = added if attn_mask is None else attn_mask + added
-            key_padding_mask = None
-
+        added, hidden = self._masks(attn_mask, key_padding_mask, q.dtype)
         called = self.inputs_of(
             q,
             k,
             v,
             projected=q,
             x=x,
-            attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask,
-            causal=causal,
+            attn_mask=added,
+            key_padding_mask=hidden,
+            # torch's is_causal describes the mask beside it.
+            causal=self.causal or (is_causal and attn_mask is None),
             dropout_p=self.dropout if self.training else 0.0,
             scale=self.head_dim**-0.5,
         )
@@ -271,6 +266,24 @@ class MixedAttention(Assembly):
         if not self.batch_first:
             out = out.transpose(0, 1)
         return out, weights
+
+    def _masks(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return what is added to the scores, and a bool mask [B, Nk] where True hides a key.
+
+        Args:
+            attn_mask: as in `forward`
+            key_padding_mask: [B, Nk]; bool, or floats to add
+            dtype: the type of the scores
+        """
+        added = by_head(attn_mask, self.num_heads, dtype)
+        if key_padding_mask is None or not key_padding_mask.is_floating_point():
+            return added, key_padding_mask
+        of_keys = key_padding_mask[:, None, None]  # [B, 1, 1, Nk]
+        if added is not None:
+            of_keys = added + of_keys
+        return of_keys, None
 
     def _to_batch_first(self, x: Tensor) -> Tensor:
         """Return an input of `forward` as [B, N, C]."""
@@ -362,12 +375,18 @@ class MixedAttention(Assembly):
             batch_dim = 0 if self.batch_first else 1
             batch = query.size(batch_dim)
             batch_of_keys = key.size(batch_dim)
-        have_their_sizes = key.size(-1) == self.kdim and value.size(-1) == self.vdim
-        fit_together = key.shape[:-1] == value.shape[:-1]
-        if not have_their_sizes or not fit_together or batch_of_keys != batch:
+        if key.size(-1) != self.kdim:
+            raise ShapeError(f"key shape {key.shape}: its last size must be kdim {self.kdim}")
+        if value.size(-1) != self.vdim:
+            raise ShapeError(f"value shape {value.shape}: its last size must be vdim {self.vdim}")
+        if key.shape[:-1] != value.shape[:-1]:
             raise ShapeError(
-                f"key shape {key.shape} and value shape {value.shape} do not match each other, "
-                f"kdim {self.kdim}, vdim {self.vdim} or batch {batch}"
+                f"key shape {key.shape} and value shape {value.shape}: must have as many positions "
+                "and sentences"
+            )
+        if batch_of_keys != batch:
+            raise ShapeError(
+                f"key shape {key.shape}: must have as many sentences as the query, {batch}"
             )
 
     def _check_masks(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mixhead_plugin.nn import MixedAttention, mix, parameter_groups
+from mixhead_plugin.nn import MixedAttention, ShapeError, mix, parameter_groups
 from mixhead_plugin.parts import OPTIONS, PARTS
 from tests.attention_equations import (
     ATTENTIONS,
@@ -56,6 +56,32 @@ def arranged(inputs, masks, hidden, layout):
     if hidden is not None:
         hidden = hidden[1]
     return [x[:, 1] for x in inputs], masks, hidden
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ((5, 2, 9), (5, 2, 7), "key shape torch.Size([5, 2, 9]): its last size must be kdim 6"),
+        ((5, 2, 6), (5, 2, 6), "value shape torch.Size([5, 2, 6]): its last size must be vdim 7"),
+        (
+            (5, 2, 6),
+            (4, 2, 7),
+            "key shape torch.Size([5, 2, 6]) and value shape torch.Size([4, 2, 7]): must have as "
+            "many positions and sentences",
+        ),
+        (
+            (5, 3, 6),
+            (5, 3, 7),
+            "key shape torch.Size([5, 3, 6]): must have as many sentences as the query, 2",
+        ),
+    ],
+    ids=["kdim", "vdim", "positions", "sentences"],
+)
+def test_each_fault_of_keys_and_values_has_its_message(key, value, message):
+    attention = MixedAttention(8, 2, kdim=6, vdim=7)
+    with pytest.raises(ShapeError) as refused:
+        attention(torch.zeros(4, 2, 8), torch.zeros(key), torch.zeros(value))
+    assert str(refused.value) == message
 
 
 # torch's, of a bool beside a float mask
