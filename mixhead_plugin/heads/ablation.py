@@ -109,7 +109,7 @@ def ablations(
         attentions: those of the model
         experiment: a key of EXPERIMENTS
         score: scores the model once, by metric
-        progress: is around the list of heads, as `tqdm` would be
+        progress: a function around the list of heads, as `tqdm` is one
     """
     removed_with = EXPERIMENTS[experiment].removed
     heads = all_heads(attentions)

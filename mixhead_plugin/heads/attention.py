@@ -55,7 +55,7 @@ class LayerHeads(NamedTuple):
     """The weights of the heads of one attention in one call, without gradients.
 
     Attributes:
-        name: that of the attention in the model
+        name: the name of the attention in the model
         source: P [B, H, Nq, Nk], before mixing, in float32 or better
         mixing: M [H, H'] or [B, Nq, H, H'], a copy in the dtype in which the model had it; None
             where heads do not mix
@@ -89,9 +89,9 @@ class Attention(Protocol):
 
         Args:
             stage: a key of STAGES that `heads` has
-            change: is given the outputs of mixed heads [B, Nq, H', Dv], or [B, H', Dv] where the
-                model has no dimension of positions, or the rows of M of source heads, [H, H'] or
-                [B, Nq, H, H']. It returns the same shape, or [B, 1, H, H'] for M
+            change: a function. It gets the outputs of mixed heads [B, Nq, H', Dv], or [B, H', Dv]
+                where the model has no dimension of positions, or the rows of M of source heads,
+                [H, H'] or [B, Nq, H, H']. It returns the same shape, or [B, 1, H, H'] for M
         """
         ...
 
@@ -99,7 +99,7 @@ class Attention(Protocol):
         """Let `see` have the heads of each call, until the handle is removed.
 
         Args:
-            see: is given the `Heads` of a call, while the call lasts
+            see: a function of the `Heads` of a call, called while the call lasts
         """
         ...
 

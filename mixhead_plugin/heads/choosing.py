@@ -71,7 +71,7 @@ def _numbers_of_heads(heads: Any, layer: int | str, total: int) -> set[int]:
 
     Args:
         heads: those that are chosen
-        layer: that they are of, as the user calls it
+        layer: the layer of the heads, as the user calls it
         total: how many heads there are
 
     Raises:

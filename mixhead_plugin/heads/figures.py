@@ -68,8 +68,8 @@ def subplots(
     """Return a figure and its axes [rows, columns].
 
     Args:
-        rows: of axes
-        columns: of axes
+        rows: the number of rows of axes
+        columns: the number of columns of axes
         size: width and height of the room for each axes, in inches
         square: whether the axes have a shape of their own, as a picture of a matrix has
     """
@@ -125,8 +125,8 @@ def heat_maps(
         panels: rows of titles and matrices; None is an empty panel. The rows of a matrix may have
             different lengths
         size: width and height of the room for each panel, in inches
-        label: of the scale of colours
-        colour_map: of matplotlib; in all but SEQUENTIAL, 0 is in the middle
+        label: what the scale of colours is of
+        colour_map: a name of matplotlib's; in all but SEQUENTIAL, 0 is in the middle
         square: whether the cells of the matrices are squares; else they fill the room
         xlabel: below the last row of panels
         ylabel: beside the first column of panels

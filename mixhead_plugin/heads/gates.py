@@ -54,7 +54,15 @@ class Silence(Gate):
 
 
 class Weight(Gate):
-    """A 1 for each head of each sentence, by which the loss can be derived."""
+    """A 1 for each head of each sentence, by which the loss can be derived.
+
+        what heads give                                              factors
+        outputs, or matrices M of each query    [B, Nq, heads, n]    [B, 1, heads, 1]
+        outputs without positions               [B, heads, n]        [B, heads, 1]
+        one matrix M for all, [H, H']           [heads, n]           [B, 1, heads, 1]
+
+    One matrix becomes one for each sentence by its factors, [B, 1, H, H'].
+    """
 
     def __init__(self, attention: Attention, stage: str, sentences: int):
         super().__init__(attention, stage)
@@ -69,11 +77,8 @@ class Weight(Gate):
                 f"the batch has {self.sentences}; importance must see them apart"
             )
         if self.ones is None:  # only here it is known where offloaded weights compute
-            # outputs [B, Nq, H', Dv] or matrices [B, Nq, H, H'] -> factors [B, 1, heads, 1];
-            # one matrix [H, H'] becomes one for each sentence by them, [B, 1, H, H']
             shape = [self.sentences, 1, heads.size(-2), 1]
             if heads.dim() == 3:
-                # An output projection may get them without the dimension of positions, [B, H', Dv].
                 shape = [self.sentences, heads.size(-2), 1]
             dtype = torch.promote_types(heads.dtype, torch.float32)
             self.ones = torch.ones(shape, dtype=dtype, device=heads.device, requires_grad=True)

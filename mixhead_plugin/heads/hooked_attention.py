@@ -17,7 +17,7 @@ class HookedAttention:
     """The part of `heads.Attention` that such adapters share; they add `heads` and `cut`.
 
     Args:
-        name: of the attention in its model
+        name: the name of the attention in its model
         hooked: what makes its calls of `ops.attention`
     """
 

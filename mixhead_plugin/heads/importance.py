@@ -149,7 +149,7 @@ def importance_by_layer(
     """Return the importance of every mixed head by layer, each [H'] in float64.
 
     Args:
-        model: is put into evaluation mode meanwhile
+        model: the model, which is put into evaluation mode meanwhile
         attentions: those of the model, in its order
         batches: what `loss` takes: mappings, sequences or tensors; the first dimension of their
             first tensor counts sentences

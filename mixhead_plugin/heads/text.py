@@ -41,7 +41,7 @@ def words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:
     """Return the words of the only sentence of tokens [1, N].
 
     Args:
-        tokenizer: has `decode` and `convert_ids_to_tokens`, as those of `transformers`
+        tokenizer: a tokenizer with `decode` and `convert_ids_to_tokens`, as those of transformers
         tokens: their numbers
         length: the largest number of tokens
 

@@ -30,7 +30,7 @@ class Call:
     """The state of one call of an attention: what its hooks have seen so far.
 
     Args:
-        mixed: of the attention
+        mixed: what `mix` has added to the attention
         projections: the modules that give its queries, keys and values in this call
     """
 
@@ -53,7 +53,7 @@ class ThreadState:
     """The call of an attention and the calls of models that this thread is in.
 
     Attributes:
-        call: of an attention. One is enough, because no attention contains another
+        call: the call of an attention. One is enough, because no attention contains another
         wishes: the id of each model that runs, and whether it was asked for weights. The outermost
             is first, because a model may call others
 
@@ -121,8 +121,8 @@ class MixedHeads(HostedAttention):
     hooks and adapters may have come.
 
     Args:
-        attention: that is mixed; its module is the host of the parts
-        model: has it
+        attention: the attention that is mixed; its module is the host of the parts
+        model: the model that has it
         variant: what is asked for
     """
 

@@ -143,8 +143,9 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
 
     Args:
         model: any model that `mix` takes, mixed or not
-        heads: as in `ablate`, in the present numbering. Where queries share keys (grouped-query
-            attention), whole groups must go.
+        heads: numbers of heads by layer, in the present numbering; a layer is the number of an
+            attention in the order of the model, from 0, or its name in the model. Where queries
+            share keys (grouped-query attention), whole groups must go
 
     Raises:
         ValueError: a layer or a head that does not exist, a part of a group, all heads of a layer,

@@ -55,7 +55,7 @@ def load(
         folder: the first argument of `from_pretrained`: a folder, or a name on the hub
         cls: the class of the model; None for the one that was saved. It may have some of the
             attentions alone. That of a pruned model must have the same attentions
-        impl: the implementation of `ops.attention`
+        impl: which code computes the attention: "auto", "reference", "blockwise" or "triton"
         settings: the other arguments of `from_pretrained`; `unmix` goes back to the
             `attn_implementation`
 

@@ -131,7 +131,7 @@ def _config_in(folder: Any, settings: dict[str, Any]) -> Any:
 
     Args:
         folder: a folder, or a name on the hub
-        settings: of the call that loads it, which say where on the hub
+        settings: the arguments of the call that loads it, which say where on the hub
     """
     from peft import PeftConfig
 

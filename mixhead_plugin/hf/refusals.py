@@ -1,4 +1,4 @@
-"""What a model must not be when its weights or its attentions are changed, each in one line."""
+"""Refuse to change a model whose weights or attentions are not in its own hands."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -63,7 +63,7 @@ def refuse_quantised(model: nn.Module, attentions: Sequence[FoundAttention], wha
     `mix` follows their dtype, and `fold` and `prune` change them.
 
     Args:
-        model: has the attentions
+        model: the model that has the attentions
         attentions: those that are changed
         what: what has to be done before, as "mixed"
     """
@@ -83,7 +83,7 @@ def refuse_computed(model: nn.Module, attentions: Sequence[FoundAttention], what
     A change of them would be lost in the next call.
 
     Args:
-        model: has the attentions
+        model: the model that has the attentions
         attentions: those that are changed
         what: what has to be done before, as "folded"
     """
@@ -120,7 +120,7 @@ def refuse_shared_weights(
     """Raise ValueError if a change of the weights of an attention would change another one, too.
 
     Args:
-        model: has the attentions
+        model: the model that has the attentions
         attentions: those that are changed
         what: what cannot be done then, as "folded"
     """
@@ -142,7 +142,7 @@ def _refuse_shared(
     """Raise ValueError if two attentions share a projection, or a tensor of it.
 
     Args:
-        model: has the attentions
+        model: the model that has the attentions
         attentions: those that are changed
         roles: which of their projections, fields of Layout
         entry: the name of a tensor in them; empty for the whole projection

@@ -199,7 +199,7 @@ def file_of(folder: Any, name: str, settings: dict[str, Any], **more: Any) -> st
 
     Args:
         folder: a folder, or a name on the hub; None for none
-        name: of the file
+        name: the name of the file
         settings: the arguments of `from_pretrained`
         more: those that say something else here
     """

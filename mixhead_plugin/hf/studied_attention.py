@@ -21,8 +21,8 @@ class StudiedAttention:
     """One attention of a model as `heads` knows it: it has the methods of `heads.Attention`.
 
     Args:
-        attention: that is studied
-        model: has it
+        attention: the attention that is studied
+        model: the model that has it
     """
 
     def __init__(self, attention: FoundAttention, model: PreTrainedModel):

@@ -28,7 +28,7 @@ def view(
 
     Args:
         model: any model that `mix` takes, mixed or not
-        tokenizer: that of the model
+        tokenizer: the tokenizer of the model
         text: what the model reads
         file: the page
         target: what the decoder of an encoder-decoder reads, one for all texts or one for each;

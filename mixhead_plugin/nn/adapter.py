@@ -18,7 +18,7 @@ class SdpaAttention(HookedAttention):
     """The adapter of a module that calls F.scaled_dot_product_attention.
 
     Args:
-        name: of the module in the model
+        name: the name of the module in the model
         host: the module, which `mix` has mixed
     """
 

@@ -30,7 +30,7 @@ def ablate(
     again.
 
     Args:
-        model: has attentions that `mix` made, or `MixedAttention`
+        model: a model with attentions that `mix` made, or with `MixedAttention`
         heads: numbers of heads by layer; a layer is the number of an attention in the order of the
             model, from 0, or its name in the model
 
@@ -53,7 +53,7 @@ def importance(
     uncompiled.
 
     Args:
-        model: as in `ablate`
+        model: a model with attentions that `mix` made, or with `MixedAttention`
         batches: what `loss` takes: dicts, tuples or tensors; the first dimension of their first
             tensor counts sentences
         loss: takes the model and a batch, and returns the sum of the losses of its sentences
@@ -74,7 +74,7 @@ def attentions(model: nn.Module, inputs: Inputs) -> dict[int, LayerHeads]:
     An attention that a call does not use is left out. Layers are those of `ablate`.
 
     Args:
-        model: as in `ablate`
+        model: a model with attentions that `mix` made, or with `MixedAttention`
         inputs: the arguments of one call of the model, which is made without dropout: a dict of
             keywords, a tuple, or one tensor
 
@@ -99,8 +99,9 @@ def prune(model: nn.Module, heads: Mapping[int | str, Iterable[int]]) -> nn.Modu
     model that was pruned by the same heads. Parameters are new, so make the optimizer afterwards.
 
     Args:
-        model: as in `ablate`
-        heads: as in `ablate`, in the present numbering
+        model: a model with attentions that `mix` made, or with `MixedAttention`
+        heads: numbers of heads by layer, in the present numbering; a layer is the number of an
+            attention in the order of the model, from 0, or its name in the model
 
     Raises:
         ValueError: a model without such attentions, a layer or a head that does not exist, all

@@ -41,8 +41,8 @@ def view(
             `convert_ids_to_tokens`
         text: what the model reads
         file: the page
-        target: for an encoder-decoder; one for all texts or one for each. The decoder reads all
-            tokens but the last one
+        target: the target text of an encoder-decoder; one for all texts or one for each. The
+            decoder reads all tokens but the last one
         length: the largest number of tokens
 
     Raises:

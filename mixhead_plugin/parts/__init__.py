@@ -23,3 +23,30 @@ from mixhead_plugin.parts.parameters import (
     part_of,
 )
 from mixhead_plugin.parts.variant import OPTIONS, Option, Variant, check_any_given, check_keywords
+
+__all__ = [
+    "MIXINGS",
+    "OPTIONS",
+    "PARTS",
+    "PART_NAMES",
+    "Assembly",
+    "AttentionSizes",
+    "Axis",
+    "HostedAttention",
+    "Option",
+    "PartError",
+    "PartKind",
+    "Variant",
+    "build_part",
+    "check_any_given",
+    "check_keywords",
+    "cut",
+    "first_part_with_effect",
+    "is_of_a_part",
+    "mixing_parameters",
+    "parameter_groups",
+    "part_of",
+    "place_parts",
+    "remove_parts",
+    "warn_of_half_precision",
+]

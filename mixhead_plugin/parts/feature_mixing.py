@@ -1,4 +1,4 @@
-"""Define what mixes the features of heads, with torch alone.
+"""Define what mixes the features of heads.
 
 Each value of --feature-mixing is one row of FEATURE_MIXINGS.
 
@@ -65,7 +65,7 @@ class ProjectionMixing(FeatureMixing):
     """Mix queries, keys and values by a trained matrix each; all start as the identity.
 
     Args:
-        lengths: of the rows of the matrix for "query", "key" and "value"
+        lengths: the lengths of the rows of the matrix for "query", "key" and "value"
         mixed_features: which of them have a matrix, letters of "qkv"
     """
 
@@ -157,7 +157,7 @@ class MixingOfHeads(ProjectionMixing):
     This is Interleaved Head Attention with one pseudo-head.
 
     Args:
-        sizes: of the attention
+        sizes: the sizes of the attention
         mixed_features: which of queries, keys and values have a matrix, letters of "qkv"
     """
 
@@ -181,7 +181,7 @@ class MixingInsideHeads(ProjectionMixing):
     """Multiply each head by the same T [D, D] (Knocking-Heads Attention).
 
     Args:
-        sizes: of the attention
+        sizes: the sizes of the attention
         mixed_features: which of queries, keys and values have a matrix, letters of "qkv"
     """
 

@@ -1,4 +1,4 @@
-"""Define gates on the outputs of heads, with torch alone.
+"""Define gates on the outputs of heads.
 
 Each value of --attention-gate is one row of ATTENTION_GATES.
 """
@@ -18,7 +18,7 @@ class AttentionGate(Part):
     W and c start as 0, so the gates start as 1.
 
     Args:
-        sizes: of the attention
+        sizes: the sizes of the attention
         by_number: whether each number of a head has its own gate, or each head one
     """
 

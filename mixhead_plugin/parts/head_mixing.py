@@ -87,7 +87,7 @@ class PositionIndependentMixing(HeadMixing):
     """Train one M for all positions (mixhead eq. 12).
 
     Args:
-        sizes: of the attention
+        sizes: the sizes of the attention
         mixing_start: what M starts as, a key of MIXING_STARTS (section 3.2)
     """
 
@@ -114,7 +114,7 @@ class PositionWiseMixing(HeadMixing):
     W [D, H'] is `query_weight`, and b [H, H'] is `bias`.
 
     Args:
-        sizes: of the attention
+        sizes: the sizes of the attention
         mixing_start: what b starts as, a key of MIXING_STARTS (section 3.2)
     """
 
@@ -156,7 +156,7 @@ class LowRankMixing(HeadMixing):
         diagonal_weight    W_g                        [C, H]
 
     Args:
-        sizes: of the attention
+        sizes: the sizes of the attention
         mixing_rank: R
     """
 
@@ -231,7 +231,7 @@ class FrozenMixing(HeadMixing):
     It is a buffer, so checkpoints contain it, and no optimizer changes it.
 
     Args:
-        sizes: of the attention
+        sizes: the sizes of the attention
         start: maps H and H' to M [H, H']
     """
 

@@ -48,7 +48,7 @@ class HostedAttention(Hooked):
 
     Args:
         variant: what is asked for
-        sizes: of the attention of the host
+        sizes: the sizes of the attention of the host
     """
 
     def __init__(self, variant: Variant, sizes: AttentionSizes):
@@ -71,7 +71,7 @@ class HostedAttention(Hooked):
         """Compute the attention of a host.
 
         Args:
-            host: has the parts
+            host: the module that has the parts
             query: [B, H, Nq, D]
             key: [B, G, Nk, D], where neighbouring heads of queries share one of the G heads
             value: [B, G, Nk, Dv]
@@ -123,7 +123,7 @@ class HostedAttention(Hooked):
         """Return in a few words what the host would lose without its parts; empty if nothing.
 
         Args:
-            host: has the parts
+            host: the module that has the parts
             but: the option of a part that may have an effect
         """
         if self.variant.normalizer != "softmax":

@@ -95,7 +95,7 @@ class Part(nn.Module):
 
         Args:
             state_dict: the tensors of the checkpoint, changed in place
-            name: of this module in the model
+            name: the name of this module in the model
         """
         identity = self.identity()
         is_trained = next(self.parameters(), None) is not None

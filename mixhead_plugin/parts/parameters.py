@@ -82,7 +82,7 @@ def parameter_groups(
 
     Args:
         model: any model
-        weight_decay: of the matrices; vectors and `mixing_parameters` do not decay
+        weight_decay: the decay of the matrices; vectors and `mixing_parameters` do not decay
         mixing_lr: the learning rate of all `mixing_parameters`, not of mixings alone as with
             --mixing-lr-scale; None for that of the optimizer
     """

@@ -21,7 +21,7 @@ class RotaryPosition(nn.Module):
     (Su et al. 2021, 'RoFormer', eq. 34).
 
     Args:
-        sizes: of the attention
+        sizes: the sizes of the attention
 
     Raises:
         PartError: an odd size of heads

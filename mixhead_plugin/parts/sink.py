@@ -1,4 +1,4 @@
-"""Define attention sinks, with torch alone.
+"""Define attention sinks.
 
 Each value of --attention-sink is one row of ATTENTION_SINKS.
 
@@ -18,7 +18,7 @@ class AttentionSink(nn.Module):
     """Give the sink a score in each head.
 
     Args:
-        sizes: of the attention
+        sizes: the sizes of the attention
         trained: whether the scores are trained, from 0 on, or stay 0
     """
 

@@ -1,4 +1,4 @@
-"""Refuse to mix what already shares its gradients between processes."""
+"""Refuse to mix a model that DistributedDataParallel or FSDP has wrapped."""
 
 from torch import nn
 
