@@ -123,8 +123,9 @@ def _with_shape_of_matrix(inputs: AttentionInputs) -> AttentionInputs:
     if factors is None:
         return inputs
     batch, n_queries, heads, _ = factors.left.shape
-    # What `LowRank.matrix` returns: contiguous, in float32 or better.
-    return inputs.with_mixing(torch.empty(batch, n_queries, heads, heads, device="meta"))
+    # Contiguous, as `LowRank.matrix` returns it.
+    shape = (batch, n_queries, heads, heads)
+    return inputs.with_mixing(torch.empty(shape, dtype=factors.matrix_dtype(), device="meta"))
 
 
 def _differs_by(mask: Tensor) -> str:

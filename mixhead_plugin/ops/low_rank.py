@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.precision import upcast, without_autocast
+from mixhead_plugin.ops.precision import without_autocast
 
 
 class LowRank(NamedTuple):
@@ -29,12 +29,15 @@ class LowRank(NamedTuple):
     right: Tensor
     diagonal: Tensor
 
+    def matrix_dtype(self) -> torch.dtype:
+        """Return the dtype of M: float64 if a factor has it, else float32."""
+        return torch.float64 if any(x.dtype == torch.float64 for x in self) else torch.float32
+
     def matrix(self) -> Tensor:
         """Return M [B, Nq, H, H], in float32 or better."""
-        dtype = torch.promote_types(self.left.dtype, self.right.dtype)
-        dtype = torch.promote_types(dtype, self.diagonal.dtype)
+        dtype = self.matrix_dtype()
         with without_autocast(self.left.device):
-            left, right, diagonal = (upcast(factor.to(dtype)) for factor in self)
+            left, right, diagonal = (factor.to(dtype) for factor in self)
             return torch.matmul(left, right.transpose(-2, -1)) + torch.diag_embed(1 + diagonal)
 
 

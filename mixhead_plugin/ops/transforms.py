@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
-def while_traced(function: Callable[[], Any]) -> Callable[[], Any]:
+def while_traced(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let the compiler call a function while it traces the caller, and take its answer as constant.
 
     `torch.compiler.assume_constant_result` does the same, but would load the compiler: two seconds

@@ -12,6 +12,7 @@ import torch
 from mixhead_plugin.ops import NORMALIZERS, accuracy, api, triton
 from mixhead_plugin.ops.accuracy import (
     CallKind,
+    call_kind,
     compare,
     fault_in,
     formula_weights,
@@ -127,6 +128,22 @@ def test_some_draws_have_a_causal_mask_and_the_others_a_random_one():
     found = [sample_call(kind, 5, 7, nth=nth)[0].attn_mask[0, 0] for nth in range(accuracy.DRAWS)]
     assert [torch.equal(mask, causal) for mask in found] == [False, False, True] * 3
     assert all(bool((mask[:, 4] != 0).any()) for mask in found[:2])
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_factors_of_m_are_of_the_kind_of_the_m_that_is_built_of_them(dtype, default):
+    """The kernels mix by M, and triton compiles one for each of its dtypes."""
+    device = torch.device("cpu")
+    kind = CallKind("softmax", 3, 4, 4, torch.float32, device, mixing=dtype, rank=2)
+    call, _ = sample_call(kind, 5, 7)
+    built = call_kind(call.with_mixing(call.matrix()))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        assert call_kind(call) == built
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.slow

@@ -198,6 +198,21 @@ def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch, caplog):
     assert verify._faults == {} and len(caplog.messages) == 1
 
 
+def test_a_fault_is_said_after_a_refusal_that_was_none(monkeypatch, caplog):
+    """What forbids a trial for now is another reason than what the trial finds."""
+    broken = "the output is wrong by 7 times what is allowed"
+    monkeypatch.setattr(verify, "try_on_device", lambda kind: broken)
+    kind = accuracy.call_kind(call())._replace(device=torch.device("cuda"))
+    with caplog.at_level(logging.WARNING):
+        with monkeypatch.context() as captured:
+            captured.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            verify._fault_of(*kind)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        assert verify._fault_of(*kind) == broken
+    first, second = caplog.messages
+    assert "run one step before" in first and broken in second
+
+
 def test_a_lack_of_memory_is_not_kept(monkeypatch):
     def lack(kind):
         raise torch.OutOfMemoryError("CUDA out of memory")

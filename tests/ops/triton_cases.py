@@ -13,6 +13,7 @@ import sys
 
 import pytest
 import torch
+import torch.utils._device
 
 from mixhead_plugin.ops import NORMALIZERS, attention, triton
 from mixhead_plugin.ops.inputs import AttentionInputs

@@ -27,6 +27,7 @@ from mixhead_plugin.ops.accuracy import (
     sample_call,
 )
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.transforms import while_traced
 from mixhead_plugin.ops.triton import allows_tf32, tuning
 from mixhead_plugin.ops.triton.operators import Call
 
@@ -39,7 +40,9 @@ CAPTURED = (
     "before"
 )
 _faults: dict[CallKind, str] = {}  # of the kinds that were tried
-_said: set[CallKind] = set()  # those that a warning has named
+# The kinds that a warning has named, and whether because of a trial. A kind that cannot be tried for
+# now is named once, and once more if its trial finds a fault later.
+_said: set[tuple[CallKind, bool]] = set()
 _lock = threading.Lock()
 
 
@@ -52,7 +55,7 @@ def fault(inputs: AttentionInputs) -> str:
     return _fault_of(*call_kind(inputs))
 
 
-@torch.compiler.assume_constant_result
+@while_traced
 def _fault_of(*fields: Any) -> str:
     kind = CallKind(*fields)
     kind = kind._replace(tf32=kind.dtype == torch.float32 and allows_tf32())
@@ -70,9 +73,10 @@ def _fault_of(*fields: Any) -> str:
                 found = _faults[kind] = try_on_device(kind)
             except torch.OutOfMemoryError as error:  # it may pass, so the next call tries again
                 found = f"cannot be tried now: {str(error).splitlines()[0]}"
-        new = bool(found) and kind not in _said
-        _said.add(kind)
-    if new:
+        reason = (kind, kind in _faults)
+        new = reason not in _said
+        _said.add(reason)
+    if found and new:
         logger.warning("impl 'triton': %s; 'auto' takes another implementation for %s", found, kind)
     return found
 
