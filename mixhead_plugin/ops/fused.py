@@ -31,6 +31,11 @@ def serves(inputs: AttentionInputs) -> bool:
     if inputs.scale <= 0:
         # torch's kernel hides keys before it scales, and -inf times 0 is NaN.
         return False
+    if query.device.type == "cuda":
+        # Nothing is left to torch where the caller allows the kernels of cuDNN alone, because
+        # `fused_attention` takes none of them. For float64 torch has its formula alone, which keeps
+        # all weights.
+        return bool(_allowed_kernels()) and query.dtype != torch.float64
     if query.device.type != "cpu":
         return True
     # On a CPU torch has no kernel for the following, and would keep all weights.
@@ -46,7 +51,8 @@ def serves(inputs: AttentionInputs) -> bool:
     if mask.requires_grad:
         return False
     if query.dtype in (torch.float16, torch.bfloat16):
-        # torch wants the mask in the dtype of the query, which would round it.
+        # torch wants the mask in the dtype of the query, which would round it. `blockwise` does not.
+        # On a GPU the mask is rounded, because blocks are much slower there than torch's kernel.
         return False
     return not _loses_gradients((query, key, value), mask)
 
@@ -79,8 +85,9 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
     # The comparison stands in an `if`, because torch.compile decides an `if` while it traces. A
     # bool made of lengths that change would be a symbol, and `is_causal` takes none.
     plain_causal = False
-    alone = inputs.causal and inputs.attn_mask is None and inputs.key_padding_mask is None
-    if alone and query.shape[2] == inputs.key.shape[2]:
+    another_mask = inputs.attn_mask is not None or inputs.key_padding_mask is not None
+    causal_is_the_only_mask = inputs.causal and not another_mask
+    if causal_is_the_only_mask and query.shape[2] == inputs.key.shape[2]:
         plain_causal = True
 
     mask = None
@@ -96,6 +103,7 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
         unseen = hidden.all(-1, keepdim=True)  # [.., .., .., 1]
         # Rounding may not turn a low score, like the -1e8 of fairseq's encoders, into a hidden key.
         mask = mask.clamp_min(torch.finfo(query.dtype).min).masked_fill(hidden, float("-inf"))
+        # torch wants this dtype; `serves` says when that may round the mask.
         mask = mask.masked_fill(unseen, 0.0).to(query.dtype)
 
     with without_autocast(query.device), _without_cudnn(query.device):
@@ -118,7 +126,7 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
 
 # Torch's switch belongs to the process: another thread must not put it back during a call. The lock
 # lets its own thread in again, because a mode or a subclass of torch's may attend inside a call.
-_CUDNN = threading.RLock()
+_cudnn_lock = threading.RLock()
 
 
 def _without_cudnn(device: torch.device) -> AbstractContextManager:
@@ -137,7 +145,7 @@ def _without_cudnn(device: torch.device) -> AbstractContextManager:
 
 @contextmanager
 def _cudnn_off() -> Iterator[None]:
-    with _CUDNN:
+    with _cudnn_lock:
         allowed = torch.backends.cuda.cudnn_sdp_enabled()
         torch.backends.cuda.enable_cudnn_sdp(False)
         try:

@@ -1,6 +1,7 @@
 """Test which of torch's kernels compute plain softmax; test_attention.py has their numbers."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mixhead_plugin.check import OF_TORCH
 from mixhead_plugin.ops import fused
 from mixhead_plugin.ops.accuracy import CallKind, compare, fault_in, results, sample_call
+from mixhead_plugin.ops.inputs import AttentionInputs
 
 ON_GPU = torch.device("cuda")
 
@@ -47,6 +49,27 @@ def test_what_the_caller_forbids_stays_forbidden():
         with fused._without_cudnn(ON_GPU):
             assert allowed() == [False, False, True, False]
         assert fused._allowed_kernels() == [SDPBackend.MATH]  # what a compiled call takes
+
+
+def on_gpu(dtype=torch.float32):
+    """Return a call with what `serves` reads of tensors on a GPU, so that none is needed."""
+    tensor = SimpleNamespace(device=ON_GPU, dtype=dtype)
+    return AttentionInputs(query=tensor, key=tensor, value=tensor)
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
+def test_another_implementation_is_taken_where_the_caller_allows_the_kernels_of_cudnn_alone(kernel):
+    """Without these torch would have no kernel left and raise."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        assert not fused.serves(on_gpu())
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, kernel]):
+        assert fused.serves(on_gpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_float64_on_a_gpu_is_left_to_other_implementations(dtype):
+    """torch has its formula alone there, which keeps all weights."""
+    assert fused.serves(on_gpu(dtype)) == (dtype != torch.float64)
 
 
 def test_a_call_waits_for_that_of_another_thread():

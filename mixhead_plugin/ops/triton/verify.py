@@ -40,8 +40,8 @@ CAPTURED = (
     "before"
 )
 _faults: dict[CallKind, str] = {}  # of the kinds that were tried
-# The kinds that a warning has named, and whether because of a trial. A kind that cannot be tried for
-# now is named once, and once more if its trial finds a fault later.
+# The kinds that a warning has named, and whether because of a trial. A kind that cannot be tried
+# for now is named once, and once more if its trial finds a fault later.
 _said: set[tuple[CallKind, bool]] = set()
 _lock = threading.Lock()
 
