@@ -51,8 +51,8 @@ def serves(inputs: AttentionInputs) -> bool:
     if mask.requires_grad:
         return False
     if query.dtype in (torch.float16, torch.bfloat16):
-        # torch wants the mask in the dtype of the query, which would round it. `blockwise` does not.
-        # On a GPU the mask is rounded, because blocks are much slower there than torch's kernel.
+        # torch wants the mask in the dtype of the query, which would round it. `blockwise` reads it
+        # as it is. On a GPU blocks are much slower than torch's kernel, so there it is rounded.
         return False
     return not _loses_gradients((query, key, value), mask)
 

@@ -66,8 +66,8 @@ _COUNTED: dict[Any, Callable[..., int]] = {}
 
 
 @while_traced
-def announce_flops() -> bool:
-    """Tell torch's counter of FLOPs what the operators do; return whether a program uses it.
+def announce_flops() -> None:
+    """Tell torch's counter of FLOPs what the operators do, if the program uses it.
 
     Importing the counter with this package would import triton, which takes most of a second. So
     each call of an operator asks whether the program has imported it, and a counter that already
@@ -75,7 +75,7 @@ def announce_flops() -> bool:
     """
     counter = sys.modules.get("torch.utils.flop_counter")
     if counter is None:
-        return False
+        return
     for operator in _COUNTED.keys() - counter.flop_registry.keys():
         counter.register_flop_formula(operator)(_COUNTED[operator])
     # A counter copies the registry when it begins. In some versions of torch the active mode is the
@@ -86,7 +86,6 @@ def announce_flops() -> bool:
             continue
         for operator in _COUNTED:
             registry[operator] = counter.flop_registry[operator]
-    return True
 
 
 def no_derivative(name: str, kind: str) -> NotImplementedError:

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 
 import pytest
 import torch
@@ -213,6 +214,14 @@ def test_another_budget_ends_the_call_in_one_line(value, monkeypatch):
     with pytest.raises(ValueError) as error:
         attend(learned())
     assert str(error.value) == f"MIXHEAD_KEPT_MIB={value}: must be a number of MiB, at least 0"
+
+
+@pytest.mark.parametrize("value", ["1e9", "1e15"])
+def test_a_budget_that_no_machine_has_ends_the_call_in_one_line(value, monkeypatch):
+    monkeypatch.setenv("MIXHEAD_KEPT_MIB", value)
+    told = rf"^MIXHEAD_KEPT_MIB={re.escape(f'{float(value):g}')}: .*; must be less, or 0 to keep"
+    with pytest.raises(RuntimeError, match=told):
+        attend(learned())
 
 
 def test_a_forked_process_has_all_of_the_budget():

@@ -44,6 +44,7 @@ class Memory:
 
         Raises:
             ValueError: if MIXHEAD_KEPT_MIB is no number of MiB
+            RuntimeError: if it is more than the machine has
         """
         most = budget()
         handle = new_handle()
@@ -56,7 +57,7 @@ class Memory:
             start = self._first_gap(size, most)
             if start is not None:
                 if self.storage is None:
-                    self.storage = UntypedStorage(most)
+                    self.storage = _new_stretch(most)
                 self.pieces[StorageWeakRef(handle.untyped_storage())] = slice(start, start + size)
         return handle
 
@@ -92,6 +93,17 @@ class Memory:
 def budget() -> int:
     """Return the bytes that all calls of this process may keep together; 0 for none."""
     return bytes_from("MIXHEAD_KEPT_MIB", DEFAULT_MIB)
+
+
+def _new_stretch(size: int) -> UntypedStorage:
+    """Return fresh memory of `size` bytes."""
+    try:
+        return UntypedStorage(size)
+    except (RuntimeError, ValueError):  # the latter where torch has no integer for the size
+        raise RuntimeError(
+            f"MIXHEAD_KEPT_MIB={size / 2**20:g}: this machine has not so much memory; must be "
+            "less, or 0 to keep no weights"
+        ) from None
 
 
 MEMORY = Memory()
