@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import itertools
 import json
+import math
 import platform
 import shutil
 import subprocess
@@ -133,11 +134,14 @@ def variants(
 def judge(kind: CallKind) -> dict[str, Any]:
     """Compute calls of a kind; return the row of the report.
 
-    `auto` is what --attention-impl auto takes, `error` its largest error (1: the most that is
-    allowed), `fault` what is wrong, `kernels` why fused kernels are not used. A kernel that fails
-    its trial is a fault, with dropout too.
+    - `auto`: what --attention-impl auto takes
+    - `error`: its largest error, where 1 is the most that is allowed; None if it is not finite, or
+      if nothing was computed
+    - `fault`: what is wrong. A kernel that fails its trial is a fault, with dropout too.
+    - `skipped`: why nothing was computed
+    - `kernels`: why fused kernels are not used
     """
-    row = {"auto": "", "error": float("nan"), "fault": "", "kernels": ""}
+    row = {"auto": "", "error": None, "fault": "", "skipped": "", "kernels": ""}
     of_query = _projected(kind.heads, kind.head_dim)
     of_value = _projected(kind.mixed_heads or kind.heads, kind.value_dim)
     laid = kind._replace(layouts=(of_query, of_query, of_value))
@@ -156,16 +160,20 @@ def judge(kind: CallKind) -> dict[str, Any]:
         inputs, _ = problem(0)
         row["kernels"] = triton.machine_problem() or triton.problem(inputs)
         if not row["kernels"]:
-            fault = _kernel_fault(inputs)
-            row["kernels"] = fault
-            row["fault"] = fault
+            row["kernels"] = _kernel_problem(inputs)
+            if not row["kernels"].startswith(triton.UNTRIED):
+                row["fault"] = row["kernels"]
         row["auto"] = api.fastest(inputs)
         most = OF_TORCH if row["auto"] == "fused" else 1.0
         draws = finite_draws(draw, enough_draws(kind, ROWS))
         if draws:
             # Not `max` of Python, which may pass over NaN.
-            row["error"] = float(torch.tensor([*shares(draws).values()]).max()) / most
+            error = float(torch.tensor([*shares(draws).values()]).max()) / most
+            if math.isfinite(error):  # JSON has no other numbers
+                row["error"] = error
         row["fault"] = row["fault"] or fault_in(draws, most)
+    except torch.OutOfMemoryError:
+        row["skipped"] = "out of memory"
     except Exception as error:  # goes into the report, whatever it is
         row["fault"] = f"{type(error).__name__}: {error}".splitlines()[0]
     return row
@@ -176,8 +184,8 @@ def _projected(heads: int, head_dim: int) -> MemoryLayout:
     return layout_of(torch.empty(2, 1, heads, head_dim).permute(1, 2, 0, 3))
 
 
-def _kernel_fault(inputs: AttentionInputs) -> str:
-    """Return what is wrong with the fused kernels for a call, with and without dropout."""
+def _kernel_problem(inputs: AttentionInputs) -> str:
+    """Return why the fused kernels cannot serve a call, with and without dropout."""
     from mixhead_plugin.ops.triton import verify  # imports triton
 
     fault = ""
@@ -261,7 +269,10 @@ def as_text(report: dict[str, Any]) -> str:
     )
     for row in report["variants"]:
         line = f"{row['normalizer']:14}{row['mixing']:32}{row['mask']:18}{row['dtype']:10}"
-        line += f"{row['auto']:11}{row['error']:6.2f}"
+        error = "-" if row["error"] is None else f"{row['error']:.2f}"
+        line += f"{row['auto']:11}{error:>6}"
+        if row["skipped"]:
+            line += f"  skipped: {row['skipped']}"
         if row["fault"]:
             line += f"  WRONG: {row['fault']}"
         lines.append(line)
@@ -277,13 +288,19 @@ def as_text(report: dict[str, Any]) -> str:
             *(f"- {reason}" for reason in refused),
         ]
     wrong = sum(bool(row["fault"]) for row in report["variants"])
-    return "\n".join([*lines, "", f"{wrong} of {len(report['variants'])} variants are wrong"])
+    skipped = sum(bool(row["skipped"]) for row in report["variants"])
+    last = f"{wrong} of {len(report['variants'])} variants are wrong"
+    if skipped:
+        last += f", {skipped} were skipped"
+    return "\n".join([*lines, "", last])
 
 
 def main(device: str | None, heads: int, head_dim: int, as_json: bool) -> int:
     """Print the report; return the exit status: 1 if a result is wrong."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        chosen = torch.device(device)
         if chosen.type == "cuda":
             # The device of a tensor has a number, which "cuda" lacks; and making one shows early
             # that the device works.
@@ -304,5 +321,5 @@ def main(device: str | None, heads: int, head_dim: int, as_json: bool) -> int:
                 "all weights"
             )
     report = check(chosen, heads, head_dim)
-    print(json.dumps(report, indent=1) if as_json else as_text(report))
+    print(json.dumps(report, indent=1, allow_nan=False) if as_json else as_text(report))
     return int(any(row["fault"] for row in report["variants"]))

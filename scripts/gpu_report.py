@@ -169,6 +169,8 @@ def rows_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def cell(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
     return str(value).replace("|", "\\|").replace("\n", " ")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mixhead_plugin import __main__, check
-from mixhead_plugin.ops import NORMALIZERS, accuracy, api
+from mixhead_plugin.ops import NORMALIZERS, accuracy, api, triton
 from mixhead_plugin.ops.accuracy import CallKind
 
 
@@ -48,6 +48,64 @@ def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
     )
     status, text = report()
     assert status == 1 and text.count("WRONG: ") == 12 and "12 of 28 variants are wrong" in text
+
+
+def refuse_constant(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_what_is_not_a_number_is_null_in_json_and_a_dash_in_the_text(report, monkeypatch):
+    monkeypatch.setattr(check, "MASKS", {"causal": {"causal": True}})
+    original = api.attend
+    monkeypatch.setattr(api, "attend", lambda call, impl: original(call, impl) * float("nan"))
+    status, printed = report("--json")
+    rows = json.loads(printed, parse_constant=refuse_constant)["variants"]
+    assert status == 1 and {row["error"] for row in rows} == {None}
+    assert all("is wrong by nan times" in row["fault"] for row in rows)
+    _, text = report()
+    assert text.count("     -  WRONG: ") == len(rows)
+
+
+def test_a_variant_without_room_in_memory_is_skipped_and_not_wrong(report, monkeypatch):
+    monkeypatch.setattr(check, "MASKS", {"causal": {"causal": True}})
+    original = api.attend
+
+    def attend(call, impl):
+        if call.normalizer == "l2":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return original(call, impl)
+
+    monkeypatch.setattr(api, "attend", attend)
+    status, text = report()
+    assert status == 0 and text.count("     -  skipped: out of memory") == 14
+    assert text.endswith("0 of 28 variants are wrong, 14 were skipped\n")
+
+
+def test_kernels_without_room_for_their_trial_are_not_wrong(monkeypatch):
+    pytest.importorskip("triton")
+    from mixhead_plugin.ops.triton import verify
+
+    def lack(kind):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(verify, "try_on_device", lack)
+    monkeypatch.setattr(triton, "machine_problem", lambda: "")
+    monkeypatch.setattr(triton, "problem", lambda inputs: "")
+    row = check.judge(CallKind("softmax", 2, 4, 4, torch.float32, torch.device("cpu")))
+    assert row["kernels"] == "cannot be tried now: CUDA out of memory"
+    assert row["fault"] == "" and 0 < row["error"] < 1
+
+
+def test_a_gpu_that_does_not_work_is_named(monkeypatch):
+    def broken(*shape, **options):
+        raise RuntimeError("CUDA driver initialization failed\nat some place")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", broken)
+    with pytest.raises(
+        SystemExit, match=r"^mixhead check: --device cuda: CUDA driver init.* failed$"
+    ):
+        check.main(None, 2, 4, False)
 
 
 @pytest.mark.parametrize("factor", ["left", "right", "diagonal"])

@@ -24,6 +24,7 @@ MAX_HEADS = 64  # that mix
 MIN_CAPABILITY = 8  # the major number of NVIDIA's compute capability
 AMD = ("gfx90a", "gfx942", "gfx1100")  # the kernels compile for these and have not run there
 MIN_VERSION = (3, 5)  # the oldest version that compiled the kernels
+UNTRIED = "cannot be tried now"  # so begins a `fault` that no trial has found
 
 
 def _package_problem() -> str:

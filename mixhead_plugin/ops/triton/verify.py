@@ -28,17 +28,13 @@ from mixhead_plugin.ops.accuracy import (
 )
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.transforms import while_traced
-from mixhead_plugin.ops.triton import allows_tf32, tuning
+from mixhead_plugin.ops.triton import UNTRIED, allows_tf32, tuning
 from mixhead_plugin.ops.triton.operators import Call
 
 logger = logging.getLogger(__name__)
 # Numbers of queries and keys, p of dropout and sentences in triton's interpreter, which takes a
 # second for one such problem.
 INTERPRETED = ((19, 18, 0.1, 1),)
-CAPTURED = (
-    "was not tried on this GPU yet, and cannot be while a CUDA graph is captured; run one step "
-    "before"
-)
 _faults: dict[CallKind, str] = {}  # of the kinds that were tried
 # The kinds that a warning has named, and whether because of a trial. A kind that cannot be tried
 # for now is named once, and once more if its trial finds a fault later.
@@ -66,13 +62,13 @@ def _fault_of(*fields: Any) -> str:
         if kind in _faults:  # another thread tried it in the meantime
             return _faults[kind]
         if kind.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            found = CAPTURED
+            found = f"{UNTRIED}, while a CUDA graph is captured; run one step before"
         else:
             logger.info("impl 'triton': tries the kernels on this device for %s", kind)
             try:
                 found = _faults[kind] = try_on_device(kind)
             except torch.OutOfMemoryError as error:  # it may pass, so the next call tries again
-                found = f"cannot be tried now: {str(error).splitlines()[0]}"
+                found = f"{UNTRIED}: {str(error).splitlines()[0]}"
         reason = (kind, kind in _faults)
         new = reason not in _said
         _said.add(reason)
