@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from mixhead_plugin.ops import NORMALIZERS, api, triton
+from mixhead_plugin.ops import NORMALIZERS, api
 from mixhead_plugin.ops.accuracy import (
     CallKind,
     Draw,
@@ -34,6 +34,7 @@ from mixhead_plugin.ops.accuracy import (
     shares,
 )
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.triton import support
 
 # The dimensions of M, of the mixings that also have a measured speed.
 DIMS_OF_MIXING = {"none": 0, "position-independent": 2, "position-wise": 4}
@@ -94,7 +95,7 @@ def machine(device: torch.device) -> dict[str, str]:
         query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
         printed = subprocess.run(query, capture_output=True, text=True).stdout
         facts["driver"] = printed.split("\n")[0]  # a line for each GPU
-    return {**facts, "kernels": triton.machine_problem() or "can run"}
+    return {**facts, "kernels": support.machine_problem() or "can run"}
 
 
 def variants(
@@ -158,10 +159,10 @@ def judge(kind: CallKind) -> dict[str, Any]:
 
     try:
         inputs, _ = problem(0)
-        row["kernels"] = triton.machine_problem() or triton.problem(inputs)
+        row["kernels"] = support.machine_problem() or support.problem(inputs)
         if not row["kernels"]:
             row["kernels"] = _kernel_problem(inputs)
-            if not row["kernels"].startswith(triton.UNTRIED):
+            if not row["kernels"].startswith(support.UNTRIED):
                 row["fault"] = row["kernels"]
         row["auto"] = api.fastest(inputs)
         most = OF_TORCH if row["auto"] == "fused" else 1.0

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from mixhead_plugin import __main__, check
-from mixhead_plugin.ops import NORMALIZERS, accuracy, api, triton
+from mixhead_plugin.ops import NORMALIZERS, accuracy, api
 from mixhead_plugin.ops.accuracy import CallKind
+from mixhead_plugin.ops.triton import support
 
 
 @pytest.fixture
@@ -89,8 +90,8 @@ def test_kernels_without_room_for_their_trial_are_not_wrong(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(verify, "try_on_device", lack)
-    monkeypatch.setattr(triton, "machine_problem", lambda: "")
-    monkeypatch.setattr(triton, "problem", lambda inputs: "")
+    monkeypatch.setattr(support, "machine_problem", lambda: "")
+    monkeypatch.setattr(support, "problem", lambda inputs: "")
     row = check.judge(CallKind("softmax", 2, 4, 4, torch.float32, torch.device("cpu")))
     assert row["kernels"] == "cannot be tried now: CUDA out of memory"
     assert row["fault"] == "" and 0 < row["error"] < 1

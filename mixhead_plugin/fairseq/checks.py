@@ -17,8 +17,9 @@ from mixhead_plugin.fairseq.heads_per_layer import parse_heads_per_layer
 from mixhead_plugin.fairseq.options import CHOICES, FLAGS, SCOPES, AttentionOptions
 from mixhead_plugin.fairseq.relative import refuse_relative
 from mixhead_plugin.fairseq.sites import SiteSizes, side_of
-from mixhead_plugin.ops import RelativeScores, implementation_problem, triton
+from mixhead_plugin.ops import RelativeScores, implementation_problem
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.triton import support
 from mixhead_plugin.parts import MIXINGS, OPTIONS, Assembly, PartError, Variant
 
 Sites = Mapping[str, SiteSizes]
@@ -333,7 +334,7 @@ def _triton_problem(args: Any, options: AttentionOptions, covered: Sites) -> str
     for site, sizes in covered.items():
         variant = options.variant(site)
         for source, mixed in numbers_of_heads(options, site, sizes):
-            problem = triton.kernel_problem(example_call(variant, sizes, source, mixed))
+            problem = support.kernel_problem(example_call(variant, sizes, source, mixed))
             if problem:
                 return problem
     return ""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops import fused, triton
+from mixhead_plugin.ops import fused
 from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.blockwise.plan import block_size
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
@@ -16,6 +16,7 @@ from mixhead_plugin.ops.operators import no_derivative
 from mixhead_plugin.ops.reference import reference_attention, reference_with_weights
 from mixhead_plugin.ops.relative import RelativeScores
 from mixhead_plugin.ops.transforms import transformations, unserved
+from mixhead_plugin.ops.triton import support, triton_attention
 
 
 class Implementation(NamedTuple):
@@ -32,9 +33,7 @@ IMPLEMENTATIONS = {
     "blockwise": Implementation(
         blockwise_attention, "exact, by blocks of queries; memory linear in the length"
     ),
-    "triton": Implementation(
-        triton.triton_attention, "fused GPU kernels; they ran on NVIDIA H200s"
-    ),
+    "triton": Implementation(triton_attention, "fused GPU kernels; they ran on NVIDIA H200s"),
 }
 
 # What every implementation computes with.
@@ -53,7 +52,7 @@ def implementation_problem(impl: str) -> str:
     """
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         return "unknown"
-    return triton.machine_problem() if impl == "triton" else ""
+    return support.machine_problem() if impl == "triton" else ""
 
 
 def attention(
@@ -414,7 +413,7 @@ def fastest(inputs: AttentionInputs) -> str:
     # too, while ours skip them.
     # Nobody has reported from one of AMD's GPUs yet, so the kernels must be asked for there.
     kernels_allowed = query.device.type != "cpu" and torch.version.hip is None
-    if kernels_allowed and not triton.slower_than_blocks(inputs) and not triton_problem(inputs):
+    if kernels_allowed and not support.slower_than_blocks(inputs) and not triton_problem(inputs):
         return "triton"
     if by_torch:
         return "fused"
@@ -430,4 +429,4 @@ def fastest(inputs: AttentionInputs) -> str:
 
 def triton_problem(inputs: AttentionInputs) -> str:
     """Return why the kernels cannot serve a call, or an empty string."""
-    return triton.machine_problem() or triton.problem(inputs) or triton.fault(inputs)
+    return support.machine_problem() or support.problem(inputs) or support.fault(inputs)

@@ -7,7 +7,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.options import CHOICES, FLAGS, AttentionOptions
-from mixhead_plugin.ops import IMPLEMENTATIONS, implementation_problem, triton
+from mixhead_plugin.ops import IMPLEMENTATIONS, implementation_problem
+from mixhead_plugin.ops.triton import support
 from tests.helpers import OWN, TINY, task
 from tests.transformer_xl import TINY_XL
 
@@ -595,7 +596,7 @@ NO_KERNEL = [
 @pytest.fixture
 def with_a_gpu(monkeypatch):
     """Let the kernels run here, as far as flags are checked."""
-    monkeypatch.setattr(triton, "machine_problem", lambda: "")
+    monkeypatch.setattr(support, "machine_problem", lambda: "")
 
 
 @pytest.mark.parametrize("arch, flags, problem", NO_KERNEL)

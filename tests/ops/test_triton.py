@@ -5,7 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import LowRank, attention
-from mixhead_plugin.ops.triton import NORMALIZERS
+from mixhead_plugin.ops.triton.support import KERNEL_NORMALIZERS
 from tests.covering import covering, each_once, first_of
 from tests.ops.triton_cases import (
     DEVICE,
@@ -68,13 +68,13 @@ MASKS = {
 }
 
 
-@covering(mixed=[None, "per query"], normalizer=[*NORMALIZERS, *SINKS])
+@covering(mixed=[None, "per query"], normalizer=[*KERNEL_NORMALIZERS, *SINKS])
 def test_values_and_gradients_are_those_of_the_formula(mixed, normalizer):
     values_and_gradients_must_be_right(mixed, normalizer)
 
 
 # By the same kernels. The test of masks has a shared mixing with other normalizers.
-@first_of(normalizer=[*NORMALIZERS, *SINKS])
+@first_of(normalizer=[*KERNEL_NORMALIZERS, *SINKS])
 def test_values_and_gradients_with_a_shared_mixing_likewise(normalizer):
     values_and_gradients_must_be_right("shared", normalizer)
 
@@ -85,12 +85,14 @@ def values_and_gradients_must_be_right(mixed, normalizer):
     must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), **options)
 
 
-@each_once(masks=MASKS, mixed=MIXINGS, normalizer=NORMALIZERS)
+@each_once(masks=MASKS, mixed=MIXINGS, normalizer=KERNEL_NORMALIZERS)
 def test_values_and_gradients_are_those_of_the_formula_under_any_mask(masks, mixed, normalizer):
     must_be_right(inputs(mixed), normalizer=normalizer, **MASKS[masks]())
 
 
-@each_once(normalizer=[*NORMALIZERS, *SINKS], dtype=[torch.float16, torch.bfloat16], mixed=MIXINGS)
+@each_once(
+    normalizer=[*KERNEL_NORMALIZERS, *SINKS], dtype=[torch.float16, torch.bfloat16], mixed=MIXINGS
+)
 def test_lower_precision_is_at_most_twice_as_wrong_as_the_formula(normalizer, mixed, dtype):
     tensors = inputs(mixed, dtype, 1, 3, 9, 17, sink=normalizer in SINKS)
     must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), causal=True)
@@ -157,7 +159,7 @@ def test_every_tile_of_the_tables(monkeypatch, case):
     must_be_right(tensors, normalizer="softmax", causal=True)
 
 
-@each_once(normalizer=NORMALIZERS, mixed=MIXINGS)
+@each_once(normalizer=KERNEL_NORMALIZERS, mixed=MIXINGS)
 def test_a_query_that_sees_no_key_changes_nothing(normalizer, mixed):
     """Of two sentences one is padding alone; the first queries of the other see no key."""
     padding = torch.zeros(2, 12, dtype=torch.bool, device=DEVICE)
@@ -209,7 +211,7 @@ def test_nothing_gives_nothing(sizes, mixed):
         assert (tensor == 0).all()
 
 
-@each_once(normalizer=[*NORMALIZERS, *SINKS], mixed=[None, "per query"])
+@each_once(normalizer=[*KERNEL_NORMALIZERS, *SINKS], mixed=[None, "per query"])
 def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
     tensors = inputs(mixed, batch=1, sink=normalizer in SINKS)
     must_be_right_with_dropout(tensors, normalizer.removesuffix(", sink"), 0.4)

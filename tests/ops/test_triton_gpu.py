@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mixhead_plugin.ops import triton
-from mixhead_plugin.ops.triton import NORMALIZERS
+from mixhead_plugin.ops.triton import support
+from mixhead_plugin.ops.triton.support import KERNEL_NORMALIZERS
 from tests.covering import covering, each_once
 from tests.ops.triton_cases import (
     DEVICE,
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels")]
 
 # A case compiles a dozen kernels. Where nothing else is said: 8 heads of 64, causal, in bfloat16.
 FULL_SIZE = {
-    **{f"1024 {name}": dict(length=1024, normalizer=name) for name in NORMALIZERS},
+    **{f"1024 {name}": dict(length=1024, normalizer=name) for name in KERNEL_NORMALIZERS},
     "1000 float16": dict(length=1000, dtype=torch.float16),
     "1000 float32": dict(length=1000, dtype=torch.float32),
     "1000 tf32": dict(length=1000, dtype=torch.float32, tf32=True),
@@ -71,12 +71,12 @@ def test_full_size(set_tf32, case, mixed):
     options = dict(normalizer=case.pop("normalizer", "softmax"), causal=True)
     tf32 = case.pop("tf32", False)
     set_tf32(tf32)
-    assert triton.allows_tf32() == tf32
+    assert support.allows_tf32() == tf32
     tensors = full_size(mixed, **case)
     must_be_right(tensors, **options, key_padding_mask=padding(tensors["key"].shape[2]))
 
 
-@covering(head_dim=[64, 128], normalizer=NORMALIZERS, mixed=[None, "per query"])
+@covering(head_dim=[64, 128], normalizer=KERNEL_NORMALIZERS, mixed=[None, "per query"])
 def test_the_last_of_a_batch_of_long_sentences(head_dim, normalizer, mixed):
     """Check the largest size that is timed: in the last sentence an address could overflow."""
     tensors = full_size(mixed, 4096, head_dim=head_dim, batch=16)
@@ -112,7 +112,10 @@ def test_full_size_with_masks(size, masks, mixed):
 
 
 @covering(
-    length=[1024, 777], dtype=[torch.bfloat16, torch.float16], normalizer=NORMALIZERS, mixed=MIXINGS
+    length=[1024, 777],
+    dtype=[torch.bfloat16, torch.float16],
+    normalizer=KERNEL_NORMALIZERS,
+    mixed=MIXINGS,
 )
 def test_full_size_with_dropout(length, dtype, normalizer, mixed):
     must_be_right_with_dropout(full_size(mixed, length, dtype=dtype), normalizer, 0.1)

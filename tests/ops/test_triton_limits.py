@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mixhead_plugin.ops import attention, triton
+from mixhead_plugin.ops import attention
+from mixhead_plugin.ops.triton import support
 from tests.covering import each_once, first_of
 from tests.ops.triton_cases import (
     DEVICE,
@@ -72,8 +73,8 @@ def test_what_it_cannot_do_is_refused_with_the_reason(reason):
 def test_more_heads_than_can_be_mixed_are_served_apart():
     tensors = inputs(heads=65, n_queries=2, n_keys=2, head_dim=1, value_dim=1)
     call = record(tensors, normalizer="l2", dropout_p=0.1)
-    assert triton.problem(call) == ""
-    assert triton.problem(call._replace(relative_query=object())) == "has no kernel for relative"
+    assert support.problem(call) == ""
+    assert support.problem(call._replace(relative_query=object())) == "has no kernel for relative"
 
 
 @pytest.mark.skipif(ON_GPU, reason="needs the interpreter")
@@ -92,11 +93,22 @@ def test_bfloat16_is_refused_where_it_would_be_interpreted(monkeypatch):
 @pytest.mark.parametrize(
     "version, old", [("3.4.0", True), ("2.10.0", True), ("3.5.1", False), ("3.10.0+git1", False)]
 )
-def test_an_old_triton_is_refused_in_words(monkeypatch, version, old):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    assert triton._package_problem() == (
+def test_an_old_triton_is_refused_in_words_whatever_its_package_is_called(
+    monkeypatch, version, old, tmp_path
+):
+    """For ROCm it is pytorch-triton-rocm or triton-rocm, on Windows triton-windows."""
+    file = tmp_path / "__init__.py"
+    file.write_text(f'"""isort:skip_file"""\n__version__ = {version!r}\n')
+    spec = SimpleNamespace(origin=str(file))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    assert support._package_problem() == (
         f"needs triton 3.5 or newer, {version} is installed" if old else ""
     )
+
+
+def test_a_triton_without_a_version_may_be_used(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin=None))
+    assert support._package_problem() == ""
 
 
 @pytest.mark.parametrize(
@@ -121,9 +133,9 @@ def test_another_gpu_or_none_is_refused_before_there_are_tensors(
     monkeypatch.setattr(torch.version, "hip", hip)
     device = SimpleNamespace(**dict(zip(("major", "minor", "gcnArchName"), capability or ())))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: device)
-    assert triton.machine_problem() == problem
+    assert support.machine_problem() == problem
     if capability == (7, 5):
-        assert triton._device_problem("cuda", 1) == problem.replace("the current one", "cuda:1")
+        assert support._device_problem("cuda", 1) == problem.replace("the current one", "cuda:1")
 
 
 def test_a_second_derivative_and_a_forward_mode_one_are_refused():

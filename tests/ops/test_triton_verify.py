@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mixhead_plugin.ops import accuracy, api, attention, triton
+from mixhead_plugin.ops import accuracy, api, attention
+from mixhead_plugin.ops.triton import support
 from tests.covering import each_once
 from tests.ops.triton_cases import (
     DEVICE,
@@ -29,7 +30,7 @@ def small(monkeypatch):
     monkeypatch.setattr(verify, "SIZES" if DEVICE == "cuda" else "INTERPRETED", [(19, 18)])
     monkeypatch.setattr(verify, "_faults", {})
     monkeypatch.setattr(verify, "_said", set())
-    monkeypatch.setattr(triton, "fault", verify.fault)
+    monkeypatch.setattr(support, "fault", verify.fault)
 
 
 def call(mixed=None, dtype=torch.float32, normalizer="softmax", **options):
@@ -38,7 +39,7 @@ def call(mixed=None, dtype=torch.float32, normalizer="softmax", **options):
 
 @each_once(
     mixed=[None, "shared", "per query"],
-    normalizer=[*triton.NORMALIZERS, *SINKS],
+    normalizer=[*support.KERNEL_NORMALIZERS, *SINKS],
     dtype=[torch.float32, torch.float16],
     dropout_p=[0.0, 0.1],
     masks=["none", "causal", "mask and padding"],
@@ -61,7 +62,7 @@ def test_heads_without_numbers_pass(mixed):
     assert verify.fault(empty) == ""
 
 
-THE_DOOR = triton.fault
+THE_DOOR = support.fault
 # what a kernel writes, by the names of its arguments
 OUTPUTS = {
     "flash_fwd_kernel": ["o"],
@@ -143,12 +144,12 @@ def test_a_fault_of_any_tile_is_noticed(place, monkeypatch):
 
 
 def test_nothing_is_tried_before_a_call_in_the_interpreter(monkeypatch):
-    monkeypatch.setattr(triton, "fault", THE_DOOR)
-    monkeypatch.setattr(triton, "_interpreted", lambda: True)
+    monkeypatch.setattr(support, "fault", THE_DOOR)
+    monkeypatch.setattr(support, "_interpreted", lambda: True)
     monkeypatch.setattr(verify, "fault", lambda inputs: "was tried")
-    assert triton.fault(call()) == ""
-    monkeypatch.setattr(triton, "_interpreted", lambda: False)
-    assert triton.fault(call()) == "was tried"
+    assert support.fault(call()) == ""
+    monkeypatch.setattr(support, "_interpreted", lambda: False)
+    assert support.fault(call()) == "was tried"
 
 
 def test_dropout_that_drops_nothing_is_noticed(monkeypatch):
@@ -225,7 +226,7 @@ def test_a_lack_of_memory_is_not_kept(monkeypatch):
 
 def test_more_heads_than_can_be_mixed_are_tried_apart(monkeypatch):
     monkeypatch.setattr(verify, "_fault_with", lambda *arguments: "")
-    heads = triton.MAX_HEADS + 1
+    heads = support.MAX_HEADS + 1
     assert (
         verify.fault(
             record(inputs(heads=heads, batch=1, n_queries=2, n_keys=2, head_dim=2, value_dim=2))

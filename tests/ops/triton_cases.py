@@ -15,8 +15,9 @@ import pytest
 import torch
 import torch.utils._device
 
-from mixhead_plugin.ops import NORMALIZERS, attention, triton
+from mixhead_plugin.ops import NORMALIZERS, attention
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.triton import support
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs the package triton", allow_module_level=True)
@@ -39,7 +40,7 @@ B, H, NQ, NK, D, DV = 2, 3, 19, 37, 12, 20
 DEVICE = "cuda" if ON_GPU else "cpu"
 MIXED = ["per query", "shared"]
 MIXINGS = [None, *MIXED]
-SINKS = [f"{name}, sink" for name in triton.NORMALIZERS if NORMALIZERS[name].takes_sink]
+SINKS = [f"{name}, sink" for name in support.KERNEL_NORMALIZERS if NORMALIZERS[name].takes_sink]
 TABLES = tuning.tiles_for
 # of the kernels that mix
 TILES = [Tile(16, 32, 4, 1), Tile(16, 16, 4, 1), Tile(32, 16, 4, 1), Tile(64, 128, 4, 2)]
@@ -70,8 +71,6 @@ def interpret(monkeypatch):
     from triton import language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    from mixhead_plugin.ops import triton
-
     dot = InterpreterBuilder.create_dot
     cast = InterpreterBuilder.cast_impl
 
@@ -92,7 +91,7 @@ def interpret(monkeypatch):
         lambda s, a, b, *rest: dot(s, widened(a), widened(b), *rest),
     )
     monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounded)
-    monkeypatch.setattr(triton, "INTERPRETED_DTYPES", triton.DTYPES)
+    monkeypatch.setattr(support, "INTERPRETED_DTYPES", support.DTYPES)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 

@@ -18,9 +18,10 @@ from mixhead_plugin.ops.operators import (
     save_inputs,
     saved_inputs,
 )
-from mixhead_plugin.ops.triton import allows_tf32, flash, mixed, tuning
+from mixhead_plugin.ops.triton import flash, mixed, tuning
 from mixhead_plugin.ops.triton.records import Constants, Dropout, Masks, Strided
 from mixhead_plugin.ops.triton.rows import LOG2E, spans_kernel
+from mixhead_plugin.ops.triton.support import allows_tf32
 from mixhead_plugin.ops.triton.tuning import Tile, ceil_div, power_of_2
 
 Result = TypeVar("Result")

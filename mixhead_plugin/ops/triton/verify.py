@@ -28,8 +28,9 @@ from mixhead_plugin.ops.accuracy import (
 )
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.transforms import while_traced
-from mixhead_plugin.ops.triton import UNTRIED, allows_tf32, tuning
+from mixhead_plugin.ops.triton import tuning
 from mixhead_plugin.ops.triton.operators import Call
+from mixhead_plugin.ops.triton.support import UNTRIED, allows_tf32
 
 logger = logging.getLogger(__name__)
 # Numbers of queries and keys, p of dropout and sentences in triton's interpreter, which takes a

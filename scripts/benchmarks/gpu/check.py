@@ -8,8 +8,8 @@ import torch
 from benchmarks.gpu.settings import Settings
 from benchmarks.steps import Row
 from mixhead_plugin import check as machine_check
-from mixhead_plugin.ops import triton
 from mixhead_plugin.ops.accuracy import CallKind
+from mixhead_plugin.ops.triton import support
 
 # Head sizes and variants that are timed below: what they compile here is found on disk there.
 TIMED = [
@@ -56,7 +56,7 @@ def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], CallKi
     if not settings.quick:
         shape = listed[0][0]
         by_kernels = {
-            row: row[1] in triton.NORMALIZERS and row[2] in machine_check.DIMS_OF_MIXING
+            row: row[1] in support.KERNEL_NORMALIZERS and row[2] in machine_check.DIMS_OF_MIXING
             for row in every
         }
         # Kernels first, then what torch alone computes, which compiles nothing.

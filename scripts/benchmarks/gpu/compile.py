@@ -13,7 +13,7 @@ from benchmarks.gpu.module import module_step, module_steps
 from benchmarks.gpu.settings import Settings, synchronize
 from benchmarks.gpu.training import training_step, training_steps
 from benchmarks.steps import Row
-from mixhead_plugin.ops import triton
+from mixhead_plugin.ops.triton import support
 
 # What `compile_step` calls beside the attentions that the part `core` times.
 TRAINING = "training"
@@ -64,7 +64,7 @@ def compile_step(settings: Settings, step: str) -> Iterator[Row]:
     contender = next(one for one in contenders(settings, timing) if one.name == name)
     inputs = core.Inputs(timing.size, settings.device, timing.dtype)
     began = time.monotonic()
-    with mock.patch.object(triton, "fault", lambda inputs: ""):
+    with mock.patch.object(support, "fault", lambda inputs: ""):
         if contender.forward_only:
             inputs.forward(contender, timing.dropout)
         else:

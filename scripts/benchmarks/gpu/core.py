@@ -15,7 +15,7 @@ from benchmarks.gpu.settings import Settings, synchronize
 from benchmarks.measure import Case, measure
 from benchmarks.opponents import OPPONENTS, problem
 from benchmarks.steps import Row, one_line
-from mixhead_plugin.ops import triton
+from mixhead_plugin.ops.triton import support
 
 # batch x heads x length x head size, dtype, dropout; what is compiled for them in the order of
 # worth
@@ -96,7 +96,7 @@ def core_step(settings: Settings, step: str) -> Iterator[Row]:
     compiled = settings.compiled.read_text().splitlines() if settings.compiled.exists() else []
     right = []
     # The numbers are checked here, at full size. So the kernels are not tried before.
-    with mock.patch.object(triton, "fault", lambda inputs: ""):
+    with mock.patch.object(support, "fault", lambda inputs: ""):
         for contender in contenders(settings, timing):
             began = time.monotonic()
             if contender.is_compiled and f"{step} | {contender.name}" not in compiled:

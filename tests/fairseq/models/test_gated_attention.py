@@ -14,7 +14,8 @@ from torch import nn
 from mixhead_plugin.errors import CheckpointError, OptionError
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
-from mixhead_plugin.ops import NORMALIZERS, api, triton
+from mixhead_plugin.ops import NORMALIZERS, api
+from mixhead_plugin.ops.triton import support
 from tests.covering import each_once
 from tests.fairseq.models.cases import command, forward, step_by_step, yaml
 from tests.helpers import build, dictionary, task, tokens
@@ -392,8 +393,8 @@ def test_a_masked_model_refuses_those_of_its_encoder(typed, problem):
 
 
 def test_kernels_are_refused_for_values_that_are_too_large_for_them(monkeypatch):
-    monkeypatch.setattr(triton, "machine_problem", lambda: "")  # as with a GPU
-    most = triton.MAX_HEAD_DIM
+    monkeypatch.setattr(support, "machine_problem", lambda: "")  # as with a GPU
+    most = support.MAX_HEAD_DIM
     flags = ["--gau-query-dim=32", "--attention-impl=triton"]
     command("gau_lm", *flags, f"--decoder-embed-dim={most // 2}")
     with pytest.raises(OptionError) as error:
