@@ -109,7 +109,7 @@ def test_a_block_of_mixed_heads_has_the_size_that_suits_a_cpu(
     with mock.patch.multiple(
         plan, BLOCK_SIZE={"cpu": 2**18}, MIN_QUERIES=20, MANY_QUERIES=64, LARGER=4
     ):
-        assert plan._sizes(mixed) == plan.Sizes(*expected)
+        assert plan._sizes(mixed) == plan.BlockSizes(*expected)
 
 
 def test_nothing_depends_on_the_number_of_threads():

@@ -17,8 +17,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mixhead_plugin.ops.blockwise.block import NARROW, Block, dimensions
 from mixhead_plugin.ops.blockwise.forward import Mixed, Scored, Steps, inputs_of_block
-from mixhead_plugin.ops.blockwise.masks import NARROW, Block, add_mask_grad, dimensions
+from mixhead_plugin.ops.blockwise.masks import add_mask_grad
 from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.blockwise.products import product
 from mixhead_plugin.ops.blockwise.threads import parallel_for, threads_for
@@ -65,27 +66,23 @@ def backward(
     terms = {name for name, grad in grads.items() if _has_terms(name, grad)}
     totals = _totals(grads, terms, len(plan.blocks))
 
-    # Who adds to gradients that all sites share waits for all blocks of lower numbers.
-    shared = ADDED.intersection(names).difference(BY_SITE)
-    blocks = plan.blocks if shared else plan.by_site(threads_for(d_output.device))
+    # Blocks of all sites add to these, in the order of their numbers. They must be taken in that
+    # order, or all threads could wait for a block that none has taken. Else blocks go by site,
+    # which is faster.
+    added_by_all_sites = ADDED.intersection(names).difference(BY_SITE)
+    blocks = plan.blocks if added_by_all_sites else plan.by_site(threads_for(d_output.device))
     items = []
     for block in blocks:
-        if block.is_first:
-            _zero_hidden_keys(totals, block)
-        views = {}
-        for name, total in totals.items():
-            if name in terms:
-                total = total[block.number]
-            views[name] = block.part(name, total)
+        block_grads = _grads_of_block(block, totals, terms)
         d_out = block.matrices("output", d_output)
-        items.append((block, inputs_of_block(plan, block), d_out, views))
+        items.append((block, inputs_of_block(plan, block), d_out, block_grads))
     turns = _Turns(plan.blocks, ADDED.intersection(names))
 
     def work(share: Iterator[tuple[Block, AttentionInputs, Tensor, dict[str, Tensor]]]) -> None:
         steps = Steps(plan, kept, written=True)
-        for block, part, d_out, views in share:
+        for block, part, d_out, block_grads in share:
             try:
-                _BlockBackward(steps, turns, block, part, views).add_gradients(d_out)
+                _BlockBackward(steps, turns, block, part, block_grads).add_gradients(d_out)
             except BaseException:  # the call fails, and no block may wait for this one
                 turns.give_up(block)
                 raise
@@ -124,6 +121,24 @@ def _totals(grads: dict[str, Tensor], terms: set[str], n_blocks: int) -> dict[st
     for name in terms:
         totals[name] = grads[name].new_zeros(n_blocks, *grads[name].shape)
     return totals
+
+
+def _grads_of_block(block: Block, totals: dict[str, Tensor], terms: set[str]) -> dict[str, Tensor]:
+    """Return views of what a block writes or adds to; the first of a site zeroes hidden keys.
+
+    Args:
+        block: the block
+        totals: what all blocks write or add to, by name
+        terms: names of those to which each block has a term of its own
+    """
+    if block.is_first:
+        _zero_hidden_keys(totals, block)
+    grads = {}
+    for name, total in totals.items():
+        if name in terms:
+            total = total[block.number]
+        grads[name] = block.part(name, total)
+    return grads
 
 
 def _zero_hidden_keys(grads: dict[str, Tensor], block: Block) -> None:
@@ -241,14 +256,11 @@ class _BlockBackward:
         d_mixed = steps.buffers.get("dPbar", mixed.shape)
         product(d_output, self.part.value.transpose(1, 2), steps.dropout_scale, d_mixed)
 
-        dropped = mixed
-        if steps.dropout_p > 0:
-            mask = steps.dropout_mask(self.block, mixed.shape)
+        mask = steps.dropout_mask(self.block, mixed.shape)
+        if mask is not None:
             d_mixed.mul_(mask)
-            # Not in place: another backward pass may read these weights again. The mask is not
-            # needed any more.
-            dropped = torch.mul(mixed, mask, out=mask)
         if "value" in self.grads:
+            dropped = steps.drop(mixed, mask)
             with self.turns.turn("value", self.block):
                 self._add_products("value", dropped, d_output, steps.dropout_scale)
         return d_mixed
@@ -265,11 +277,11 @@ class _BlockBackward:
         buffer = "Pbar"
         if self.part.mixing is not None:
             back = self.part.mixing.transpose(-2, -1)
-            d_arranged = steps.layout.arrange(d_mixed, back.shape[-2], "dPbar, arranged")
+            d_arranged = steps.matrices.arrange(d_mixed, back.shape[-2], "dPbar, arranged")
             if "mixing" in self.grads:
                 d_mixing = self.grads["mixing"]
-                steps.layout.write_product(arranged, d_arranged.transpose(1, 2), d_mixing)
-            return steps.layout.mix(d_arranged, back, self.n, buffer)
+                steps.matrices.write_product(arranged, d_arranged.transpose(1, 2), d_mixing)
+            return steps.matrices.mix(d_arranged, back, self.n, buffer)
 
         assert self.factors is not None
         left, right, diagonal = self.factors
@@ -396,16 +408,16 @@ class _BlockBackward:
         if self.part.score_mixing is None:
             return d_scores
         steps = self.steps
-        layout = steps.score_layout
+        matrices = steps.score_matrices
         back = self.part.score_mixing.transpose(-2, -1)
-        d_arranged = layout.arrange(d_scores, back.shape[-2], "dS, arranged")
+        d_arranged = matrices.arrange(d_scores, back.shape[-2], "dS, arranged")
         if "score_mixing" in self.grads:
             assert self.scored.unmixed is not None
             heads = self.part.score_mixing.shape[-2]
             # The buffer may hold the same already, but not if Q K^T was kept.
-            arranged = layout.arrange(self.scored.unmixed, heads, "QK^T, arranged")
-            layout.write_product(arranged, d_arranged.transpose(1, 2), self.grads["score_mixing"])
-        return layout.mix(d_arranged, back, self.n, "dQK^T")
+            arranged = matrices.arrange(self.scored.unmixed, heads, "QK^T, arranged")
+            matrices.write_product(arranged, d_arranged.transpose(1, 2), self.grads["score_mixing"])
+        return matrices.mix(d_arranged, back, self.n, "dQK^T")
 
     def _through_product(self, d_unmixed: Tensor) -> None:
         """Go back through scale * Q K^T, to the queries and keys."""

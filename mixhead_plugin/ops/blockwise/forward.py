@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mixhead_plugin.ops.blockwise.block import Block
 from mixhead_plugin.ops.blockwise.buffers import Buffers
-from mixhead_plugin.ops.blockwise.masks import Block
-from mixhead_plugin.ops.blockwise.mixing import ByHead, ByQuery, Layout
+from mixhead_plugin.ops.blockwise.mixing import ByHead, ByQuery, HeadMatrices
 from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.blockwise.products import product
 from mixhead_plugin.ops.blockwise.threads import parallel_for, threads_for
@@ -42,12 +42,8 @@ def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
             weights = steps.without_sink(with_sink, part, "P without sink")  # [b * h, n, k]
             with_gain = steps.apply_gain(weights, block, part.gain)
             mixed = steps.mixed(with_gain, part).weights  # [b * h', n, k]
-            if steps.dropout_p > 0:
-                # Not in place: these may be the weights that are kept for the backward pass. The
-                # mask is not needed any more.
-                mask = steps.dropout_mask(block, mixed.shape)
-                mixed = torch.mul(mixed, mask, out=mask)
-            attended = product(mixed, part.value, steps.dropout_scale)  # [b * h', n, Dv]
+            dropped = steps.drop(mixed, steps.dropout_mask(block, mixed.shape))
+            attended = product(dropped, part.value, steps.dropout_scale)  # [b * h', n, Dv]
             out.copy_(attended.view(out.shape))
 
     items = []
@@ -124,8 +120,8 @@ class Steps:
 
         # Factors of M lie by query, too.
         self.by_query = ByQuery(self.buffers)
-        self.layout = self._layout_for(plan.inputs.mixing)
-        self.score_layout = self._layout_for(plan.inputs.score_mixing)
+        self.matrices = self._matrices_for(plan.inputs.mixing)
+        self.score_matrices = self._matrices_for(plan.inputs.score_mixing)
 
         p = plan.inputs.dropout_p
         self.dropout_p = p
@@ -141,8 +137,8 @@ class Steps:
             words = math.ceil(plan.largest / self.draws_per_word)
             self.bits = torch.empty(words, dtype=torch.int64, device=device)
 
-    def _layout_for(self, mixing: Tensor | None) -> Layout:
-        """Return the layout that a mixing wants; any if there is none."""
+    def _matrices_for(self, mixing: Tensor | None) -> HeadMatrices:
+        """Return the matrices that a mixing multiplies; any if there is none."""
         if mixing is not None and mixing.dim() == 2:
             return ByHead(self.buffers)
         return self.by_query
@@ -187,9 +183,8 @@ class Steps:
         else:
             assert unmixed is not None
             product(part.query, part.key.transpose(1, 2), self.scale, unmixed)
-            layout = self.score_layout
-            arranged = layout.arrange(unmixed, h, "QK^T, arranged")
-            of_keys.copy_(layout.mix(arranged, part.score_mixing, n, "mixed QK^T"))
+            arranged = self.score_matrices.arrange(unmixed, h, "QK^T, arranged")
+            of_keys.copy_(self.score_matrices.mix(arranged, part.score_mixing, n, "mixed QK^T"))
 
         # One more column, which no mask and no bias reaches
         if part.sink is not None:
@@ -266,8 +261,8 @@ class Steps:
         n = weights.shape[1]
         if part.mixing is not None:
             heads = part.mixing.shape[-2]
-            arranged = self.layout.arrange(weights, heads, "P, arranged")
-            mixed = self.layout.mix(arranged, part.mixing, n, "Pbar")
+            arranged = self.matrices.arrange(weights, heads, "P, arranged")
+            mixed = self.matrices.mix(arranged, part.mixing, n, "Pbar")
             return Mixed(mixed, arranged, None)
 
         factors = part.factors()
@@ -284,12 +279,25 @@ class Steps:
 
     # ---- dropout -------------------------------------------------------------------------------
 
-    def dropout_mask(self, block: Block, shape: tuple[int, ...]) -> Tensor:
-        """Return dropout's ones and zeros for the block, the same in both passes.
+    def drop(self, weights: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the weights that dropout leaves, in the memory of its mask.
+
+        Not in place, because these may be the weights that are kept, and be read again.
+
+        Args:
+            weights: [b * h', n, k]
+            mask: what `dropout_mask` has returned, of the same shape; None to drop nothing
+        """
+        return weights if mask is None else torch.mul(weights, mask, out=mask)
+
+    def dropout_mask(self, block: Block, shape: tuple[int, ...]) -> Tensor | None:
+        """Return dropout's ones and zeros for the block, the same in both passes; None without it.
 
         A weight stays if its draw, an integer of 16 or 32 bits, is at least as large as the share p
         of all of them.
         """
+        if self.dropout_p == 0:
+            return None
         mask = self.buffers.get("dropout mask", shape)
         values = torch.iinfo(self.bits_dtype)
         drop = round(self.dropout_p * (values.max - values.min + 1))

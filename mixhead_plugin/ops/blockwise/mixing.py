@@ -23,7 +23,7 @@ from mixhead_plugin.ops.blockwise.buffers import Buffers
 from mixhead_plugin.ops.blockwise.products import product
 
 
-class Layout(ABC):
+class HeadMatrices(ABC):
     """How the weights of a block lie in the matrices that M multiplies.
 
     Args:
@@ -68,7 +68,7 @@ class Layout(ABC):
         """
 
 
-class ByHead(Layout):
+class ByHead(HeadMatrices):
     """For an M [H, H'] that all queries share: a matrix holds a sentence, [b, h, n * k].
 
     The weights lie so in memory already. So nothing is copied.
@@ -91,7 +91,7 @@ class ByHead(Layout):
         out.copy_(torch.bmm(left, right).sum(0))
 
 
-class ByQuery(Layout):
+class ByQuery(HeadMatrices):
     """For an M [b, n, H, H'] with a matrix for each query, or its factors: [b * n, h, k].
 
     If the block has one sentence, this is a view of its weights. With several it is a copy.

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from mixhead_plugin.ops.blockwise.masks import Block, BlockMasks
+from mixhead_plugin.ops.blockwise.block import Block
+from mixhead_plugin.ops.blockwise.masks import BlockMasks
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.precision import upcast
@@ -175,7 +176,7 @@ def _distances(queries: slice, keys: slice, n_queries: int) -> slice:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BlockSizes:
     """How many sentences, heads and queries a block has; the last ones of a call may have fewer."""
 
     sentences: int
@@ -183,7 +184,7 @@ class Sizes:
     queries: int
 
 
-def _sizes(inputs: AttentionInputs) -> Sizes:
+def _sizes(inputs: AttentionInputs) -> BlockSizes:
     """Return the sizes of a block that suit the device.
 
     Room is counted in rows of scores. Each head of each query of each sentence has a row, with a
@@ -230,7 +231,7 @@ def _sizes(inputs: AttentionInputs) -> Sizes:
         fitting = usual_rows // (heads * queries)
         sentences = max(1, min(n_sentences, fitting))
 
-    return Sizes(sentences, heads, queries)
+    return BlockSizes(sentences, heads, queries)
 
 
 def _without_small_rest(n_queries: int, queries: int) -> int:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.blockwise.masks import NARROW
+from mixhead_plugin.ops.blockwise.block import NARROW
 
 
 def product(a: Tensor, b: Tensor, alpha: float = 1.0, out: Tensor | None = None) -> Tensor:
