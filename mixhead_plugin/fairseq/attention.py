@@ -16,7 +16,7 @@ from mixhead_plugin.fairseq.relative import refuse_relative
 from mixhead_plugin.fairseq.scripted import ScriptedAttention
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.masks import by_head
+from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.reference import masked_scores
 from mixhead_plugin.parts import MIXINGS, Assembly, Variant
 
@@ -223,7 +223,7 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         k, v, key_padding_mask, attn_mask = self._add_constant_keys(
             k, v, key_padding_mask, attn_mask
         )
-        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)  # [1 or B, 1 or H, Nq, Nk]
+        attn_mask = as_added_mask(attn_mask, self.num_heads, q.dtype)  # [1 or B, 1 or H, Nq, Nk]
         x = query.transpose(0, 1)  # [B, Nq, C]
 
         # In beam search the hypotheses of a sentence share its keys: they become further queries,

@@ -9,7 +9,7 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from mixhead_plugin.hf.attention_hooks import THREADS, Call, MixedHeads, mixed_heads_of
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.ops.masks import by_head
+from mixhead_plugin.ops.masks import as_added_mask
 
 
 def mixed_attention(
@@ -145,7 +145,7 @@ def _masks(
         # Kernels take such a mask without one of all pairs of queries and keys.
         padding = ~mask[:, 0, 0].expand(batch, -1)  # [B, Nk]
     elif mask is not None:
-        added = by_head(~mask, heads, query.dtype)
+        added = as_added_mask(~mask, heads, query.dtype)
 
     if position_bias is not None:
         added = position_bias if added is None else added + position_bias

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import wrong_argument
-from mixhead_plugin.ops.masks import by_head
+from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.parts import Assembly, Variant, check_keywords, record
 
 
@@ -277,7 +277,7 @@ class MixedAttention(Assembly):
             key_padding_mask: [B, Nk]; bool, or floats to add
             dtype: the type of the scores
         """
-        added = by_head(attn_mask, self.num_heads, dtype)
+        added = as_added_mask(attn_mask, self.num_heads, dtype)
         if key_padding_mask is None or not key_padding_mask.is_floating_point():
             return added, key_padding_mask
         of_keys = key_padding_mask[:, None, None]  # [B, 1, 1, Nk]

@@ -11,11 +11,11 @@ from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.blockwise.plan import block_size
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 from mixhead_plugin.ops.low_rank import LowRank
-from mixhead_plugin.ops.normalizers import NORMALIZERS, exporting, sink_problem
+from mixhead_plugin.ops.normalizers import NORMALIZERS, sink_problem
 from mixhead_plugin.ops.operators import no_derivative
 from mixhead_plugin.ops.reference import reference_attention, reference_with_weights
 from mixhead_plugin.ops.relative import RelativeScores
-from mixhead_plugin.ops.transforms import transformations, unserved
+from mixhead_plugin.ops.transforms import exporting, transformations, unserved
 from mixhead_plugin.ops.triton import support, triton_attention
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.masks import additive_mask
+from mixhead_plugin.ops.masks import additive_mask, with_four_dimensions
 from mixhead_plugin.ops.precision import upcast, without_autocast
 from mixhead_plugin.ops.transforms import while_traced
 
@@ -95,8 +95,7 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
     if not plain_causal:
         mask = additive_mask(inputs, upcast(query).dtype)
     if mask is not None:
-        missing = 4 - mask.dim()
-        mask = mask[(None,) * missing]  # four dimensions
+        mask = with_four_dimensions(mask)
         hidden = mask == float("-inf")
         # Kernels differ on rows that see no key. Such a row sees all keys here, and its output is
         # set to 0 below.

@@ -41,7 +41,17 @@ def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Tensor | None:
     return mask
 
 
-def by_head(attn_mask: Tensor | None, num_heads: int, dtype: torch.dtype) -> Tensor | None:
+def with_four_dimensions(mask: Tensor) -> Tensor:
+    """Return a view of a mask with up to four dimensions, in which those that lack in front are 1.
+
+    So it is broadcastable to [B, H, Nq, Nk] and has as many dimensions.
+    """
+    while mask.dim() < 4:
+        mask = mask[None]
+    return mask
+
+
+def as_added_mask(attn_mask: Tensor | None, num_heads: int, dtype: torch.dtype) -> Tensor | None:
     """Return a mask as floats to add, with four dimensions: broadcastable to [B, H, Nq, Nk].
 
     Args:
@@ -57,6 +67,4 @@ def by_head(attn_mask: Tensor | None, num_heads: int, dtype: torch.dtype) -> Ten
         attn_mask = zeros.masked_fill(attn_mask.to(torch.bool), float("-inf"))
     if attn_mask.dim() == 3:
         return attn_mask.unflatten(0, [-1, num_heads])
-    if attn_mask.dim() == 4:
-        return attn_mask
-    return attn_mask[None, None]
+    return with_four_dimensions(attn_mask)

@@ -32,6 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixhead_plugin.ops.transforms import exporting
+
 
 class Normalizer(NamedTuple):
     """One value of the flag ``--attention-normalizer``."""
@@ -44,6 +46,9 @@ class Normalizer(NamedTuple):
     source: str
     # Whether one more key changes the weights of the others. Without that a sink has no effect.
     takes_sink: bool = False
+    # Whether the weights of visible keys are above 0 and sum to 1. Then a loss may take their
+    # logarithm, as fairseq does where it trains alignments.
+    is_distribution: bool = False
     # Whether the gradient has two values where a score is 0, one on each side.
     jumps: bool = False
 
@@ -85,7 +90,7 @@ def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor
 
     Args:
         weights: [..., K]
-        total: of each row, [..., 1]
+        total: what to divide each row by, [..., 1]
         out: memory for the result; None for new memory, with autograd
     """
     total = total.masked_fill(total == 0, float("inf"))  # 0 / inf is 0, and so is its derivative
@@ -106,17 +111,6 @@ def _length(weights: Tensor, out: Tensor | None) -> Tensor:
         return torch.linalg.vector_norm(weights, dim=-1, keepdim=True)
     total = weights.square().sum(-1, keepdim=True)
     return total.masked_fill(total == 0, float("inf")).sqrt()
-
-
-@torch.jit.unused
-def exporting() -> bool:
-    """Return whether torch records a program, which must hold for other sizes than the example's.
-
-    `torch.export` does, and `torch.jit.trace`, by which the classic exporter to ONNX works. What
-    reads the program later does not know the operators of this plugin either.
-    """
-    is_exporting = getattr(torch.compiler, "is_exporting", None)  # torch 2.6 may lack it
-    return torch.jit.is_tracing() or (is_exporting is not None and is_exporting())
 
 
 def _short(scores: Tensor) -> bool:
@@ -277,15 +271,17 @@ def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> T
         return _divide(weights, _length(weights, out), out)
 
     # With autograd. The product of a low score and of a gradient may be too large for a float. So a
-    # key that weighs nothing has no derivative, and each factor is divided on its own.
+    # key that weighs nothing has no derivative.
     visible = visible.masked_fill(sigmoid == 0, 0.0)
+    # swish / size, with the size as a product: one above 1 divides the score, one below 1 the
+    # sigmoid. So neither factor overflows, nor its derivative.
     small = size.clamp(max=1)
     large = size.clamp(min=1)
-    weights = (visible / large) * (sigmoid / _normal(small))
-    # Below `_normal` only the value of a row is divided by `small`, because the derivative of that
-    # quotient might overflow.
+    weights = (visible / large) * (sigmoid / _at_least_normal(small))
+    # A size below the least normal number may have no finite reciprocal, so the derivative cannot be
+    # divided by it. There only the value gets the rest of the division.
     if weights.requires_grad:
-        weights = _times_constant(weights, _normal(small) / small)
+        weights = _scaled_value_only(weights, _at_least_normal(small) / small)
     return _divide(weights, _length(weights, out), out)
 
 
@@ -297,7 +293,7 @@ def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
     norm = torch.linalg.vector_norm(swish.div_(largest), dim=-1, keepdim=True)  # [..., 1]
     # swish', with the factor of `sigmoid`
     slope = torch.neg(visible).sigmoid_().mul_(visible).add_(1).mul_(sigmoid)
-    slope.div_(_normal(largest))
+    slope.div_(_at_least_normal(largest))
     return _tangent(weights, d_weights, out).mul_(_divide(slope, norm, slope))
 
 
@@ -324,7 +320,7 @@ def softpick_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
     signed = _scaled_expm1(scores)
     largest = _largest_size(signed)
     total = signed.div_(largest).abs().sum(-1, keepdim=True)
-    slope = torch.sub(scores, _largest(scores).clamp(min=0)).exp_().div_(_normal(largest))
+    slope = torch.sub(scores, _largest(scores).clamp(min=0)).exp_().div_(_at_least_normal(largest))
     slope = _divide(slope, total, slope)
 
     torch.mul(d_weights, signed > 0, out=out)
@@ -348,11 +344,18 @@ def _over_largest(signed: Tensor, in_place: bool) -> Tensor:
         return signed.div_(largest)
     if not signed.requires_grad:
         return signed / largest
-    return _times_constant(signed / _normal(largest), _normal(largest) / largest)
+    return _scaled_value_only(
+        signed / _at_least_normal(largest), _at_least_normal(largest) / largest
+    )
 
 
-def _times_constant(x: Tensor, factor: Tensor) -> Tensor:
-    """Return x times a factor, with the derivative of x: as if x had been larger from the start."""
+def _scaled_value_only(x: Tensor, factor: Tensor) -> Tensor:
+    """Return x times a factor, with the derivative of x: as if x had been larger from the start.
+
+    Args:
+        x: [..., K]
+        factor: a number for each row, [..., 1], without gradient
+    """
     return x + x.detach() * (factor - 1)
 
 
@@ -362,7 +365,7 @@ def _largest_size(signed: Tensor) -> Tensor:
     return largest.masked_fill(largest == 0, 1.0)
 
 
-def _normal(largest: Tensor) -> Tensor:
+def _at_least_normal(largest: Tensor) -> Tensor:
     """Raise numbers to ten times the least normal one, so that gradients over them are finite."""
     if largest.dtype == torch.float64:
         return largest.clamp_min(2.3e-307)
@@ -427,6 +430,7 @@ NORMALIZERS = {
         formula="exp(s) / sum exp(s)",
         source="Vaswani et al. 2017, eq. 1",
         takes_sink=True,
+        is_distribution=True,
     ),
     "sigsoftmax": Normalizer(
         weights=sigsoftmax,
@@ -435,6 +439,7 @@ NORMALIZERS = {
         formula="exp(s) sigmoid(s) / sum exp(s) sigmoid(s)",
         source="mixhead eq. 21",
         takes_sink=True,
+        is_distribution=True,
     ),
     "l2": Normalizer(
         weights=l2,

@@ -1,4 +1,4 @@
-"""Which of torch's transformations, such as torch.func.grad, are at work around a call."""
+"""What torch does around a call: transformations, such as torch.func.grad, and exports."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -59,3 +59,14 @@ def unserved(tensors: Iterable[object]) -> str:
     if "Grad" in active:
         return "derivative for torch.func, only for autograd"
     return ""
+
+
+@torch.jit.unused
+def exporting() -> bool:
+    """Return whether torch records a program, which must hold for other sizes than the example's.
+
+    `torch.export` does, and `torch.jit.trace`, by which the classic exporter to ONNX works. What
+    reads the program later does not know the operators of this plugin either.
+    """
+    is_exporting = getattr(torch.compiler, "is_exporting", None)  # torch 2.6 may lack it
+    return torch.jit.is_tracing() or (is_exporting is not None and is_exporting())

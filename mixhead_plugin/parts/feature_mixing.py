@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixhead_plugin.ops.normalizers import exporting
 from mixhead_plugin.ops.precision import finer_matmul
+from mixhead_plugin.ops.transforms import exporting
 from mixhead_plugin.parts.head_mixing import forked_rng
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 from mixhead_plugin.parts.plain_linear import is_plain

@@ -101,6 +101,13 @@ def test_it_says_whether_its_gradient_jumps_at_a_score_of_0(name):
     assert NORMALIZERS[name].jumps == (not torch.allclose(below, above))
 
 
+@every_normalizer
+def test_it_says_whether_its_weights_are_a_distribution_over_all_visible_keys(name):
+    weights = NORMALIZERS[name].weights(3 * torch.randn(5, 7, dtype=torch.float64))
+    sum_to_1 = torch.allclose(weights.sum(-1), torch.ones(5, dtype=torch.float64))
+    assert NORMALIZERS[name].is_distribution == (sum_to_1 and bool((weights > 0).all()))
+
+
 @every_normalizer_and_length
 def test_torchscript_compiles_it(name, n_keys):
     scores = random_scores(n_keys=n_keys)

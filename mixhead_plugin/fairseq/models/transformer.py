@@ -18,11 +18,9 @@ from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.options import SCOPES, AttentionOptions
 from mixhead_plugin.fairseq.relative import refuse_relative
 from mixhead_plugin.fairseq.sites import SiteSizes
+from mixhead_plugin.ops import NORMALIZERS
 
 logger = logging.getLogger(__name__)
-
-# The values of --attention-normalizer whose weights are positive and sum to 1.
-DISTRIBUTIONS = ("softmax", "sigsoftmax")
 
 
 @dataclass
@@ -93,7 +91,7 @@ class MixheadTransformerModel(FamilyModel, upstream.TransformerModel):
                     f"--head-mixing {variant.head_mixing} mixes them, so they may be below 0 or "
                     "above 1"
                 )
-            if variant.normalizer not in DISTRIBUTIONS:
+            if not NORMALIZERS[variant.normalizer].is_distribution:
                 return (
                     f"--attention-normalizer {variant.normalizer} gives weights that may be 0, "
                     "or not sum to 1"

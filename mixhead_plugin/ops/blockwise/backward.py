@@ -25,6 +25,7 @@ from mixhead_plugin.ops.blockwise.products import product
 from mixhead_plugin.ops.blockwise.threads import parallel_for, threads_for
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 from mixhead_plugin.ops.low_rank import LowRank
+from mixhead_plugin.ops.masks import with_four_dimensions
 
 # With no more heads, the gradient of M [h, h] is computed whole: the products for its factors alone
 # would be fewer, but too narrow to be fast.
@@ -116,8 +117,7 @@ def _totals(grads: dict[str, Tensor], terms: set[str], n_blocks: int) -> dict[st
     """
     totals = dict(grads)
     if "attn_mask" in grads:
-        missing = 4 - grads["attn_mask"].dim()
-        totals["attn_mask"] = grads["attn_mask"][(None,) * missing]  # four dimensions
+        totals["attn_mask"] = with_four_dimensions(grads["attn_mask"])
     for name in terms:
         totals[name] = grads[name].new_zeros(n_blocks, *grads[name].shape)
     return totals

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mixhead_plugin.ops.blockwise.block import NARROW, Block
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.masks import with_four_dimensions
 
 INF = float("inf")
 
@@ -30,10 +31,9 @@ class BlockMasks:
         self.past = self.n_keys - inputs.query.shape[2]  # keys before the first query
         self.futures: dict[tuple[int, int, int], Tensor] = {}
 
-        self.attn_mask = inputs.attn_mask
-        if self.attn_mask is not None:
-            missing = 4 - self.attn_mask.dim()
-            self.attn_mask = self.attn_mask[(None,) * missing]  # four dimensions
+        self.attn_mask = None
+        if inputs.attn_mask is not None:
+            self.attn_mask = with_four_dimensions(inputs.attn_mask)
         self.padding = inputs.key_padding_mask
         if self.padding is not None:  # as floats that are added: 0, and -inf where a key is hidden
             zeros = self.like.new_zeros(self.padding.shape)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.masks import with_four_dimensions
 from mixhead_plugin.ops.operators import (
     GRADIENTS,
     SCHEMA,
@@ -589,8 +590,7 @@ def strided_mixing(mixing: Tensor) -> Strided:
 
 def readable_mask(attn_mask: Tensor) -> Tensor:
     """Return attn_mask with four dimensions, in a dtype that the kernels read."""
-    missing = 4 - attn_mask.dim()
-    attn_mask = attn_mask[(None,) * missing]
+    attn_mask = with_four_dimensions(attn_mask)
     for dim, stride in enumerate(attn_mask.stride()):
         # Made by `expand`: one row in memory stands for all, and is kept as one.
         if stride == 0 and attn_mask.shape[dim] > 1:

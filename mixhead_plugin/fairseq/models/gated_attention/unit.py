@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mixhead_plugin.fairseq.record import Recorded
 from mixhead_plugin.fairseq.scripted import ScriptedAttention
 from mixhead_plugin.ops import NORMALIZERS
-from mixhead_plugin.ops.masks import by_head
+from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.parts import Assembly
 
 
@@ -163,7 +163,7 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
             v,
             projected=q,
             x=h.transpose(0, 1),
-            attn_mask=by_head(attn_mask, 1, q.dtype),
+            attn_mask=as_added_mask(attn_mask, 1, q.dtype),
             key_padding_mask=key_padding_mask,
             dropout_p=self.dropout_p(),
             scale=self.scaling,

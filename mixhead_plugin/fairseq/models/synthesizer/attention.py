@@ -17,7 +17,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention, as_bool
 from mixhead_plugin.fairseq.record import RECORDED_TABLES
 from mixhead_plugin.fairseq.relative import refuse_relative_position
-from mixhead_plugin.ops.masks import by_head
+from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.precision import upcast
 
 
@@ -331,7 +331,7 @@ class SynthesizerAttention(MixheadAttention):
         if self.q_proj is not None:
             q = self._split_heads(self.queries(query), self.num_heads)
         scores = self.synthesizer(q, n_keys)
-        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
+        attn_mask = as_added_mask(attn_mask, self.num_heads, q.dtype)
         bias = scores.bias
         if bias is not None:
             attn_mask = bias if attn_mask is None else bias + attn_mask  # [1 or B, H, Nq, Nk]

@@ -17,7 +17,7 @@ from mixhead_plugin.fairseq.models.transformer_xl.adaptive import (
 )
 from mixhead_plugin.fairseq.models.transformer_xl.mems import SegmentMemory
 from mixhead_plugin.fairseq.relative import refuse_relative_position
-from mixhead_plugin.ops.masks import by_head
+from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.precision import upcast
 from mixhead_plugin.ops.relative import RelativeScores
 
@@ -134,7 +134,7 @@ class SegmentAttention(MixheadAttention):
         by_position = q + position_bias[:, None].to(q)
         # `attention` scales the products of queries and keys, but no relative scores.
         relative = RelativeScores(by_position * self.scaling, r.transpose(0, 1).to(q))
-        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
+        attn_mask = as_added_mask(attn_mask, self.num_heads, q.dtype)
         inputs = self.inputs_of(
             content,
             k,
