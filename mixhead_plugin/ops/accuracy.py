@@ -177,7 +177,7 @@ def sample_call(
     """Return a call of a kind and a gradient of its output.
 
     Args:
-        kind: of the call
+        kind: the kind of the call
         n_queries: Nq
         n_keys: Nk
         p: probability of dropping a weight, if calls of the kind drop any
@@ -261,7 +261,7 @@ def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:
     Unlike `reference_attention`, every step is in the dtype of the inputs.
 
     Args:
-        inputs: of the call
+        inputs: the inputs of the call
         turned: scores nearer to 0 than this change their sign, as rounding might do
     """
     products = inputs.query @ inputs.key.transpose(2, 3) * inputs.scale
@@ -288,7 +288,7 @@ def results(
 
     Args:
         attend: the attention
-        inputs: of its call
+        inputs: the inputs of its call
         d_out: the gradient of its output
     """
     given = {}
@@ -325,7 +325,7 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
     """Return the errors of each result, and those of the formula.
 
     Args:
-        inputs: of a call
+        inputs: the inputs of a call
         d_out: the gradient of its output
         kept: the factors of dropout on the weights, [B, H', Nq, Nk], or 1
         found: the results of an implementation
@@ -513,7 +513,7 @@ def _allowed(rows: Tensor) -> Tensor:
     102 rows.
 
     Args:
-        rows: that make the sum of squares
+        rows: how many rows make the sum of squares
     """
     return torch.exp(7 * rows.rsqrt()).clamp(min=2)
 
@@ -522,7 +522,7 @@ def fault_in(draws: Sequence[Draw], most: float = 1.0) -> str:
     """Return which result is wrong and by how much; empty if none is.
 
     Args:
-        draws: of `finite_draws`
+        draws: what `finite_draws` has returned
         most: a factor on what is allowed
     """
     if not draws:

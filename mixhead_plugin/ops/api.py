@@ -94,13 +94,13 @@ def attention(
         relative: `RelativeScores(query, key)`, [B, H, Nq, R] and [H, Nk or Nq + Nk - 1, R] in the
             dtype of `query`; adds query[b, h, t] . key[h, k - t + Nq - 1] to the score of query t
             and key k
-        gain: [H, Nq + Nk - 1]; weights times gain[:, k - t + Nq - 1], before mixing (l2 essay,
-            'Preliminary Solution')
-        sink: [H], scores of one more key for each row, whose value is 0 (Miller 2023, softmax1;
-            gpt-oss); for normalizers that take one
-        score_mixing: L, [H, H] or [B, Nq, H, H]; scale * query . key of head i becomes the sum over
-            j of L[..., j, i] times that of head j, before relative scores and masks are added
-            (talking heads)
+        gain: any of these dtypes, [H, Nq + Nk - 1]; weights times gain[:, k - t + Nq - 1], before
+            mixing (l2 essay, 'Preliminary Solution')
+        sink: any of these dtypes, [H]; scores of one more key for each row, whose value is 0
+            (Miller 2023, softmax1; gpt-oss); for normalizers that take one
+        score_mixing: L, any of these dtypes, [H, H] or [B, Nq, H, H]; scale * query . key of head i
+            becomes the sum over j of L[..., j, i] times that of head j, before relative scores and
+            masks are added (talking heads)
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: factor on query . key; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses what is usually the fastest;
@@ -197,7 +197,7 @@ def attend_with_weights(
     """Return the output of `attention` and, where needed, the mixed weights.
 
     Args:
-        inputs: of the call
+        inputs: the inputs of the call
         impl: "auto" or a key of `IMPLEMENTATIONS`
         need_weights: whether to return the weights; then "reference" computes all, because no other
             implementation ever holds them
@@ -276,7 +276,7 @@ def _check_tensors(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
     """Refuse what is no dense tensor on the device of the query.
 
     Args:
-        inputs: of the call
+        inputs: the inputs of the call
         given: its tensors by name, without masks
     """
     tensors = dict(given)

@@ -17,8 +17,8 @@ def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Tensor | None:
     It is broadcastable to [B, H, Nq, Nk].
 
     Args:
-        inputs: of the call
-        dtype: of the result, float32 or float64
+        inputs: the inputs of the call
+        dtype: dtype of the result, float32 or float64
     """
     n_queries = inputs.query.size(2)
     n_keys = inputs.key.size(2)
@@ -58,7 +58,7 @@ def as_added_mask(attn_mask: Tensor | None, num_heads: int, dtype: torch.dtype) 
         attn_mask: [Nq, Nk], [B * H, Nq, Nk] or [B, H, Nq, Nk]; floats are added; in other types
             non-zero hides
         num_heads: H
-        dtype: of the result, where the mask has no floats
+        dtype: dtype of the result, where the mask has no floats
     """
     if attn_mask is None:
         return None

@@ -278,8 +278,8 @@ def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> T
     small = size.clamp(max=1)
     large = size.clamp(min=1)
     weights = (visible / large) * (sigmoid / _at_least_normal(small))
-    # A size below the least normal number may have no finite reciprocal, so the derivative cannot be
-    # divided by it. There only the value gets the rest of the division.
+    # The derivative cannot be divided by a size below the least normal number, which may have no
+    # finite reciprocal. There only the value gets the rest of the division.
     if weights.requires_grad:
         weights = _scaled_value_only(weights, _at_least_normal(small) / small)
     return _divide(weights, _length(weights, out), out)

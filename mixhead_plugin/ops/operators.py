@@ -34,7 +34,7 @@ def register(
     """Define the operator `mixhead_plugin::<name>`.
 
     Args:
-        name: of the operator
+        name: name of the operator
         schema: its arguments and results, as torch writes them
         function: computes the results
         fake: gives tensors with the shapes and strides of the results, on the device meta, too
@@ -102,9 +102,9 @@ def _one_by_one(
 
     Args:
         operator: the operator
-        info: of torch.vmap, with the number of samples
+        info: what torch.vmap tells: the number of samples
         dims: the dimension of the samples in each argument; None where all have the same argument
-        arguments: of the operator
+        arguments: arguments of the operator
 
     Returns:
         the stacked results, and the dimension of the samples in each
@@ -129,10 +129,10 @@ def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_
     product with the values is not computed again.
 
     Args:
-        schema: of the operator, such as "(Tensor query, Tensor key, ...) -> Tensor"
+        schema: arguments and results, such as "(Tensor query, Tensor key, ...) -> Tensor"
         backward: whether it is that of the backward pass
-        shapes: of the arguments; None for those that are not given
-        out_shape: of the results, which torch's counter passes
+        shapes: shapes of the arguments; None for those that are not given
+        out_shape: shapes of the results, which torch's counter passes
     """
     arguments = schema[1 : schema.index(")")].split(", ")
     names = [argument.split()[-1] for argument in arguments]  # "Tensor query" -> "query"
@@ -169,7 +169,7 @@ def by_field(gradients: Sequence[Tensor], names: Iterable[str]) -> tuple[Tensor 
 
     Args:
         gradients: in the order of LEARNED
-        names: of those that were asked for; all other fields have None
+        names: names of those that were asked for; all other fields have None
     """
     found = dict(zip(LEARNED, gradients))
     asked = set(names)
@@ -183,8 +183,8 @@ def register_backward(
 
     Args:
         impl: the name of an operator
-        save: as the `setup_context` of an autograd.Function
-        differentiate: as its `backward`
+        save: a function like the `setup_context` of an autograd.Function
+        differentiate: a function like its `backward`
     """
 
     def first_derivative(ctx: Any, *d_outputs: Any) -> Any:

@@ -12,13 +12,13 @@ class RelativeScores(NamedTuple):
 
     The score of query t and key k gets query[b, h, t] . key[h, p], with p = k - t + Nq - 1.
 
-    `scale` does not apply to them. Transformer-XL's position term has the head size as D, T5's bias
-    has D = 1. Row 0 of `key` belongs to the largest distance, from the last query to the first key.
+    `scale` does not apply to them. Transformer-XL's position term has the head size as R, T5's bias
+    has R = 1. Row 0 of `key` belongs to the largest distance, from the last query to the first key.
     With causal masking and Nq <= Nk the first Nk rows are enough; without a row, a distance adds 0.
 
     Attributes:
-        query: [B, H, Nq, D], in the dtype of the attention's queries
-        key: [H, P, D] with P = Nk or Nq + Nk - 1, in the same dtype
+        query: [B, H, Nq, R], in the dtype of the attention's queries
+        key: [H, P, R] with P = Nk or Nq + Nk - 1, in the same dtype
     """
 
     query: Tensor

@@ -50,8 +50,8 @@ def unserved(tensors: Iterable[object]) -> str:
     An operator of torch needs rules of its own for these transformations, and ours have none.
 
     Args:
-        tensors: of a call. The compiler's do not tell whether they carry a tangent. So any forward
-            mode around them counts there.
+        tensors: the tensors of a call. The compiler's do not tell whether they carry a tangent. So
+            any forward mode around them counts there.
     """
     active = transformations()
     if "Jvp" in active and (torch.compiler.is_compiling() or have_tangents(tensors)):

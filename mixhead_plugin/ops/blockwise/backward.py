@@ -58,7 +58,7 @@ def backward(
     Args:
         plan: the blocks of the call
         d_output: the gradient of the output, [B, H', Nq, Dv]
-        names: of the inputs whose gradients are asked for; no others are computed
+        names: names of the inputs whose gradients are asked for; no others are computed
         kept: what the forward pass has kept, or None
     """
     dtype = plan.inputs.query.dtype
@@ -113,7 +113,7 @@ def _totals(grads: dict[str, Tensor], terms: set[str], n_blocks: int) -> dict[st
     Args:
         grads: the gradients
         terms: names of those to which each block has a term of its own, [n_blocks, ...]
-        n_blocks: of the call
+        n_blocks: number of blocks of the call
     """
     totals = dict(grads)
     if "attn_mask" in grads:
@@ -203,7 +203,7 @@ class _BlockBackward:
     that went into the step.
 
     Args:
-        steps: of the forward pass
+        steps: the steps of the forward pass
         turns: in which blocks add to the same memory
         block: the block
         part: the block's part of the inputs, as `inputs_of_block` shapes it

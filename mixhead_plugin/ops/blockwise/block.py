@@ -26,7 +26,7 @@ class Block:
     """Some queries of some heads of a part of the batch, with the keys that any of them may see.
 
     Args:
-        number: of the block among those of its call
+        number: its number among the blocks of its call
         site: number of its part of the batch with its heads. Blocks of one site have other queries,
             and mostly the same keys and values.
         previous: number of the last block before it of the same site, -1 for none
@@ -35,7 +35,7 @@ class Block:
         mixed_heads: heads of values and outputs
         queries: positions of queries
         keys: positions of keys; all others are hidden from all these queries
-        distances: from these queries to these keys, as `relative.py` counts them
+        distances: distances from these queries to these keys, as `relative.py` counts them
         biased: part of `keys`; attn_mask is 0 outside of it
         padded: whether the padding hides any of `keys`
     """
@@ -83,7 +83,7 @@ class Block:
         """Return a view of what belongs to the block; attn_mask stays whole.
 
         Args:
-            name: of an input, or "output"
+            name: name of an input, or "output"
             tensor: the input, its gradient, or the output
         """
         if name == "attn_mask":
@@ -110,7 +110,7 @@ def dimensions(name: str, number: int) -> tuple[str, ...]:
     """Return the dimensions of an input or of the output.
 
     Args:
-        name: of an input, or "output"
+        name: name of an input, or "output"
         number: how many dimensions it has, which tells shapes of one input apart. Both shapes of
             relative_key have three; its is the first one, because the plan adds rows of zeros.
     """

@@ -30,8 +30,8 @@ class Buffers:
         """Return a buffer; what stands in it is left from some block before.
 
         Args:
-            name: of what it will hold
-            shape: that it has in this block
+            name: name of what it will hold
+            shape: its shape in this block
             most: numbers in the largest block; None for the scores of the largest block
         """
         view = self.views.get((name, shape))

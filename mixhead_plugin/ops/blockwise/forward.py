@@ -207,7 +207,7 @@ class Steps:
         Args:
             weights: P or dS
             part: the block's part of the inputs
-            name: of the buffer for a copy, if there is a sink
+            name: name of the buffer for a copy, which is made if there is a sink
         """
         if part.sink is None:
             return weights

@@ -79,7 +79,7 @@ class Memory:
         """Return where the first free piece of `size` bytes starts; None if there is none.
 
         Args:
-            size: of the piece
+            size: bytes of the piece
             most: the bytes of the stretch that may be used
         """
         start = 0

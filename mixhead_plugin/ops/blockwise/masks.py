@@ -110,7 +110,7 @@ class BlockMasks:
 
         Args:
             scores: [b, h, n, k]
-            block: of these scores
+            block: the block of these scores
         """
         if self.attn_mask is not None:
             _biased(scores, block).add_(_part(self.attn_mask, block))

@@ -27,7 +27,7 @@ class HeadMatrices(ABC):
     """How the weights of a block lie in the matrices that M multiplies.
 
     Args:
-        buffers: for the results. The `name` of a method is that of a buffer.
+        buffers: memory for the results. The `name` of a method is that of a buffer.
     """
 
     def __init__(self, buffers: Buffers):
@@ -40,7 +40,7 @@ class HeadMatrices(ABC):
             arranged: P, as `arrange` returns it
             mixing: M, [H, H'] or [b, n, H, H']
             n: queries of the block
-            name: of the result
+            name: name of the result's buffer
         """
         products = self.multiply(arranged, mixing, f"{name}, arranged")
         return self.restore(products, n, name)
@@ -129,7 +129,7 @@ class ByQuery(HeadMatrices):
         Args:
             arranged: P, [b * n, h, k]
             factor: left, [b, n, h, R]; in the backward pass right
-            name: of the buffer for the result
+            name: name of the result's buffer
         """
         queries, heads, keys = arranged.shape
         rank = factor.shape[3]
@@ -148,7 +148,7 @@ class ByQuery(HeadMatrices):
             combined: C, [b * n, R, k]
             factor: right, [b, n, h, R]; in the backward pass left
             diagonal: [b, n, h]
-            name: of the result
+            name: name of the result's buffer
         """
         sums = self.buffers.get(f"{name}, arranged", arranged.shape)
         torch.mul(arranged, (1 + diagonal).flatten(0, 1)[:, :, None], out=sums)

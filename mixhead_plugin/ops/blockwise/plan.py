@@ -39,7 +39,7 @@ class Plan:
     Causal blocks of later queries are larger, and threads end together if they begin with these.
 
     Args:
-        inputs: of the call
+        inputs: the inputs of the call
         learned_mask: whether attn_mask needs a gradient
 
     Attributes:
@@ -201,7 +201,7 @@ def _sizes(inputs: AttentionInputs) -> BlockSizes:
     other sentences fill it.
 
     Args:
-        inputs: of a call with at least one sentence, head, query and key
+        inputs: the inputs of a call with at least one sentence, head, query and key
     """
     n_sentences, n_heads, n_queries, _ = inputs.query.shape
     usual_rows = block_size(inputs.query.device) // inputs.key.shape[2]

@@ -42,7 +42,7 @@ def parallel_for(
     Args:
         work: takes an iterator over its share of the items
         items: the work
-        device: of the tensors; on others than the CPU the caller does all the work
+        device: where the tensors are; on others than the CPU the caller does all the work
     """
     threads = min(threads_for(device), len(items))
     if threads < 2:

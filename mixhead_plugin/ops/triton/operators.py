@@ -56,9 +56,9 @@ class Call:
     """One call of the operator: what its kernels take, and their order.
 
     Args:
-        inputs: of the call
-        tile_index: for a trial, the place of the tile to take in the list of each kernel; None for
-            the fastest
+        inputs: the inputs of the call
+        tile_index: place of the tile to take in the list of each kernel, for a trial; None for the
+            fastest
         poison: whether the memory for results holds NaN, so that a trial notices a number which no
             kernel writes
         short_strips: whether the strips of heads that mix are as short as they may be, so that a
@@ -250,8 +250,8 @@ class Call:
         Args:
             grads: by name
             d_out: the gradient of the output, [B, H, Nq, Dv]
-            peak: of each row, [B, H, Nq]
-            factor: of each row, [B, H, Nq]
+            peak: the largest exponent of each row, [B, H, Nq]
+            factor: what the powers of each row are multiplied by, [B, H, Nq]
             out: the output, [B, H, Nq, Dv]
             query_spans: which queries see each key, [Nk, 4], if the mask says it
 
@@ -314,8 +314,8 @@ class Call:
         Args:
             grads: by name
             d_out: the gradient of the output, [B, H, Nq, Dv]
-            peak: of each row, [B, H, Nq]
-            factor: of each row, [B, H, Nq]
+            peak: the largest exponent of each row, [B, H, Nq]
+            factor: what the powers of each row are multiplied by, [B, H, Nq]
             query_spans: which queries see each key, [Nk, 4], if the mask says it
 
         Returns:
@@ -417,8 +417,8 @@ class Call:
         Args:
             strip: its queries
             weights: the memory of strips
-            peak: of each row, [B, H, Nq]
-            factor: of each row, [B, H, Nq]
+            peak: the largest exponent of each row, [B, H, Nq]
+            factor: what the powers of each row are multiplied by, [B, H, Nq]
         """
         self.launch(
             mixed.mixed_weights_kernel,
@@ -449,7 +449,7 @@ class Call:
         Each tile of queries writes a sum of its own, so the memory of the sums depends on the tile.
 
         Args:
-            grid: of mixed_bwd_dm_kernel
+            grid: the grid of mixed_bwd_dm_kernel
             given: its arguments, but for d_m
         """
         kernel = mixed.mixed_bwd_dm_kernel
@@ -466,9 +466,9 @@ class Call:
         """Return dS of triton.md for the sink, whose dP is 0, summed to [H].
 
         Args:
-            peak: of each row, [B, H, Nq]
-            factor: of each row, [B, H, Nq]
-            delta: of each row, [B, H, Nq]
+            peak: the largest exponent of each row, [B, H, Nq]
+            factor: what the powers of each row are multiplied by, [B, H, Nq]
+            delta: P . dP of each row, [B, H, Nq]
         """
         assert self.inputs.sink is not None
         score = self.inputs.sink.float()[:, None]  # [H, 1]

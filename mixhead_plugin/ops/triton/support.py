@@ -78,8 +78,8 @@ def _device_problem(type_: str, index: int | None) -> str:
     """Return why no kernel can run on a device; empty if one can.
 
     Args:
-        type_: of the device, as in torch.device
-        index: of the device; None for the current one
+        type_: type of the device, as in torch.device
+        index: number of the device; None for the current one
     """
     if type_ == "cpu" and _interpreted():
         return ""

@@ -128,15 +128,15 @@ def run(
 ) -> Any:
     """Return what `launch` returns for the fastest of the tiles, chosen once for each `key`.
 
-    Args:
-        key: of calls for which the same tile is fastest
-        tiles: the candidates, the likeliest first
-        launch: launches the kernel with a tile
-        device: of the call
-
     Off the GPU and while a CUDA graph is captured nothing can be timed. Under
     `torch.use_deterministic_algorithms` every process must choose alike. In these cases the first
     tile that fits is taken.
+
+    Args:
+        key: what the calls have in common for which the same tile is fastest
+        tiles: the candidates, the likeliest first
+        launch: launches the kernel with a tile
+        device: the device of the call
     """
     first = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
     key = (key, device, first)

@@ -110,8 +110,8 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], tile_index: int) -> str:
     """Return what one candidate of each kernel does wrong; empty if nothing.
 
     Args:
-        kind: of the calls
-        sizes: of the problems, as further arguments of `sample_call`
+        kind: the kind of the calls
+        sizes: sizes of the problems, as further arguments of `sample_call`
         tile_index: the place of the tile in the list of each kernel
     """
     kept = torch.ones(1, device=kind.device)
@@ -144,8 +144,8 @@ def _not_dropped(inputs: AttentionInputs, tile_index: int) -> Tensor:
     the identity as values, returns which of these keys are left.
 
     Args:
-        inputs: of the call
-        tile_index: as in `Call`
+        inputs: the inputs of the call
+        tile_index: the place of the tile in the list of each kernel
     """
     n_keys, value_dim = inputs.value.shape[2:]
     width = max(value_dim, 1)  # of values without numbers no output could say it
