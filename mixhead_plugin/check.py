@@ -19,20 +19,16 @@ from torch.utils.benchmark import Timer
 
 from mixhead_plugin.ops import NORMALIZERS, api
 from mixhead_plugin.ops.accuracy import (
-    CallKind,
     Draw,
-    MemoryLayout,
-    Problem,
     compare,
     enough_draws,
     fault_in,
     finite_draws,
     formula_weights,
-    layout_of,
     results,
-    sample_call,
     shares,
 )
+from mixhead_plugin.ops.call_kinds import CallKind, MemoryLayout, Problem, layout_of, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import support
 
@@ -142,7 +138,7 @@ def judge(kind: CallKind) -> dict[str, Any]:
     - `skipped`: why nothing was computed
     - `kernels`: why fused kernels are not used
     """
-    row = {"auto": "", "error": None, "fault": "", "skipped": "", "kernels": ""}
+    row: dict[str, Any] = {"auto": "", "error": None, "fault": "", "skipped": "", "kernels": ""}
     of_query = _projected(kind.heads, kind.head_dim)
     of_value = _projected(kind.mixed_heads or kind.heads, kind.value_dim)
     laid = kind._replace(layouts=(of_query, of_query, of_value))

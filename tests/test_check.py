@@ -7,7 +7,7 @@ import torch
 
 from mixhead_plugin import __main__, check
 from mixhead_plugin.ops import NORMALIZERS, accuracy, api
-from mixhead_plugin.ops.accuracy import CallKind
+from mixhead_plugin.ops.call_kinds import CallKind
 from mixhead_plugin.ops.triton import support
 
 

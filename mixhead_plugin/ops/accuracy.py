@@ -4,7 +4,7 @@ Where few numbers decide, chance is larger, so the error may be larger, too.
 
 A trial has three steps:
 
-    sample_call(kind, ...)       numbers for a call of some kind
+    sample_call(kind, ...)       numbers for a call of some kind (call_kinds.py)
     compare(..., found)          squared errors of an implementation, and of the formula, which both
                                  are measured against the formula in float64
     fault_in(draws)              which result is too far away, over several such draws
@@ -17,56 +17,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mixhead_plugin.ops.call_kinds import CallKind
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.low_rank import LowRank
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.reference import append_sink, apply_gain, mix_heads, mix_weights
 from mixhead_plugin.ops.relative import relative_scores
 
 Results = dict[str, Tensor]  # the output and the gradients, by name
-Problem = tuple[AttentionInputs, Tensor]  # a call and the gradient of its output
-# How a tensor lies in memory: its dimensions from the innermost on, and whether the stride of each
-# is a multiple of 16, which triton compiles in another way.
-MemoryLayout = tuple[tuple[int, bool], ...]
-# Numbers of queries and keys, and p of dropout. The numbers are more than those of a tile, and once
-# not multiples of 16, once multiples.
-SIZES = ((150, 141, 0.1), (160, 144, 0.4))
 DRAWS = 9  # the fewest draws of a trial
 TRIES = 4  # draws for each that is wanted, because the formula is not finite in some
 ROWS = 100  # the fewest rows of a result in all draws of a trial, see `Errors`
 FEW = 5  # with fewer draws a part of a result is judged less sharply than the whole
 PART = 16  # positions of a part, as in the smallest tile
-NEAR = 4e-6  # rounding to float32 may give a score so near to 0 the other sign
-
-
-class CallKind(NamedTuple):
-    """What calls have in common that are served by the same compiled kernels, and the device.
-
-    The fields are numbers, names and dtypes, so a kind can be the key of a dictionary.
-    """
-
-    normalizer: str
-    heads: int
-    head_dim: int
-    value_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    mixing: torch.dtype | None = None
-    mixing_dim: int = 0  # 2: one matrix for all queries; 4: one for each
-    mixed_heads: int = 0  # 0: as many as there are heads
-    rank: int = 0  # of the factors of an M by query; 0 where there are none
-    score_mixing_dim: int = 0  # as mixing_dim
-    sink: bool = False
-    causal: bool = False
-    mask: torch.dtype | None = None
-    mask_by: str = ""  # what the mask differs by: "head", "sentence", or "" for one [Nq, Nk]
-    padding: bool = False
-    dropout: bool = False
-    tf32: bool = False
-    # Of query, key, value and mixing, the first fields of AttentionInputs; the last one is missing
-    # without mixing. Empty for contiguous tensors.
-    layouts: tuple[MemoryLayout, ...] = ()
+NEAR = 4e-6  # rounding to float32 may change the sign of a score this near to 0
 
 
 def enough_draws(kind: CallKind, rows: int = ROWS) -> int:
@@ -85,184 +49,14 @@ def enough_draws(kind: CallKind, rows: int = ROWS) -> int:
     return draws
 
 
-def call_kind(inputs: AttentionInputs) -> CallKind:
-    """Return the kind of a call which has no `problem`."""
-    inputs = _with_shape_of_matrix(inputs)
-    query, key, value, mixing = inputs[:4]
-    heads = int(query.shape[1])
-    mixed_heads = int(value.shape[1])
-    kind = CallKind(
-        normalizer=inputs.normalizer,
-        heads=heads,
-        head_dim=int(query.shape[3]),
-        value_dim=int(value.shape[3]),
-        dtype=query.dtype,
-        device=query.device,
-        sink=inputs.sink is not None,
-        causal=inputs.causal,
-        padding=inputs.key_padding_mask is not None,
-        dropout=inputs.dropout_p > 0,
-        layouts=(layout_of(query), layout_of(key), layout_of(value)),
-    )
-    if mixing is not None:
-        layouts = (*kind.layouts, layout_of(mixing))
-        kind = kind._replace(mixing=mixing.dtype, mixing_dim=mixing.dim(), layouts=layouts)
-    if mixed_heads != heads:
-        kind = kind._replace(mixed_heads=mixed_heads)
-    if inputs.score_mixing is not None:
-        kind = kind._replace(score_mixing_dim=inputs.score_mixing.dim())
-    if inputs.attn_mask is not None:
-        mask = inputs.attn_mask
-        kind = kind._replace(mask=mask.dtype, mask_by=_differs_by(mask))
-    return kind
-
-
-def _with_shape_of_matrix(inputs: AttentionInputs) -> AttentionInputs:
-    """Return a call with M in place of its factors, as kernels get it; this M has only a shape."""
-    factors = inputs.factors()
-    if factors is None:
-        return inputs
-    batch, n_queries, heads, _ = factors.left.shape
-    # Contiguous, as `LowRank.matrix` returns it.
-    shape = (batch, n_queries, heads, heads)
-    return inputs.with_mixing(torch.empty(shape, dtype=factors.matrix_dtype(), device="meta"))
-
-
-def _differs_by(mask: Tensor) -> str:
-    """Return the `mask_by` of a mask with up to four dimensions, [B, H, Nq, Nk]."""
-    # An expanded dimension has one row in memory, whatever its size.
-    sizes = []
-    for size, stride in zip(mask.shape, mask.stride()):
-        sizes.append(1 if stride == 0 else size)
-    missing = [1] * (4 - len(sizes))
-    batch, heads, n_queries, n_keys = missing + sizes
-    if heads > 1:
-        return "head"
-    if batch > 1 or n_queries == 1 or n_keys == 1:
-        return "sentence"
-    return ""
-
-
-def layout_of(tensor: Tensor) -> MemoryLayout:
-    """Return how a tensor lies in memory; triton compiles a kernel for each layout."""
-    strides = tensor.stride()
-    order = sorted(range(len(strides)), key=lambda dim: strides[dim])
-    return tuple((dim, strides[dim] % 16 == 0) for dim in order)
-
-
-def copy_in_layout(tensor: Tensor, layout: MemoryLayout) -> Tensor:
-    """Return a copy of a tensor in a layout.
-
-    There are gaps in memory where the sizes do not give such strides by themselves. Three rows of
-    20 numbers, whose stride is to be a multiple of 16:
-
-        0 ... 19  (12 unused)  32 ... 51  (12 unused)  64 ... 83
-    """
-    strides = [0] * tensor.dim()
-    extent = 1  # numbers in memory that the dimensions so far take
-    for dim, multiple in layout:
-        if multiple:
-            strides[dim] = math.ceil(extent / 16) * 16
-        elif extent % 16 == 0:
-            strides[dim] = extent + 1
-        else:
-            strides[dim] = extent
-        extent = strides[dim] * tensor.shape[dim]
-    return tensor.new_empty(extent).as_strided(tensor.shape, strides).copy_(tensor)
-
-
-def sample_call(
-    kind: CallKind, n_queries: int, n_keys: int, p: float = 0.1, batch: int = 2, nth: int = 0
-) -> Problem:
-    """Return a call of a kind and a gradient of its output.
-
-    Args:
-        kind: the kind of the call
-        n_queries: Nq
-        n_keys: Nk
-        p: probability of dropping a weight, if calls of the kind drop any
-        batch: number of sentences
-        nth: which draw; each has its own numbers, always the same. A mask of every third one is
-            causal, from nth = 2 on
-    """
-    generator = torch.Generator("cpu").manual_seed(1 + nth)
-    heads = kind.heads
-    mixed_heads = kind.mixed_heads or heads
-
-    def draw(*shape: int, dtype: torch.dtype | None = kind.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator, device="cpu").to(kind.device, dtype)
-
-    def draw_mixing(dims: int, to: int, dtype: torch.dtype | None) -> Tensor | None:
-        if dims == 0:
-            return None
-        shape = (batch, n_queries, heads, to)[-dims:]
-        noise = draw(*shape, dtype=dtype) / heads
-        return (noise + torch.eye(heads, to, device=kind.device)).to(dtype)
-
-    def draw_factors() -> LowRank:
-        left = draw(batch, n_queries, heads, kind.rank, dtype=kind.mixing)
-        right = draw(batch, n_queries, heads, kind.rank, dtype=kind.mixing) / heads
-        diagonal = draw(batch, n_queries, heads, dtype=kind.mixing) / heads
-        return LowRank(left, right, diagonal)
-
-    # Do not reorder the draws: each number of a draw would become another one.
-    mixing: Tensor | LowRank | None = draw_mixing(kind.mixing_dim, mixed_heads, kind.mixing)
-    if kind.rank:
-        mixing = draw_factors()
-    mask = padding = sink = seed = None
-    if kind.mask is not None:
-        different = {"head": (1, heads), "sentence": (batch, 1), "": (1, 1)}[kind.mask_by]
-        mask = draw(*different, n_queries, n_keys, dtype=kind.mask)
-        if nth % 3 == 2:
-            # Causality as a mask, which fairseq passes. Of a tile of the kernels it hides all, some
-            # or nothing, and each takes another way; of a mask of random numbers it is always some.
-            mask[:] = torch.full_like(mask, -torch.inf).triu(1 + n_keys - n_queries)
-        else:
-            mask[..., 2, :] = -torch.inf  # a query that sees nothing
-            mask[..., 3] = -torch.inf  # a key that is not seen
-    if kind.padding:
-        padding = torch.zeros(batch, n_keys, dtype=torch.bool, device=kind.device)
-        padding[0, n_keys // 2 :] = True
-    query = draw(batch, heads, n_queries, kind.head_dim)
-    key = draw(batch, heads, n_keys, kind.head_dim)
-    value = draw(batch, mixed_heads, n_keys, kind.value_dim)
-    score_mixing = draw_mixing(kind.score_mixing_dim, heads, kind.dtype)
-    if kind.sink:
-        sink = draw(heads)
-    if kind.dropout:
-        seed = torch.tensor(3, device=kind.device)
-    d_out = draw(batch, mixed_heads, n_queries, kind.value_dim)
-
-    inputs = AttentionInputs(
-        query=query,
-        key=key,
-        value=value,
-        attn_mask=mask,
-        key_padding_mask=padding,
-        sink=sink,
-        score_mixing=score_mixing,
-        seed=seed,
-        normalizer=kind.normalizer,
-        causal=kind.causal,
-        dropout_p=p if kind.dropout else 0.0,
-        scale=max(kind.head_dim, 1) ** -0.5,  # heads of size 0 have scores of 0
-    ).with_mixing(mixing)
-    if not kind.layouts:
-        return inputs, d_out
-    laid = {}
-    for name, layout in zip(inputs._fields, kind.layouts):
-        laid[name] = copy_in_layout(getattr(inputs, name), layout)
-    return inputs.with_tensors(laid), copy_in_layout(d_out, kind.layouts[0])
-
-
-def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:
+def formula_weights(inputs: AttentionInputs, flipped_below: float = 0.0) -> Tensor:
     """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12.
 
     Unlike `reference_attention`, every step is in the dtype of the inputs.
 
     Args:
         inputs: the inputs of the call
-        turned: scores nearer to 0 than this change their sign, as rounding might do
+        flipped_below: scores nearer to 0 than this change their sign, as rounding might do
     """
     products = inputs.query @ inputs.key.transpose(2, 3) * inputs.scale
     scores = mix_heads(products, inputs.score_mixing)
@@ -273,8 +67,8 @@ def formula_weights(inputs: AttentionInputs, turned: float = 0.0) -> Tensor:
     mask = additive_mask(inputs, scores.dtype)
     if mask is not None:
         scores = scores + mask
-    if turned:
-        scores = torch.where(scores.abs() < turned, -scores, scores)
+    if flipped_below:
+        scores = torch.where(scores.abs() < flipped_below, -scores, scores)
     n_keys = scores.shape[3]
     weights = NORMALIZERS[inputs.normalizer].weights(append_sink(scores, inputs.sink))
     weights = weights[..., :n_keys]  # without that of the sink
@@ -331,8 +125,8 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
         found: the results of an implementation
     """
 
-    def formula(call: AttentionInputs, turned: float = 0.0) -> Tensor:
-        weights = formula_weights(call, turned) * kept.to(call.value.dtype)
+    def formula(call: AttentionInputs, flipped_below: float = 0.0) -> Tensor:
+        weights = formula_weights(call, flipped_below) * kept.to(call.value.dtype)
         return weights @ call.value
 
     exact_inputs = in_float64(inputs)
@@ -403,14 +197,14 @@ def shares(draws: Sequence[Draw]) -> dict[str, float]:
     """
     # A part's errors are not independent of one another: few draws say less than their numbers
     # promise.
-    careless = 1.0 if len(draws) >= FEW else 16.0
+    leniency = 1.0 if len(draws) >= FEW else 16.0
     found = {}
     for name in draws[0]:
         errors = _stacked([draw[name] for draw in draws])
-        every = _shares_of_whole(errors)
+        all_shares = _shares_of_whole(errors)
         for part in _parts(errors):
-            every += [share / careless for share in _shares_of_part(part)]
-        found[name] = float(torch.stack(every).max())
+            all_shares += [share / leniency for share in _shares_of_part(part)]
+        found[name] = float(torch.stack(all_shares).max())
     return found
 
 
@@ -424,9 +218,9 @@ def _stacked(draws: Sequence[Errors]) -> Errors:
 
 def _shares_of_whole(errors: Errors) -> list[Tensor]:
     """Return the shares by both statistics, for a result as a whole."""
-    # The rows whose errors are independent of one another. A single score can spoil all heads of
-    # its position, because heads mix; so they are one row. It can spoil all of what positions
-    # share, which are one row a draw.
+    # The mean square wants errors that are independent of one another. Heads mix, so one bad score
+    # spoils all heads of its position: their errors are summed to one. M and sinks are shared by
+    # all positions, so one bad score can spoil all their numbers: one error a draw.
     dim = 2 if errors.found.dim() == 4 else 1  # that of heads, or that of rows
     positions = Errors(
         found=errors.found.sum(dim).flatten(), formula=errors.formula.sum(dim).flatten()
@@ -476,17 +270,18 @@ def _mean_square_share(errors: Errors) -> Tensor:
     # so 3 (sum x^2)^2 / sum x^4 - 2 is about n. The numbers of a row do not count, because the
     # error of a single score may make all of them.
     fourth = (errors.found + errors.formula).square().sum(-1)
-    makers = (3 * (found + formula).square() / fourth - 2).nan_to_num(1.0).clamp(min=1)
-    return ratio / _allowed(makers)
+    effective_rows = (3 * (found + formula).square() / fourth - 2).nan_to_num(1.0).clamp(min=1)
+    return ratio / _allowed(effective_rows)
 
 
 def _typical_share(found: Tensor, formula: Tensor, margin: float = 2.0) -> Tensor:
     """Return the median quotient of two errors of a row as a share of what is allowed.
 
-    From fewer than 25 * margin^2 rows a lower quantile is returned, from very few none: they tell
-    nothing. For rows of one number the quotient is that of two numbers of a normal distribution,
-    above 2 in 30 of 100 rows. So with many rows the quantile could be that of 70 %. With a margin
-    of 2 it is by chance above 2 once in 100,000 times.
+    A row's quotient, found / formula, is near 1 if both errors are rounding. By chance it exceeds 2
+    in 30 of 100 rows of one number, because it is that of two numbers of a normal distribution. So
+    the quantile of 50 % is compared with 2, and a lower one where few rows make the quantile itself
+    uncertain: fewer than 25 * margin^2. Very few rows tell nothing. With a margin of 2 the quantile
+    is by chance above 2 once in 100,000 times.
 
     Args:
         found: sums of squares, [..., rows]
@@ -494,9 +289,9 @@ def _typical_share(found: Tensor, formula: Tensor, margin: float = 2.0) -> Tenso
         margin: how far the quantile stays below the 70 %, in units of 1 / sqrt(rows)
     """
     ratio = (found / formula).sqrt()
-    told = (~ratio.isnan()).sum(-1, keepdim=True)  # rows; 0 / 0 says nothing, [..., 1]
-    quantile = (0.7 - margin * told.clamp(min=1).rsqrt()).clamp(0.0, 0.5)
-    place = (quantile * (told - 1).clamp(min=0)).long()
+    informative = (~ratio.isnan()).sum(-1, keepdim=True)  # rows; 0 / 0 says nothing, [..., 1]
+    quantile = (0.7 - margin * informative.clamp(min=1).rsqrt()).clamp(0.0, 0.5)
+    place = (quantile * (informative - 1).clamp(min=0)).long()
 
     # What says nothing comes last.
     sorted_ratio = ratio.nan_to_num(torch.inf, posinf=torch.inf).sort(-1).values

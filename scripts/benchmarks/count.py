@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from benchmarks import flash_attention
-from mixhead_plugin.ops.accuracy import CallKind, compare, fault_in, sample_call
+from mixhead_plugin.ops.accuracy import compare, fault_in
+from mixhead_plugin.ops.call_kinds import CallKind, sample_call
 from mixhead_plugin.ops.triton import operators, tuning
 from tests.ptx import launch, machine
 from tests.ptx.memory import Memory

@@ -10,16 +10,8 @@ import pytest
 import torch
 
 from mixhead_plugin.ops import NORMALIZERS, accuracy, api
-from mixhead_plugin.ops.accuracy import (
-    CallKind,
-    call_kind,
-    compare,
-    fault_in,
-    formula_weights,
-    results,
-    sample_call,
-    shares,
-)
+from mixhead_plugin.ops.accuracy import compare, fault_in, formula_weights, results, shares
+from mixhead_plugin.ops.call_kinds import CallKind, call_kind, sample_call
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.triton import support
 

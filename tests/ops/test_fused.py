@@ -10,7 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixhead_plugin.check import OF_TORCH
 from mixhead_plugin.ops import fused
-from mixhead_plugin.ops.accuracy import CallKind, compare, fault_in, results, sample_call
+from mixhead_plugin.ops.accuracy import compare, fault_in, results
+from mixhead_plugin.ops.call_kinds import CallKind, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 ON_GPU = torch.device("cuda")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mixhead_plugin.ops import accuracy, api, attention
+from mixhead_plugin.ops import api, attention, call_kinds
 from mixhead_plugin.ops.triton import support
 from tests.covering import each_once
 from tests.ops.triton_cases import (
@@ -193,7 +193,7 @@ def test_it_is_tried_when_a_program_is_compiled():
 
 def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    kind = accuracy.call_kind(call())._replace(device=torch.device("cuda"))
+    kind = call_kinds.call_kind(call())._replace(device=torch.device("cuda"))
     with caplog.at_level(logging.WARNING):
         assert all("run one step before" in verify._fault_of(*kind) for _ in range(2))
     assert verify._faults == {} and len(caplog.messages) == 1
@@ -203,7 +203,7 @@ def test_a_fault_is_said_after_a_refusal_that_was_none(monkeypatch, caplog):
     """What forbids a trial for now is another reason than what the trial finds."""
     broken = "the output is wrong by 7 times what is allowed"
     monkeypatch.setattr(verify, "try_on_device", lambda kind: broken)
-    kind = accuracy.call_kind(call())._replace(device=torch.device("cuda"))
+    kind = call_kinds.call_kind(call())._replace(device=torch.device("cuda"))
     with caplog.at_level(logging.WARNING):
         with monkeypatch.context() as captured:
             captured.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -272,8 +272,8 @@ def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypa
     given = record(
         given, dropout_p=dropout_p, seed=torch.tensor(1, device=DEVICE) if dropout_p else None
     )
-    kind = accuracy.call_kind(given)
+    kind = call_kinds.call_kind(given)
     tried = set().union(
-        *(kernels_of(*accuracy.sample_call(kind, *sizes), 0) for sizes in accuracy.SIZES)
+        *(kernels_of(*call_kinds.sample_call(kind, *sizes), 0) for sizes in call_kinds.SIZES)
     )
     assert kernels_of(given, None, None) <= tried

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.ops import accuracy
-from mixhead_plugin.ops.accuracy import CallKind
+from mixhead_plugin.ops.call_kinds import CallKind, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import operators, tuning
 from mixhead_plugin.ops.triton.tuning import Tile
@@ -157,7 +157,7 @@ def run(case: Case, interpreted: bool = False) -> dict:
     """
     kind = case.kind()
     begin = time.process_time()
-    inputs, d_out = accuracy.sample_call(kind, case.queries, case.keys, 0.3)
+    inputs, d_out = sample_call(kind, case.queries, case.keys, 0.3)
 
     def start(kernel, blocks, arguments, tile) -> None:
         launch.launch(kernel, blocks, arguments, tile.warps, tile.stages, case.capability)

@@ -79,9 +79,9 @@ class Call:
         self.short_strips = short_strips
         self.query = query
         self.mixing = inputs.mixing
-        self.batch, self.heads, self.n_queries, head_dim = query.shape
+        self.batch, self.heads, self.n_queries, _ = query.shape
         self.n_keys, value_dim = value.shape[2:]
-        # Not head_dim: in heads of size 0 the scores are 0, but the weights are not.
+        # Without the head size: in heads of size 0 the scores are 0, but the weights are not.
         sizes = (self.batch, self.heads, self.n_queries, self.n_keys, value_dim)
         self.empty = 0 in sizes
 
@@ -109,31 +109,40 @@ class Call:
             self.mask_with_spans = self.attn_mask
             self.key_spans = spans_of(self.attn_mask)  # launches a kernel
         self.lengths = {"n_queries": self.n_queries, "n_keys": self.n_keys}
+        self.constants = self._constants()
+        self.key = self._tuning_key()
 
+    def _constants(self) -> Constants:
+        """Return what the kernels are compiled for, but for the sizes of a tile."""
+        query, _, value = self.inputs[:3]
+        head_dim = query.shape[3]
+        value_dim = value.shape[3]
         padded_dim, padded_value_dim = padded(head_dim, value_dim)
         tf32 = query.dtype == torch.float32 and allows_tf32()
-        self.constants = Constants(
+        return Constants(
             H=self.heads,
             D=head_dim,
             DP=padded_dim,
             DV=value_dim,
             DVP=padded_value_dim,
-            NORMALIZER=inputs.normalizer,
-            CAUSAL=inputs.causal,
+            NORMALIZER=self.inputs.normalizer,
+            CAUSAL=self.inputs.causal,
             PRECISION="tf32" if tf32 else "ieee",
             PER_QUERY=self.mixing is not None and self.mixing.dim() == 4,
             HP=max(16, power_of_2(self.heads)),
         )
-        # For `tuning`: calls with equal keys use the same tiles.
+
+    def _tuning_key(self) -> tuple[Any, ...]:
+        """Return what calls have in common that use the same tiles; see `tuning.run`."""
         dtypes = []
-        for tensor in (query, self.mixing, self.attn_mask):
+        for tensor in (self.query, self.mixing, self.attn_mask):
             dtypes.append(None if tensor is None else tensor.dtype)
-        self.key = (
+        return (
             self.constants,
             *dtypes,
             self.mask_with_spans is not None,  # it skips tiles
-            inputs.key_padding_mask is not None,
-            inputs.dropout_p > 0,
+            self.inputs.key_padding_mask is not None,
+            self.inputs.dropout_p > 0,
             power_of_2(max(self.n_queries, self.n_keys)),
         )
 
@@ -197,15 +206,7 @@ class Call:
             self._write_weights(strip, weights, peak, factor)  # P
             self._mix(strip, weights)  # Pbar, in place of P
             # O = (Z * Pbar) V / (1 - p)
-            self.launch(
-                mixed.product_over_keys_kernel,
-                Grid(heads, queries=strip.n_queries),
-                w=weights,
-                x=self.v,
-                y=o,
-                **self._of_values(),
-                **self._of(strip),
-            )
+            self._multiply_over_keys(strip, weights, self.v, o, self._value_product_arguments())
         return out, statistics
 
     def backward(self, d_out: Tensor, statistics: Tensor, out: Tensor | None) -> dict[str, Tensor]:
@@ -321,7 +322,6 @@ class Call:
         Returns:
             delta of each row, [B, H, Nq]
         """
-        heads = self.batch * self.heads
         d_o = strided(d_out)
         delta = self._unwritten(torch.empty_like(peak))
         strips, (weights, d_weights) = self._strips(count=2)
@@ -330,79 +330,28 @@ class Call:
         if len(strips) > 1:
             for name, grad in sums.items():
                 sums[name] = self._unwritten(torch.empty_like(grad, dtype=torch.float32))
+        d_q = strided(grads["query"])
         d_k = strided(sums["key"])
         d_v = strided(sums["value"])
+        of_keys = self._key_product_arguments()
+        of_values = self._value_product_arguments()
         shared_grads = []  # dM of each strip, [H, H], where all queries share M
 
         for strip in strips:
-            of_strip = self._of(strip)
             self._write_weights(strip, weights, peak, factor)  # P
-            # dPbar = Z * (dO V^T) / (1 - p)
-            self.launch(
-                mixed.mixed_bwd_dw_kernel,
-                Grid(heads, queries=strip.n_queries, keys=self.n_keys),
-                v=self.v,
-                d_o=d_o,
-                d_w=d_weights,
-                dropout=self.dropout,
-                **of_strip,
-            )
-            # dM[j, i] = P_j . dPbar_i of each query, and delta_j = sum_i M[j, i] dM[j, i]
-            grid = Grid(self.batch, queries=strip.n_queries)
-            given = {"m": self.m, "w": weights, "d_w": d_weights, "delta": delta, **of_strip}
-            if self.constants.PER_QUERY:
-                d_m = strided_mixing(grads["mixing"])
-                self.launch(mixed.mixed_bwd_dm_kernel, grid, d_m=d_m, **given)
-            else:
-                shared_grads.append(self._shared_mixing_grad(grid, given))
-            # dP_j = sum_i M[j, i] dPbar_i, and dS from it, in place of dPbar
-            self.launch(
-                mixed.mixed_bwd_ds_kernel,
-                Grid(self.batch, queries=strip.n_queries, keys=self.n_keys),
-                m=self.m,
-                w=weights,
-                d_w=d_weights,
-                peak=peak,
-                factor=factor,
-                delta=delta,
-                **of_strip,
-            )
+            self._write_mixed_weight_grads(strip, d_weights, d_o)  # dPbar
+            d_mixing = self._mixing_grad(strip, weights, d_weights, delta, grads["mixing"])
+            if d_mixing is not None:
+                shared_grads.append(d_mixing)
+            # dS, in place of dPbar
+            self._write_score_grads(strip, weights, d_weights, peak, factor, delta)
             # dQ = scale dS K
-            self.launch(
-                mixed.product_over_keys_kernel,
-                Grid(heads, queries=strip.n_queries),
-                w=d_weights,
-                x=self.k,
-                y=strided(grads["query"]),
-                **self._of_keys(),
-                **of_strip,
-            )
+            self._multiply_over_keys(strip, d_weights, self.k, d_q, of_keys)
             # dK = scale dS^T Q, and dK of the strips before
-            adds = strip.first > 0
-            self.launch(
-                mixed.product_over_queries_kernel,
-                Grid(heads, keys=self.n_keys),
-                w=d_weights,
-                x=self.q,
-                y=d_k,
-                ADDS=adds,
-                query_spans=query_spans,
-                **self._of_keys(),
-                **of_strip,
-            )
+            self._add_over_queries(strip, d_weights, self.q, d_k, query_spans, of_keys)
             self._mix(strip, weights)  # Pbar again, in place of P
             # dV = (Z * Pbar)^T dO / (1 - p), and dV of the strips before
-            self.launch(
-                mixed.product_over_queries_kernel,
-                Grid(heads, keys=self.n_keys),
-                w=weights,
-                x=d_o,
-                y=d_v,
-                ADDS=adds,
-                query_spans=query_spans,
-                **self._of_values(),
-                **of_strip,
-            )
+            self._add_over_queries(strip, weights, d_o, d_v, query_spans, of_values)
 
         if len(strips) > 1:
             for name, total in sums.items():
@@ -430,7 +379,7 @@ class Call:
             factor=factor,
             masks=self.masks,
             scale=self.scale,
-            **self._of(strip),
+            **self._strip_arguments(strip),
         )
 
     def _mix(self, strip: Strip, weights: Strided) -> None:
@@ -440,7 +389,139 @@ class Call:
             Grid(self.batch, queries=strip.n_queries, keys=self.n_keys),
             m=self.m,
             w=weights,
-            **self._of(strip),
+            **self._strip_arguments(strip),
+        )
+
+    def _write_mixed_weight_grads(self, strip: Strip, d_weights: Strided, d_o: Strided) -> None:
+        """Write dPbar = Z * (dO V^T) / (1 - p) of a strip.
+
+        Args:
+            strip: its queries
+            d_weights: the memory of strips for it
+            d_o: the gradient of the output
+        """
+        self.launch(
+            mixed.mixed_bwd_dw_kernel,
+            Grid(self.batch * self.heads, queries=strip.n_queries, keys=self.n_keys),
+            v=self.v,
+            d_o=d_o,
+            d_w=d_weights,
+            dropout=self.dropout,
+            **self._strip_arguments(strip),
+        )
+
+    def _mixing_grad(
+        self, strip: Strip, weights: Strided, d_weights: Strided, delta: Tensor, d_mixing: Tensor
+    ) -> Tensor | None:
+        """Write dM[j, i] = P_j . dPbar_i of each query, and delta_j = sum_i M[j, i] dM[j, i].
+
+        Args:
+            strip: the queries
+            weights: P
+            d_weights: dPbar
+            delta: memory for delta, [B, H, Nq]
+            d_mixing: memory for dM, which is written where every query has its own M
+
+        Returns:
+            the sum of dM over the strip, [H, H], where all queries share M; else None
+        """
+        grid = Grid(self.batch, queries=strip.n_queries)
+        given = {
+            "m": self.m,
+            "w": weights,
+            "d_w": d_weights,
+            "delta": delta,
+            **self._strip_arguments(strip),
+        }
+        if not self.constants.PER_QUERY:
+            return self._shared_mixing_grad(grid, given)
+        self.launch(mixed.mixed_bwd_dm_kernel, grid, d_m=strided_mixing(d_mixing), **given)
+        return None
+
+    def _write_score_grads(
+        self,
+        strip: Strip,
+        weights: Strided,
+        d_weights: Strided,
+        peak: Tensor,
+        factor: Tensor,
+        delta: Tensor,
+    ) -> None:
+        """Write dS of a strip in place of dPbar, by dP_j = sum_i M[j, i] dPbar_i.
+
+        Args:
+            strip: its queries
+            weights: P
+            d_weights: dPbar
+            peak: the largest exponent of each row, [B, H, Nq]
+            factor: what the powers of each row are multiplied by, [B, H, Nq]
+            delta: P . dP of each row, [B, H, Nq]
+        """
+        self.launch(
+            mixed.mixed_bwd_ds_kernel,
+            Grid(self.batch, queries=strip.n_queries, keys=self.n_keys),
+            m=self.m,
+            w=weights,
+            d_w=d_weights,
+            peak=peak,
+            factor=factor,
+            delta=delta,
+            **self._strip_arguments(strip),
+        )
+
+    def _multiply_over_keys(
+        self, strip: Strip, w: Strided, x: Strided, y: Strided, arguments: dict[str, Any]
+    ) -> None:
+        """Write y = w x for the queries of a strip: O = Pbar V, or dQ = dS K.
+
+        Args:
+            strip: its queries
+            w: the matrices of the strip, by queries and keys
+            x: vectors of the keys, [B, H, Nk, D]
+            y: memory for vectors of the queries, [B, H, Nq, D]
+            arguments: those of the product
+        """
+        self.launch(
+            mixed.product_over_keys_kernel,
+            Grid(self.batch * self.heads, queries=strip.n_queries),
+            w=w,
+            x=x,
+            y=y,
+            **arguments,
+            **self._strip_arguments(strip),
+        )
+
+    def _add_over_queries(
+        self,
+        strip: Strip,
+        w: Strided,
+        x: Strided,
+        y: Strided,
+        query_spans: Tensor | None,
+        arguments: dict[str, Any],
+    ) -> None:
+        """Add w^T x over the queries of a strip to y: dK = dS^T Q, or dV = Pbar^T dO.
+
+        The first strip writes y.
+
+        Args:
+            strip: its queries
+            w: the matrices of the strip, by queries and keys
+            x: vectors of the queries, [B, H, Nq, D]
+            y: the sums for the keys, [B, H, Nk, D]
+            query_spans: which queries see each key, [Nk, 4], if the mask says it
+            arguments: those of the product
+        """
+        self.launch(
+            mixed.product_over_queries_kernel,
+            Grid(self.batch * self.heads, keys=self.n_keys),
+            w=w,
+            x=x,
+            y=y,
+            ADDS=strip.first > 0,
+            query_spans=query_spans,
+            **arguments,
+            **self._strip_arguments(strip),
         )
 
     def _shared_mixing_grad(self, grid: Grid, given: dict[str, Any]) -> Tensor:
@@ -512,7 +593,7 @@ class Call:
             memories.append(strided(self._unwritten(self.query.new_empty(shape))))
         return strips, memories
 
-    def _of(self, strip: Strip) -> dict[str, Any]:
+    def _strip_arguments(self, strip: Strip) -> dict[str, Any]:
         """Return what each kernel of a strip takes."""
         return {
             "first": strip.first,
@@ -521,13 +602,13 @@ class Call:
             **self.lengths,
         }
 
-    def _of_values(self) -> dict[str, Any]:
+    def _value_product_arguments(self) -> dict[str, Any]:
         """Return what the products O and dV take: the sizes of values, and dropout."""
         gain = 1.0 if self.dropout is None else self.dropout.gain
         sizes = {"D": self.constants.DV, "DP": self.constants.DVP}
         return {**sizes, "gain": gain, "dropout": self.dropout}
 
-    def _of_keys(self) -> dict[str, Any]:
+    def _key_product_arguments(self) -> dict[str, Any]:
         """Return what the products dQ and dK take: the sizes of keys, and the scale."""
         sizes = {"D": self.constants.D, "DP": self.constants.DP}
         return {**sizes, "gain": self.inputs.scale, "dropout": None}

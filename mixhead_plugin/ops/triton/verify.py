@@ -15,17 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.accuracy import (
-    SIZES,
-    CallKind,
-    Draw,
-    call_kind,
-    compare,
-    enough_draws,
-    fault_in,
-    finite_draws,
-    sample_call,
-)
+from mixhead_plugin.ops.accuracy import Draw, compare, enough_draws, fault_in, finite_draws
+from mixhead_plugin.ops.call_kinds import SIZES, CallKind, call_kind, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.transforms import while_traced
 from mixhead_plugin.ops.triton import tuning
@@ -111,7 +102,7 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], tile_index: int) -> str:
 
     Args:
         kind: the kind of the calls
-        sizes: sizes of the problems, as further arguments of `sample_call`
+        sizes: sizes of the problems, as further arguments of `call_kinds.sample_call`
         tile_index: the place of the tile in the list of each kernel
     """
     kept = torch.ones(1, device=kind.device)

@@ -8,7 +8,7 @@ import torch
 from benchmarks.gpu.settings import Settings
 from benchmarks.steps import Row
 from mixhead_plugin import check as machine_check
-from mixhead_plugin.ops.accuracy import CallKind
+from mixhead_plugin.ops.call_kinds import CallKind
 from mixhead_plugin.ops.triton import support
 
 # Head sizes and variants that are timed below: what they compile here is found on disk there.

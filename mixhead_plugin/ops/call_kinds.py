@@ -1,0 +1,217 @@
+"""What calls have in common that the same compiled kernels serve, and calls with random numbers."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.low_rank import LowRank
+
+Problem = tuple[AttentionInputs, Tensor]  # a call and the gradient of its output
+# How a tensor lies in memory: its dimensions from the innermost on, and whether the stride of each
+# is a multiple of 16, which triton compiles in another way.
+MemoryLayout = tuple[tuple[int, bool], ...]
+# Numbers of queries and keys, and p of dropout. The numbers are more than those of a tile, and once
+# not multiples of 16, once multiples.
+SIZES = ((150, 141, 0.1), (160, 144, 0.4))
+
+
+class CallKind(NamedTuple):
+    """What calls have in common that are served by the same compiled kernels, and the device.
+
+    The fields are numbers, names and dtypes, so a kind can be the key of a dictionary.
+    """
+
+    normalizer: str
+    heads: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    mixing: torch.dtype | None = None
+    mixing_dim: int = 0  # 2: one matrix for all queries; 4: one for each
+    mixed_heads: int = 0  # 0: as many as there are heads
+    rank: int = 0  # of the factors of an M by query; 0 where there are none
+    score_mixing_dim: int = 0  # as mixing_dim
+    sink: bool = False
+    causal: bool = False
+    mask: torch.dtype | None = None
+    mask_by: str = ""  # what the mask differs by: "head", "sentence", or "" for one [Nq, Nk]
+    padding: bool = False
+    dropout: bool = False
+    tf32: bool = False
+    # Of query, key, value and mixing, the first fields of AttentionInputs; the last one is missing
+    # without mixing. Empty for contiguous tensors.
+    layouts: tuple[MemoryLayout, ...] = ()
+
+
+def call_kind(inputs: AttentionInputs) -> CallKind:
+    """Return the kind of a call which has no `problem`."""
+    inputs = _with_shape_of_matrix(inputs)
+    query, key, value, mixing = inputs[:4]
+    heads = int(query.shape[1])
+    mixed_heads = int(value.shape[1])
+    kind = CallKind(
+        normalizer=inputs.normalizer,
+        heads=heads,
+        head_dim=int(query.shape[3]),
+        value_dim=int(value.shape[3]),
+        dtype=query.dtype,
+        device=query.device,
+        sink=inputs.sink is not None,
+        causal=inputs.causal,
+        padding=inputs.key_padding_mask is not None,
+        dropout=inputs.dropout_p > 0,
+        layouts=(layout_of(query), layout_of(key), layout_of(value)),
+    )
+    if mixing is not None:
+        layouts = (*kind.layouts, layout_of(mixing))
+        kind = kind._replace(mixing=mixing.dtype, mixing_dim=mixing.dim(), layouts=layouts)
+    if mixed_heads != heads:
+        kind = kind._replace(mixed_heads=mixed_heads)
+    if inputs.score_mixing is not None:
+        kind = kind._replace(score_mixing_dim=inputs.score_mixing.dim())
+    if inputs.attn_mask is not None:
+        mask = inputs.attn_mask
+        kind = kind._replace(mask=mask.dtype, mask_by=_differs_by(mask))
+    return kind
+
+
+def _with_shape_of_matrix(inputs: AttentionInputs) -> AttentionInputs:
+    """Return a call with M in place of its factors, as kernels get it; this M has only a shape."""
+    factors = inputs.factors()
+    if factors is None:
+        return inputs
+    batch, n_queries, heads, _ = factors.left.shape
+    # Contiguous, as `LowRank.matrix` returns it.
+    shape = (batch, n_queries, heads, heads)
+    return inputs.with_mixing(torch.empty(shape, dtype=factors.matrix_dtype(), device="meta"))
+
+
+def _differs_by(mask: Tensor) -> str:
+    """Return the `mask_by` of a mask with up to four dimensions, [B, H, Nq, Nk]."""
+    # An expanded dimension has one row in memory, whatever its size.
+    sizes = []
+    for size, stride in zip(mask.shape, mask.stride()):
+        sizes.append(1 if stride == 0 else size)
+    missing = [1] * (4 - len(sizes))
+    batch, heads, n_queries, n_keys = missing + sizes
+    if heads > 1:
+        return "head"
+    if batch > 1 or n_queries == 1 or n_keys == 1:
+        return "sentence"
+    return ""
+
+
+def layout_of(tensor: Tensor) -> MemoryLayout:
+    """Return how a tensor lies in memory; triton compiles a kernel for each layout."""
+    strides = tensor.stride()
+    order = sorted(range(len(strides)), key=lambda dim: strides[dim])
+    return tuple((dim, strides[dim] % 16 == 0) for dim in order)
+
+
+def copy_in_layout(tensor: Tensor, layout: MemoryLayout) -> Tensor:
+    """Return a copy of a tensor in a layout.
+
+    There are gaps in memory where the sizes do not give such strides by themselves. Three rows of
+    20 numbers, whose stride is to be a multiple of 16:
+
+        0 ... 19  (12 unused)  32 ... 51  (12 unused)  64 ... 83
+    """
+    strides = [0] * tensor.dim()
+    extent = 1  # numbers in memory that the dimensions so far take
+    for dim, is_multiple_of_16 in layout:
+        if is_multiple_of_16:
+            strides[dim] = math.ceil(extent / 16) * 16
+        elif extent % 16 == 0:
+            strides[dim] = extent + 1
+        else:
+            strides[dim] = extent
+        extent = strides[dim] * tensor.shape[dim]
+    return tensor.new_empty(extent).as_strided(tensor.shape, strides).copy_(tensor)
+
+
+def sample_call(
+    kind: CallKind, n_queries: int, n_keys: int, p: float = 0.1, batch: int = 2, nth: int = 0
+) -> Problem:
+    """Return a call of a kind and a gradient of its output.
+
+    Args:
+        kind: the kind of the call
+        n_queries: Nq
+        n_keys: Nk
+        p: probability of dropping a weight, if calls of the kind drop any
+        batch: number of sentences
+        nth: which draw; each has its own numbers, always the same. A mask of every third one is
+            causal, from nth = 2 on
+    """
+    generator = torch.Generator("cpu").manual_seed(1 + nth)
+    heads = kind.heads
+    mixed_heads = kind.mixed_heads or heads
+
+    def draw(*shape: int, dtype: torch.dtype | None = kind.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cpu").to(kind.device, dtype)
+
+    def draw_mixing(dims: int, to: int, dtype: torch.dtype | None) -> Tensor | None:
+        if dims == 0:
+            return None
+        shape = (batch, n_queries, heads, to)[-dims:]
+        noise = draw(*shape, dtype=dtype) / heads
+        return (noise + torch.eye(heads, to, device=kind.device)).to(dtype)
+
+    def draw_factors() -> LowRank:
+        left = draw(batch, n_queries, heads, kind.rank, dtype=kind.mixing)
+        right = draw(batch, n_queries, heads, kind.rank, dtype=kind.mixing) / heads
+        diagonal = draw(batch, n_queries, heads, dtype=kind.mixing) / heads
+        return LowRank(left, right, diagonal)
+
+    # Do not reorder the draws: each number of a draw would become another one.
+    mixing: Tensor | LowRank | None = draw_mixing(kind.mixing_dim, mixed_heads, kind.mixing)
+    if kind.rank:
+        mixing = draw_factors()
+    mask = padding = sink = seed = None
+    if kind.mask is not None:
+        different = {"head": (1, heads), "sentence": (batch, 1), "": (1, 1)}[kind.mask_by]
+        mask = draw(*different, n_queries, n_keys, dtype=kind.mask)
+        if nth % 3 == 2:
+            # Causality as a mask, which fairseq passes. Of a tile of the kernels it hides all, some
+            # or nothing, and each takes another way; of a mask of random numbers it is always some.
+            mask[:] = torch.full_like(mask, -torch.inf).triu(1 + n_keys - n_queries)
+        else:
+            mask[..., 2, :] = -torch.inf  # a query that sees nothing
+            mask[..., 3] = -torch.inf  # a key that is not seen
+    if kind.padding:
+        padding = torch.zeros(batch, n_keys, dtype=torch.bool, device=kind.device)
+        padding[0, n_keys // 2 :] = True
+    query = draw(batch, heads, n_queries, kind.head_dim)
+    key = draw(batch, heads, n_keys, kind.head_dim)
+    value = draw(batch, mixed_heads, n_keys, kind.value_dim)
+    score_mixing = draw_mixing(kind.score_mixing_dim, heads, kind.dtype)
+    if kind.sink:
+        sink = draw(heads)
+    if kind.dropout:
+        seed = torch.tensor(3, device=kind.device)
+    d_out = draw(batch, mixed_heads, n_queries, kind.value_dim)
+
+    inputs = AttentionInputs(
+        query=query,
+        key=key,
+        value=value,
+        attn_mask=mask,
+        key_padding_mask=padding,
+        sink=sink,
+        score_mixing=score_mixing,
+        seed=seed,
+        normalizer=kind.normalizer,
+        causal=kind.causal,
+        dropout_p=p if kind.dropout else 0.0,
+        scale=max(kind.head_dim, 1) ** -0.5,  # heads of size 0 have scores of 0
+    ).with_mixing(mixing)
+    if not kind.layouts:
+        return inputs, d_out
+    laid = {}
+    for name, layout in zip(inputs._fields, kind.layouts):
+        laid[name] = copy_in_layout(getattr(inputs, name), layout)
+    return inputs.with_tensors(laid), copy_in_layout(d_out, kind.layouts[0])
