@@ -62,7 +62,7 @@ def test_auto_takes_what_is_usually_the_fastest(changes, chosen):
 def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
     for name in ("machine_problem", "problem", "fault"):
         monkeypatch.setattr(
-            api.triton, name, lambda *call, name=name: "no" if name == obstacle else ""
+            api.support, name, lambda *call, name=name: "no" if name == obstacle else ""
         )
     on_gpu = inputs(normalizer="l2")
     on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
@@ -78,7 +78,7 @@ def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
 @pytest.mark.parametrize("problem", ["", "no"])
 def test_auto_takes_the_kernels_for_softmax_behind_a_mask(monkeypatch, masks, problem):
     for name in ("machine_problem", "problem", "fault"):
-        monkeypatch.setattr(api.triton, name, lambda *call: problem)
+        monkeypatch.setattr(api.support, name, lambda *call: problem)
     on_gpu = inputs(**masks)
     on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
     assert api.fastest(on_gpu) == ("triton" if masks and not problem else "fused")
@@ -87,8 +87,8 @@ def test_auto_takes_the_kernels_for_softmax_behind_a_mask(monkeypatch, masks, pr
 @pytest.mark.parametrize("tf32, chosen", [(False, "blockwise"), (True, "triton")])
 def test_auto_takes_the_kernels_for_float32_only_with_tf32(monkeypatch, tf32, chosen):
     for name in ("machine_problem", "problem", "fault"):
-        monkeypatch.setattr(api.triton, name, lambda *call: "")
-    monkeypatch.setattr(api.triton, "allows_tf32", lambda: tf32)
+        monkeypatch.setattr(api.support, name, lambda *call: "")
+    monkeypatch.setattr(api.support, "allows_tf32", lambda: tf32)
     on_gpu = inputs(normalizer="l2")
     assert api.fastest(on_gpu._replace(query=_Elsewhere(on_gpu.query))) == chosen
 
