@@ -10,27 +10,17 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.replace import is_command, replaces
-
-_LONGEST_INPUT = "mixhead_longest_input"  # an attribute of a task
-
-
-def set_longest_input(task: Any, length: int) -> None:
-    """Let a task refuse longer texts; a model whose inputs have a largest length calls this.
-
-    Args:
-        task: of the model
-        length: in tokens, with the one at the beginning, unlike the positions of a model
-    """
-    setattr(task, _LONGEST_INPUT, length)
+from mixhead_plugin.fairseq.task_marks import longest_input
 
 
 @replaces(LanguageModelingTask, "eval_lm_dataloader")
 def _eval_lm_dataloader(original, task: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
     longest = int(np.max(dataset.sizes))
     most = kwargs.get("max_positions")
-    longest_input = getattr(task, _LONGEST_INPUT, None)
-    if longest_input is not None:
-        most = longest_input
+    marked = longest_input(task)
+    if marked is not None:
+        most = marked
+        # This length counts the token that the task puts before each input; positions do not.
         if getattr(task.args, "add_bos_token", False):
             longest += 1
     if isinstance(most, int) and longest > most and is_command():

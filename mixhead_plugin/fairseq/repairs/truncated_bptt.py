@@ -12,6 +12,7 @@ import torch
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.replace import replaces
+from mixhead_plugin.fairseq.task_marks import wants_window_numbers
 
 try:
     from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMTask
@@ -19,13 +20,6 @@ except ImportError:  # a fairseq without its examples
     TruncatedBPTTLMTask = None
 
 logger = logging.getLogger(__name__)
-
-_NUMBERS_WINDOWS = "mixhead_numbers_windows"  # an attribute of a task
-
-
-def number_windows(task: Any) -> None:
-    """Let a task tell the model the number of each window; a model with a memory calls this."""
-    setattr(task, _NUMBERS_WINDOWS, True)
 
 
 def _setup_task(original, cls, cfg: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
@@ -38,7 +32,7 @@ def _setup_task(original, cls, cfg: Any, from_checkpoint: bool = False, **kwargs
 
 def _collate(original, task: Any, items: list[tuple[int, list[torch.Tensor]]]) -> dict[str, Any]:
     sample = original(task, items)
-    if getattr(task, _NUMBERS_WINDOWS, False):
+    if wants_window_numbers(task):
         ((number, rows),) = items  # a batch of this task is one window of each text
         sample["net_input"]["window"] = int(number)
         # fairseq-interactive asks for the lengths.

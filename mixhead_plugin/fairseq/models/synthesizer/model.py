@@ -18,8 +18,8 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     MixheadLanguageModelConfig,
 )
 from mixhead_plugin.fairseq.relative import refuse_relative_position
-from mixhead_plugin.fairseq.repairs.longer_inputs import set_longest_input
 from mixhead_plugin.fairseq.sites import SiteSizes
+from mixhead_plugin.fairseq.task_marks import set_longest_input
 
 
 @dataclass

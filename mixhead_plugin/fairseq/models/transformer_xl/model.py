@@ -14,8 +14,8 @@ from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer_xl.decoder import MixheadTransformerXLDecoder
 from mixhead_plugin.fairseq.options import AttentionOptions
 from mixhead_plugin.fairseq.relative import refuse_relative_position
-from mixhead_plugin.fairseq.repairs.truncated_bptt import number_windows
 from mixhead_plugin.fairseq.sites import SiteSizes
+from mixhead_plugin.fairseq.task_marks import ask_for_window_numbers
 
 try:  # this registers the task
     from fairseq.examples.truncated_bptt.transformer_xl_model import (
@@ -112,7 +112,7 @@ class MixheadTransformerXLModel(FamilyModel, FairseqLanguageModel):
         cutoffs = _cutoffs(cfg, len(task.target_dictionary))
         if isinstance(task, TruncatedBPTTLMTask):
             # So that a new epoch or set begins with an empty memory.
-            number_windows(task)
+            ask_for_window_numbers(task)
         return cls(MixheadTransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
 
     def reset_memory(self) -> None:
