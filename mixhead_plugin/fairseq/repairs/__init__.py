@@ -20,19 +20,49 @@ GROUPS = {
     "data": "fairseq loses or corrupts work, or runs the code of a hostile file",
     "trap": "fairseq reports success without doing what was asked, or hides what is wrong",
 }
-# The repairs of each group. If two replace the same function, the later one of this list runs
-# first.
+# The repairs of each group. If two replace the same function, the later one of this table runs
+# first, and calls the earlier one as its original. Comments say where this matters.
 _NAMES = {
-    "required": "safe_globals numpy_long numpy_float truncated_bptt hydra_help batch_buckets",
-    "data": """
-        checkpoint_files checksums atomic_checkpoints save_dir one_training diverged_models
-        binarized_data fasta_index dictionaries epoch_batches shared_epoch worker_epoch
-        end_of_epoch next_training signals validation_threads nan_detector orphaned_workers
-    """,
-    "trap": """
-        restore_file wrong_names unknown_fields overrides dropped_scales no_worker
-        torchrun_workers longer_inputs
-    """,
+    "required": (
+        "safe_globals",
+        "numpy_long",
+        "numpy_float",
+        "truncated_bptt",
+        "hydra_help",
+        "batch_buckets",
+    ),
+    "data": (
+        "checkpoint_files",
+        "checksums",
+        "atomic_checkpoints",
+        "save_dir",
+        "one_training",
+        "diverged_models",
+        "binarized_data",
+        "fasta_index",
+        "dictionaries",
+        "epoch_batches",
+        "shared_epoch",
+        "worker_epoch",
+        "end_of_epoch",
+        "next_training",
+        "signals",
+        "validation_threads",
+        "nan_detector",
+        "orphaned_workers",
+    ),
+    "trap": (
+        # It runs before `one_training`: a missing file is refused before anybody waits for a lock.
+        "restore_file",
+        "wrong_names",
+        "unknown_fields",
+        "overrides",
+        "dropped_scales",
+        # It runs before `signals`, which has to know whether fairseq or torchrun starts workers.
+        "no_worker",
+        "torchrun_workers",
+        "longer_inputs",
+    ),
 }
 # A repair may define other VERSIONS.
 VERSIONS = "fairseq 0.12.2 and its main branch (fairseq-fixed 0.12.3.1, ve-fairseq 0.12.3)"
@@ -55,7 +85,7 @@ class Repair(NamedTuple):
     def apply(self) -> None:
         """Install the functions that are marked by `replaces`; call its `apply` if it has one.
 
-        A repair has an `apply` if it replaces no function of fairseq.
+        `apply` is for what replacing a function cannot mend, such as a name that NumPy lacks.
         """
         install_all(self.module)
         if hasattr(self.module, "apply"):
@@ -79,7 +109,7 @@ def _repair(group: str, name: str) -> Repair:
 
 REPAIRS: dict[str, Repair] = {}
 for _group, _names in _NAMES.items():
-    for _name in _names.split():
+    for _name in _names:
         REPAIRS[_name] = _repair(_group, _name)
 _applied: set[str] = set()
 
@@ -167,7 +197,7 @@ def table() -> str:
 
 
 def _rows(repair: Repair) -> Iterable[str]:
-    """Return the lines of a repair, each part with its title and in a column of its own."""
+    """Return the lines of a repair in the table: each title, and its text in a second column."""
     parts = {
         "fault": repair.fault,
         "repair": repair.remedy,
