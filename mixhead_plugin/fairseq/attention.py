@@ -13,7 +13,7 @@ from mixhead_plugin.fairseq.cache import CachedAttention
 from mixhead_plugin.fairseq.learning_rate import mark_learning_rate
 from mixhead_plugin.fairseq.record import Recorded
 from mixhead_plugin.fairseq.relative import refuse_relative
-from mixhead_plugin.fairseq.scripted import ScriptedAttention
+from mixhead_plugin.fairseq.shared_methods import SharedMethods
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import as_added_mask
@@ -21,7 +21,7 @@ from mixhead_plugin.ops.reference import masked_scores
 from mixhead_plugin.parts import MIXINGS, Assembly, Variant
 
 
-class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
+class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
     """Replace fairseq's `MultiheadAttention`.
 
     It has the same call, buffers, parameter names and random initialisation. The same computation
@@ -35,7 +35,7 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         record.py             Recorded: `signature` goes into checkpoints
         parts/assembly.py     Assembly: `add_parts`, `queries`, `keys`, `values`, `inputs_of`,
                               `mix_and_gate_outputs`
-        scripted.py           ScriptedAttention: `attend_by_definition`, `dropout_p`, `scale_values`
+        shared_methods.py     SharedMethods: `attend_by_definition`, `dropout_p`, `scale_values`
         parts/hooks.py        Hooked, a base of Assembly: `attend`, `register_attention_hook`
         cache.py              CachedAttention: `_keys_and_values`, `_fold_beams`, `_split_heads`
         fairseq               MultiheadAttention: `reset_parameters`, `_pad_masks`, buffers of the
@@ -124,7 +124,7 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
         self.encoder_decoder_attention = encoder_decoder_attention
         self.add_zero_attn = add_zero_attn
         self.beam_size = 1
-        self.impl = variant.impl  # of an attention that is built, it may be changed
+        self.impl = variant.impl  # each call reads it here, so it may be changed
         # --retain-dropout-modules looks for the name of fairseq's class.
         self.dropout_module = FairseqDropout(dropout, module_name=MultiheadAttention.__name__)
 
@@ -153,7 +153,7 @@ class MixheadAttention(Recorded, Assembly, ScriptedAttention, CachedAttention):
             mixing = getattr(self, name)
             if mixing is not None:
                 mark_learning_rate(mixing, mixing_lr_scale)
-        # TorchScript: no entry of a table by a name in a variable (scripted.py).
+        # TorchScript: no entry of a table by a name in a variable (shared_methods.py).
         self.normalize = NORMALIZERS[self.normalizer].weights
 
     def reset_parameters(self) -> None:
@@ -335,6 +335,6 @@ def as_bool(mask: Tensor | None) -> Tensor | None:
 
 
 def _check_input(name: str, size: int | None, embed_dim: int) -> None:
-    """Refuse another input of keys or values than that of the queries, in self-attention."""
+    """Refuse keys or values of another size than the queries, which self-attention cannot have."""
     if size is not None and size != embed_dim:
         raise ValueError(f"{name} {size}: must be embed_dim {embed_dim} in self-attention")

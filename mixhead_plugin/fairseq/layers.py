@@ -39,7 +39,8 @@ class _Layer(nn.Module):
 
     fairseq_class: ClassVar[type]
 
-    # Set by fairseq's __init__. TorchScript: annotations would become its types (scripted.py).
+    # Set by fairseq's __init__. TorchScript: annotations would become its types
+    # (shared_methods.py).
     if TYPE_CHECKING:
         quant_noise: float
         quant_noise_block_size: int

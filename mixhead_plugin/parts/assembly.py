@@ -37,7 +37,8 @@ class UsesParts:
     functions.
     """
 
-    # For mypy. TorchScript: annotations of parts would become its types (fairseq/scripted.py).
+    # For mypy. TorchScript: annotations of parts would become its types
+    # (fairseq/shared_methods.py).
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
@@ -174,7 +175,7 @@ class Assembly(UsesParts, Hooked, nn.Module):
             self.relative_gain = DistanceGain(sizes.num_heads, variant.relative_gain)
 
     # One method each, alike but for two names. TorchScript: no attribute by a name in a variable,
-    # and no module as an argument of `project` (fairseq/scripted.py).
+    # and no module as an argument of `project` (fairseq/shared_methods.py).
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the queries [..., H * D] of x [..., C], with mixed features."""

@@ -17,7 +17,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.fairseq.record import Recorded
-from mixhead_plugin.fairseq.scripted import ScriptedAttention
+from mixhead_plugin.fairseq.shared_methods import SharedMethods
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.parts import Assembly
@@ -44,7 +44,7 @@ class Affine(nn.Module):
         return x * self.weight.to(x.dtype) + self.bias.to(x.dtype)
 
 
-class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrementalState, nn.Module):
+class GatedAttentionUnit(Recorded, Assembly, SharedMethods, FairseqIncrementalState, nn.Module):
     """One layer in place of an attention or of a feed-forward block.
 
         h = norm(x)
@@ -85,9 +85,9 @@ class GatedAttentionUnit(Recorded, Assembly, ScriptedAttention, FairseqIncrement
             head_dim=self.query_dim,
             value_head_dim=self.inner_dim,
         )
-        self.impl = variant.impl  # of a unit that is built, it may be changed
+        self.impl = variant.impl  # each call reads it here, so it may be changed
         self.add_parts(variant, variant.sizes(1, embed_dim, causal=causal))
-        # TorchScript: no entry of a table by a name in a variable (scripted.py).
+        # TorchScript: no entry of a table by a name in a variable (shared_methods.py).
         self.normalize = NORMALIZERS[self.normalizer].weights
 
         # The name is for --retain-dropout-modules.

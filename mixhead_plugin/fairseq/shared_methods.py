@@ -1,10 +1,8 @@
-"""The computation for TorchScript, dropout and the start of attentions and gated attention units.
+"""The methods that attentions and gated attention units share, and that TorchScript can compile.
 
-TorchScript compiles the methods of a module, also those of a mixin. It cannot follow
-`ops.attention`, which looks up a normalizer and an implementation by name.
-
-The code of attentions, units and parts keeps to its rules. Comments there say `TorchScript:`, and
-which of these rules they mean:
+The rules of TorchScript: it compiles the methods of a module, also those of a mixin. So the code of
+attentions, units and parts keeps to its rules. Comments there say `TorchScript:`, and which of
+these rules they mean:
 
 - It looks up no attribute, and no entry of a table, by a name in a variable.
 - A module cannot be an argument of a function.
@@ -34,8 +32,8 @@ from mixhead_plugin.ops.reference import (
 )
 
 
-class ScriptedAttention(nn.Module):
-    """A mixin before an attention or a unit, which sets these attributes:
+class SharedMethods(nn.Module):
+    """A mixin before an attention or a unit, which has to set these attributes:
 
     normalize          NORMALIZERS[normalizer].weights, the function itself
     dropout_module     drops attention weights
@@ -54,7 +52,8 @@ class ScriptedAttention(nn.Module):
     def attend_by_definition(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, H', Nq, Dv] and the mixed weights [B, H', Nq, Nk].
 
-        It is `ops.reference.reference_with_weights` step by step, for TorchScript.
+        TorchScript cannot follow `ops.attention`, which looks up a normalizer and an implementation
+        by name. So this is `ops.reference.reference_with_weights` again, step by step.
         """
         scores = append_sink(masked_scores(inputs), inputs.sink)
         weights = self.normalize(scores)[..., : inputs.key.size(2)]  # without that of the sink
