@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -30,18 +30,16 @@ from mixhead_plugin.fairseq.replace import replaces
 
 logger = logging.getLogger(__name__)
 
-# The parts of a config, such as `task` and `model`.
-CONFIG_PARTS = frozenset(each.name for each in fields(FairseqConfig))
-# What fairseq reads, although no part declares it.
-UNDECLARED = frozenset(
-    """
-        _name arch task generation_args is_vocoder vocoder duration_temperature exclude_self_target
-        ngram_predictor no_share_last_layer persistent_workers remove_head reuse_dataloader
-        teacher_forcing adapter_layer_norm adapter_modules adapter_reuse_layer_norm bottleneck
-        ffn_modules languages ln_before_adapter
-    """.split()
-)
+# Where the overrides of a command, of a program or of the hub come by, and what is checked there:
+#
+#   parse_args_and_arch      whether the text of a flag is a dict
+#   load_checkpoint_to_cpu   whether anything reads a name in a checkpoint's config
+#   overwrite_args_by_name   whether this checkpoint has the name; if not, only a warning
+#   load_state_dict          whether the optimizer has a setting of this name
+#   build_generator          whether the search has a setting of this name
 
+
+# ---- the text of a flag --------------------------------------------------------------------------
 
 # The flags that hold a dict: what reads them, and an example.
 DICTS: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -72,6 +70,21 @@ def is_dict(text: str, read: Callable[[str], Any]) -> bool:
         return False
 
 
+# ---- names that nothing reads in any checkpoint --------------------------------------------------
+
+# The parts of a config, such as `task` and `model`.
+CONFIG_PARTS = frozenset(each.name for each in fields(FairseqConfig))
+# What fairseq reads, although no part declares it.
+UNDECLARED = frozenset(
+    """
+        _name arch task generation_args is_vocoder vocoder duration_temperature exclude_self_target
+        ngram_predictor no_share_last_layer persistent_workers remove_head reuse_dataloader
+        teacher_forcing adapter_layer_norm adapter_modules adapter_reuse_layer_norm bottleneck
+        ffn_modules languages ln_before_adapter
+    """.split()
+)
+
+
 # Commands, the hub and programs all come by here.
 @replaces(checkpoint_utils, "load_checkpoint_to_cpu")
 def _load(
@@ -81,16 +94,125 @@ def _load(
     return original(path, arg_overrides, load_on_all_ranks)
 
 
+def refuse_unknown(overrides: dict[str, Any], part: str = "") -> None:
+    """Refuse an override that no part of fairseq, and nothing of a --user-dir, reads.
+
+    Args:
+        overrides: the values by name; the values of one part may be a dict, as in
+            {'task': {'data': 'x'}}
+        part: the part of the config where they stand, such as "task.", for the message
+    """
+    if not overrides:
+        return
+    known = known_names()
+    for name, value in overrides.items():
+        if name not in known:
+            remedy = _remedy(name, known, otherwise="must be a flag of the model or the task")
+            raise OptionError(f"{_override_as_written(part + str(name))} unknown; {remedy}")
+        if name in CONFIG_PARTS and isinstance(value, dict):
+            refuse_unknown(value, f"{name}.")
+
+
+def known_names() -> set[str]:
+    """Return all names that fairseq and each --user-dir can read from a checkpoint's config."""
+    names = set(CONFIG_PARTS | UNDECLARED)
+    for part in fields(FairseqConfig):
+        if is_dataclass(part.type):
+            names |= {field.name for field in fields(part.type)}
+
+    # The classes of all models, tasks, criterions, ...: some declare fields, others add flags.
+    classes = {*MODEL_REGISTRY.values(), *ARCH_MODEL_REGISTRY.values(), *TASK_REGISTRY.values()}
+    for registry in REGISTRIES.values():
+        classes |= set(registry["registry"].values())
+        for config in registry["dataclass_registry"].values():
+            names |= {field.name for field in fields(config)}
+    for each in classes:
+        parser = ArgumentParser(allow_abbrev=False, add_help=False)
+        if hasattr(each, "add_args"):
+            each.add_args(parser)
+        names |= {action.dest for action in parser._actions}
+    return names
+
+
+# ---- names that one checkpoint does not read -----------------------------------------------------
+
+# The config of a checkpoint is a dict of parts. A part is one of three kinds:
+#
+#   {"_name": "translation", "data": ...}           the fields of a task or model with a dataclass
+#   Namespace(_name="transformer", dropout=0.1)     all flags of the training, for a model without
+#   "sentencepiece" or None                         the name alone
+
+
 @replaces(checkpoint_utils, "overwrite_args_by_name")
 def _overwrite(original, cfg: DictConfig, overrides: dict[str, Any]) -> None:
     original(cfg, overrides)
     # Only a warning: an ensemble, or a language model beside the translation model, gets the
     # overrides of all.
-    content: Any = OmegaConf.to_container(cfg)
+    parts: Any = OmegaConf.to_container(cfg)
     for name, value in overrides.items():
-        reason = why_unread(content, name, value)
+        reason = why_unread(parts, name, value)
         if reason:
             logger.warning(f"{_override_as_written(name)} changes nothing, because {reason}")
+
+
+def why_unread(parts: dict[str, Any], name: str, value: Any) -> str:
+    """Return why an override has no effect; empty if it has one.
+
+    Args:
+        parts: the config of a checkpoint, after fairseq has applied the override
+        name: the name of a field, or of a part of the config
+        value: what the user wants
+    """
+    part = "model" if name == "arch" else name
+    if part not in CONFIG_PARTS:
+        if _may_read(parts, name):
+            return ""
+        return "no part of the checkpoint reads this field"
+
+    content = parts.get(part)
+    if isinstance(value, dict):  # the fields of one part, as in {'task': {'data': 'x'}}
+        if isinstance(content, Namespace):
+            return f"the {part} of this checkpoint takes fields without its name"
+        return ""
+    kept = _name_of_part(content)
+    if kept == value:
+        return ""
+    return f"the checkpoint keeps its {part} {kept}"
+
+
+def _name_of_part(content: Any) -> Any:
+    """Return the name of the task, of the model, ... that a part of the config is for."""
+    if isinstance(content, Namespace):
+        return getattr(content, "_name", None)
+    if isinstance(content, dict):
+        return content.get("_name")
+    return content
+
+
+def _may_read(parts: dict[str, Any], name: str) -> bool:
+    """Return whether a config has a field of this name, at any depth, or may read one."""
+    for content in parts.values():
+        if isinstance(content, Namespace) and _model_may_read(content, name):
+            return True
+        if isinstance(content, dict) and (name in content or _may_read(content, name)):
+            return True
+    return False
+
+
+def _model_may_read(flags: Namespace, name: str) -> bool:
+    """Return whether a model without a dataclass may read a flag.
+
+    fairseq sets every override among its flags, read or not, so the model's class has to tell. Some
+    classes read more than they declare. For these the answer is True: a warning would be a guess.
+    """
+    arch = getattr(flags, "_name", "")
+    model_class = ARCH_MODEL_REGISTRY.get(arch)
+    if model_class is None or not is_checked(model_class):
+        return True
+    return name in known_fields(model_class, arch)
+
+
+# ---- the optimizer -------------------------------------------------------------------------------
 
 
 @replaces(FairseqOptimizer, "load_state_dict")
@@ -105,6 +227,9 @@ def _load_optimizer(
             remedy = _remedy(name, known, otherwise=f"must be one of {', '.join(sorted(known))}")
             raise OptionError(f"--optimizer-overrides {name!r}: unknown; {remedy}")
     return original(optimizer, state_dict, optimizer_overrides)
+
+
+# ---- the search ----------------------------------------------------------------------------------
 
 
 # For --eval-bleu-args, and for the keywords of the hub's `translate`.
@@ -130,99 +255,13 @@ def _names_in(args: Any) -> list[str]:
     return list(vars(args))
 
 
+# ---- messages ------------------------------------------------------------------------------------
+
+
 def _remedy(name: Any, known: Collection[str], otherwise: str) -> str:
     """Return what to write instead of an unknown name: names that are near, or `otherwise`."""
     near = difflib.get_close_matches(str(name), known, 2)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
-
-
-def refuse_unknown(overrides: dict[str, Any], part: str = "") -> None:
-    """Refuse an override that no part of fairseq, and nothing of a --user-dir, reads.
-
-    Args:
-        overrides: the values by name; the values of one part may be a dict, as in
-            {'task': {'data': 'x'}}
-        part: the part of the config where they stand, such as "task.", for the message
-    """
-    if not overrides:
-        return
-    known = known_names()
-    for name, value in overrides.items():
-        if name not in known:
-            remedy = _remedy(name, known, otherwise="must be a flag of the model or the task")
-            raise OptionError(f"{_override_as_written(part + str(name))} unknown; {remedy}")
-        if name in CONFIG_PARTS and isinstance(value, dict):
-            refuse_unknown(value, f"{name}.")
-
-
-def known_names() -> set[str]:
-    """Return all names that fairseq and each --user-dir can read from a checkpoint's config."""
-    names = set(CONFIG_PARTS | UNDECLARED)
-    for each in fields(FairseqConfig):
-        if is_dataclass(each.type):
-            names |= {field.name for field in fields(each.type)}
-
-    registered = {*MODEL_REGISTRY.values(), *ARCH_MODEL_REGISTRY.values(), *TASK_REGISTRY.values()}
-    for registry in REGISTRIES.values():
-        registered |= set(registry["registry"].values())
-        for config in registry["dataclass_registry"].values():
-            names |= {field.name for field in fields(config)}
-    for each in registered:
-        names |= set(declared(each))
-    return names
-
-
-def declared(registered: Any) -> Iterator[str]:
-    """Yield the names of the flags of the class of a model, task, criterion, ..."""
-    parser = ArgumentParser(allow_abbrev=False, add_help=False)
-    if hasattr(registered, "add_args"):
-        registered.add_args(parser)
-    for action in parser._actions:
-        yield action.dest
-
-
-def why_unread(cfg: dict[str, Any], name: str, value: Any) -> str:
-    """Return why an override has no effect; empty if it has one.
-
-    Args:
-        cfg: the config of a checkpoint, after fairseq has applied the override
-        name: the name of a field, or of a part of the config
-        value: what the user wants
-    """
-    part = "model" if name == "arch" else name
-    if part not in CONFIG_PARTS:
-        return "" if _has_field(cfg, name) else "no part of the checkpoint reads this field"
-
-    content = cfg.get(part)
-    if isinstance(value, dict):  # the fields of one part, as in {'task': {'data': 'x'}}
-        if _is_flags(content):
-            return f"the {part} of this checkpoint takes fields without its name"
-        return ""
-    own = getattr(content, "_name", content)  # of flags, else a name alone
-    if isinstance(content, dict):
-        own = content.get("_name")
-    return "" if own == value else f"the checkpoint keeps its {part} {own}"
-
-
-def _has_field(cfg: dict[str, Any], name: str) -> bool:
-    """Return whether a config, at any depth, has a field of this name."""
-    for part in cfg.values():
-        if isinstance(part, dict) and (name in part or _has_field(part, name)):
-            return True
-        if _is_flags(part):
-            # fairseq sets every override there, read or not.
-            arch = getattr(part, "_name", "")
-            model_class = ARCH_MODEL_REGISTRY.get(arch)
-            if model_class is None or not is_checked(model_class):
-                return True  # what such a model reads is not known
-            if name in known_fields(model_class, arch):
-                return True
-    return False
-
-
-def _is_flags(part: Any) -> bool:
-    """Return whether a part of a config has no dataclass: then it is all flags of the training."""
-    return isinstance(part, Namespace)
 
 
 def _override_as_written(name: str) -> str:
