@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     output.add_arguments(parser)
 
 
-class Scores(NamedTuple):
+class SubsetScores(NamedTuple):
     """The scores of the model on one subset of the data."""
 
     whole: dict[str, float]  # of the whole model, by metric
@@ -56,7 +56,7 @@ def run(args: Namespace) -> None:
         loading.load_subset(loaded, subset)
     metrics = list(dict.fromkeys(["loss", args.metric]))
     pictures: dict[str, Any] = {}
-    by_subset: dict[str, Scores] = {}
+    by_subset: dict[str, SubsetScores] = {}
     for number, subset in enumerate(subsets, 1):
         if len(subsets) == 2:
             print(f"{subset}:")
@@ -74,7 +74,9 @@ def run(args: Namespace) -> None:
     output.write(args, "ablate", results, pictures)
 
 
-def measure(loaded: loading.Loaded, batches: scores.Batches, metrics: Sequence[str]) -> Scores:
+def measure(
+    loaded: loading.Loaded, batches: scores.Batches, metrics: Sequence[str]
+) -> SubsetScores:
     """Score the whole model on `batches`, and each experiment on each head."""
 
     def score() -> dict[str, float]:
@@ -88,10 +90,10 @@ def measure(loaded: loading.Loaded, batches: scores.Batches, metrics: Sequence[s
     for experiment in EXPERIMENTS:
         progress = partial(tqdm, desc=experiment, unit="head", disable=None, leave=False)
         ablated[experiment] = ablations(attentions, experiment, score, progress)
-    return Scores(whole, ablated)
+    return SubsetScores(whole, ablated)
 
 
-def as_results(scored: Scores) -> dict[str, Any]:
+def as_results(scored: SubsetScores) -> dict[str, Any]:
     """Return the content of the JSON for one set."""
     results: dict[str, Any] = {"baseline": scored.whole}
     for experiment, by_metric in scored.ablated.items():
@@ -99,7 +101,7 @@ def as_results(scored: Scores) -> dict[str, Any]:
     return results
 
 
-def show(scored: Scores, pictures: dict[str, Any], suffix: str) -> None:
+def show(scored: SubsetScores, pictures: dict[str, Any], suffix: str) -> None:
     """Print the changes from the whole model, and add a picture of each to `pictures`."""
     for experiment, (words, _) in EXPERIMENTS.items():
         for metric, values in scored.ablated[experiment].items():
@@ -115,7 +117,7 @@ def show(scored: Scores, pictures: dict[str, Any], suffix: str) -> None:
             print(f"{experiment}: {title}\n{table(changes, '+.3f')}")
 
 
-def compare(by_subset: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, Any]:
+def compare(by_subset: Mapping[str, SubsetScores], pictures: dict[str, Any]) -> dict[str, Any]:
     """Print, draw and return Pearson's r of the scores on two sets.
 
     Args:

@@ -41,7 +41,7 @@ class Resumed(NamedTuple):
 
 
 @dataclass
-class _Memory:
+class _EpochState:
     """The state of one iterator of fairseq that the functions of this file share."""
 
     # How many workers train, also where the task gives each of them data of its own.
@@ -54,18 +54,18 @@ class _Memory:
     resumed: dict[int, Resumed] = field(default_factory=dict)
 
 
-def _memory_of(epochs: EpochBatchIterator) -> _Memory:
-    return vars(epochs).setdefault("_mixhead_shared_epoch", _Memory())
+def _epoch_state(epochs: EpochBatchIterator) -> _EpochState:
+    return vars(epochs).setdefault("_mixhead_shared_epoch", _EpochState())
 
 
 def _resumed(epochs: EpochBatchIterator, epoch: int) -> Resumed:
     """Return where an epoch was resumed; zeros if these workers have begun it."""
-    return _memory_of(epochs).resumed.get(epoch, Resumed())
+    return _epoch_state(epochs).resumed.get(epoch, Resumed())
 
 
 def _workers(epochs: EpochBatchIterator) -> int:
     """Return how many workers train, also where the task gives each of them data of its own."""
-    workers = _memory_of(epochs).workers
+    workers = _epoch_state(epochs).workers
     return epochs.num_shards if workers is None else workers
 
 
@@ -123,7 +123,7 @@ def _order(epochs: EpochBatchIterator) -> int:
 
 @replaces(EpochBatchIterator, "load_state_dict")
 def _load_state_dict(original, epochs: EpochBatchIterator, state_dict: dict[str, Any]) -> None:
-    _memory_of(epochs).resumed = {}
+    _epoch_state(epochs).resumed = {}
     if state_dict.get("iterations_in_epoch", 0) > 0:
         state_dict = {**state_dict, "iterations_in_epoch": _position(epochs, state_dict)}
     original(epochs, state_dict)
@@ -154,11 +154,11 @@ def _position(epochs: EpochBatchIterator, state: dict[str, Any]) -> int:
     assert saved is not None
     seen = saved["seen"]
     logger.info(f"epoch {epoch}: workers have seen {seen:,} batches, the others are shared anew")
-    memory = _memory_of(epochs)
+    epoch_state = _epoch_state(epochs)
     # A multiple of --update-freq, or fairseq would count the updates that are left wrongly.
-    updates_done = math.ceil(seen / (epochs.num_shards * memory.update_freq))
-    first_number = memory.update_freq * updates_done
-    memory.resumed[epoch] = Resumed(seen, first_number)
+    updates_done = math.ceil(seen / (epochs.num_shards * epoch_state.update_freq))
+    first_number = epoch_state.update_freq * updates_done
+    epoch_state.resumed[epoch] = Resumed(seen, first_number)
     return first_number
 
 
@@ -168,7 +168,7 @@ def _is_unchanged(epochs: EpochBatchIterator, saved: dict[str, Any], batches_don
         saved["order"] == _order(epochs)
         and saved["workers"] == _workers(epochs)
         and saved["seen"] == batches_done * epochs.num_shards
-        and batches_done % _memory_of(epochs).update_freq == 0
+        and batches_done % _epoch_state(epochs).update_freq == 0
     )
 
 
@@ -196,7 +196,7 @@ def _reason_to_begin_anew(epochs: EpochBatchIterator, saved: dict[str, Any] | No
 def _get_train_iterator(original, trainer: Trainer, epoch: int, *args, **kwargs):
     epochs = original(trainer, epoch, *args, **kwargs)
     by_epoch = trainer.cfg.optimization.update_freq  # the last one counts for all later epochs
-    memory = _memory_of(epochs)
-    memory.update_freq = by_epoch[min(epoch, len(by_epoch)) - 1]
-    memory.workers = trainer.data_parallel_world_size
+    epoch_state = _epoch_state(epochs)
+    epoch_state.update_freq = by_epoch[min(epoch, len(by_epoch)) - 1]
+    epoch_state.workers = trainer.data_parallel_world_size
     return epochs

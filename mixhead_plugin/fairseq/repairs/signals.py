@@ -111,18 +111,18 @@ def _aggregate(original, trainer, logging_outputs, *extra_stats_to_sum, ignore=F
     outputs_of_all, sums = original(trainer, logging_outputs, *stats, ignore=ignore)
     # fairseq sums each number over the workers: a signal to one of them reaches all.
     *sums_of_fairseq, signals_of_all = sums
-    _memory_of(trainer).signals = signals_of_all
+    _trainer_state(trainer).signals = signals_of_all
     return outputs_of_all, sums_of_fairseq
 
 
 @replaces(checkpoint_utils, "save_checkpoint")
 def _save(original, cfg, trainer, epoch_itr, val_loss):
-    _memory_of(trainer).saved_at = trainer.get_num_updates()
+    _trainer_state(trainer).saved_at = trainer.get_num_updates()
     return original(cfg, trainer, epoch_itr, val_loss)
 
 
 @dataclass
-class _Memory:
+class _TrainerState:
     """The state of one trainer that the functions of this file share."""
 
     # How many signals all workers together had got at the latest update. `_aggregate` sets it.
@@ -131,8 +131,8 @@ class _Memory:
     saved_at: int | None = None
 
 
-def _memory_of(trainer: Any) -> _Memory:
-    return vars(trainer).setdefault("_mixhead_signals", _Memory())
+def _trainer_state(trainer: Any) -> _TrainerState:
+    return vars(trainer).setdefault("_mixhead_signals", _TrainerState())
 
 
 def _validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
@@ -140,7 +140,7 @@ def _validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, e
     updates = trainer.get_num_updates()
     alone = trainer.data_parallel_world_size == 1
     # Several workers stop after the update whose sums told all of them.
-    signals = len(_got) if alone else _memory_of(trainer).signals
+    signals = len(_got) if alone else _trainer_state(trainer).signals
     if signals == 0:
         return original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
 
@@ -152,7 +152,7 @@ def _validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, e
     losses = [None]
     if regular:
         losses, _ = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
-    if _memory_of(trainer).saved_at != updates:  # it may only have validated
+    if _trainer_state(trainer).saved_at != updates:  # it may only have validated
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, losses[0])
     logger.info(
         f"ended by a signal after update {updates}, with a checkpoint: the same command goes on"

@@ -154,7 +154,7 @@ def test_the_table_says_what_the_module_has(synthesizer):
     assert (module.q_proj is not None) == kind.reads_query
     bias = module.synthesizer(torch.randn(B, H, N, D), N).bias
     assert (bias is not None and bias.requires_grad) == kind.trained_bias
-    other = SynthesizerAttention(E, H, LONGEST, synthesizer, module.own_size)
+    other = SynthesizerAttention(E, H, LONGEST, synthesizer, module.rank_or_factor)
     other.load_state_dict(module.state_dict())  # frozen scores too
     x = torch.randn(N, B, E)
     assert torch.equal(other(x, x, x)[0], module(x, x, x)[0])

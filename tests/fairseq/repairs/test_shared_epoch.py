@@ -43,7 +43,7 @@ class Workers:
             kind(data, data.collater, chosen, shard_id=rank, **settings) for rank in range(number)
         ]
         for epochs in self.all:
-            shared_epoch._memory_of(epochs).update_freq = update_freq
+            shared_epoch._epoch_state(epochs).update_freq = update_freq
             if state is not None:
                 epochs.load_state_dict(state)
         self.groups = [GroupedIterator(epochs.next_epoch_itr(), update_freq) for epochs in self.all]
@@ -230,14 +230,14 @@ def test_data_that_the_task_binds_to_workers_begin_the_epoch_anew(caplog):
     It is the only one to share its batches.
     """
     first = Workers(1)
-    shared_epoch._memory_of(first.all[0]).workers = 4
+    shared_epoch._epoch_state(first.all[0]).workers = 4
     first.see(4)
     for workers, line in (
         (4, None),
         (2, "the task binds data to workers, of which there were 4, now 2"),
     ):
         epochs = EpochBatchIterator(Sentences(), list, BATCHES)
-        shared_epoch._memory_of(epochs).workers = workers
+        shared_epoch._epoch_state(epochs).workers = workers
         with caplog.at_level(logging.INFO):
             epochs.load_state_dict(first.state())
         assert (line is None) == (not said(caplog)) and (

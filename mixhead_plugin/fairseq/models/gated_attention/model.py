@@ -85,37 +85,37 @@ class GatedLanguageModelConfig(GatedOptions, MixheadLanguageModelConfig):
     )
 
 
-class Foreign(NamedTuple):
-    """Describe a flag of other models and attentions that means nothing to a unit."""
+class ForeignFlag(NamedTuple):
+    """A flag of other models and attentions that means nothing to a unit."""
 
-    unasked: tuple[Any, ...]  # the values that ask for nothing
+    neutral: tuple[Any, ...]  # the values that ask for nothing, and are not refused
     reason: str  # why the flag must be left out
 
 
 # By names without dashes; {side} is encoder or decoder.
-FOREIGN = {
-    "head_mixing": Foreign(("none",), ONE_HEAD),
-    "score_mixing": Foreign(("none",), ONE_HEAD),
-    "feature_mixing": Foreign(("none",), ONE_HEAD),
-    "head_dim": Foreign((None,), ONE_HEAD),
-    "value_head_dim": Foreign((None,), "values have the size that --gau-expansion asks for"),
-    "heads_per_layer": Foreign((None,), ONE_HEAD),
-    "{side}_attention_heads": Foreign((None,), ONE_HEAD),
-    "scale_heads": Foreign((False,), ONE_HEAD),
-    "mha_heads_to_keep": Foreign((-1,), ONE_HEAD),
-    "mha_reg_scale_factor": Foreign((0,), ONE_HEAD),
-    "attention_gate": Foreign(("none",), "a gated attention unit has its own gate"),
-    "{side}_ffn_embed_dim": Foreign((None,), NO_FEED_FORWARD),
-    "activation_dropout": Foreign((0,), NO_FEED_FORWARD),
-    "relu_dropout": Foreign((0,), NO_FEED_FORWARD),
-    "scale_fc": Foreign((False,), NO_FEED_FORWARD),
-    "ffn_blocks_to_remove": Foreign((-1,), NO_FEED_FORWARD),
-    "ffn_reg_scale_factor": Foreign((0,), NO_FEED_FORWARD),
-    "base_layers": Foreign((0,), NO_FEED_FORWARD),
-    "relative_position": Foreign(("none", "rotary"), ROTARY),
-    "decoder_learned_pos": Foreign((False,), ROTARY),
-    "scale_attn": Foreign((False,), "a gated attention unit has one norm, at its beginning"),
-    "scale_resids": Foreign((False,), "a gated attention unit adds its output as it is"),
+NOT_FOR_UNITS = {
+    "head_mixing": ForeignFlag(("none",), ONE_HEAD),
+    "score_mixing": ForeignFlag(("none",), ONE_HEAD),
+    "feature_mixing": ForeignFlag(("none",), ONE_HEAD),
+    "head_dim": ForeignFlag((None,), ONE_HEAD),
+    "value_head_dim": ForeignFlag((None,), "values have the size that --gau-expansion asks for"),
+    "heads_per_layer": ForeignFlag((None,), ONE_HEAD),
+    "{side}_attention_heads": ForeignFlag((None,), ONE_HEAD),
+    "scale_heads": ForeignFlag((False,), ONE_HEAD),
+    "mha_heads_to_keep": ForeignFlag((-1,), ONE_HEAD),
+    "mha_reg_scale_factor": ForeignFlag((0,), ONE_HEAD),
+    "attention_gate": ForeignFlag(("none",), "a gated attention unit has its own gate"),
+    "{side}_ffn_embed_dim": ForeignFlag((None,), NO_FEED_FORWARD),
+    "activation_dropout": ForeignFlag((0,), NO_FEED_FORWARD),
+    "relu_dropout": ForeignFlag((0,), NO_FEED_FORWARD),
+    "scale_fc": ForeignFlag((False,), NO_FEED_FORWARD),
+    "ffn_blocks_to_remove": ForeignFlag((-1,), NO_FEED_FORWARD),
+    "ffn_reg_scale_factor": ForeignFlag((0,), NO_FEED_FORWARD),
+    "base_layers": ForeignFlag((0,), NO_FEED_FORWARD),
+    "relative_position": ForeignFlag(("none", "rotary"), ROTARY),
+    "decoder_learned_pos": ForeignFlag((False,), ROTARY),
+    "scale_attn": ForeignFlag((False,), "a gated attention unit has one norm, at its beginning"),
+    "scale_resids": ForeignFlag((False,), "a gated attention unit adds its output as it is"),
 }
 
 
@@ -125,7 +125,7 @@ class GatedModel(FamilyModel):
     # The other families are about several heads, and a unit has one.
     families = ("", "sigsoftmax", "l2")
     side: ClassVar[str]  # "encoder" or "decoder"
-    foreign: ClassVar[dict[str, Foreign]] = FOREIGN
+    not_for_units: ClassVar[dict[str, ForeignFlag]] = NOT_FOR_UNITS
 
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
@@ -134,10 +134,10 @@ class GatedModel(FamilyModel):
 
     @classmethod
     def check_args(cls, args: Any) -> None:
-        for name, row in cls.foreign.items():
+        for name, row in cls.not_for_units.items():
             option = name.format(side=cls.side)
             value = getattr(args, option, None)
-            if value is not None and value not in row.unasked:
+            if value is not None and value not in row.neutral:
                 _refuse(option, value, f"must be left out, {row.reason}")
         for option in ("gau_expansion", "gau_query_dim"):
             value = getattr(args, option)
@@ -174,7 +174,7 @@ def _refuse(option: str, value: Any, problem: str) -> None:
 def gau_lm(args: Any) -> None:
     """Set the missing flags of the language model; its other defaults are those of its config."""
     set_missing(args, {"decoder_embed_dim": 512, "decoder_layers": 12})
-    _set_those_of_units(args, "decoder")
+    _set_flags_of_units(args, "decoder")
 
 
 def gau_roberta(args: Any) -> None:
@@ -190,11 +190,13 @@ def gau_roberta(args: Any) -> None:
             "encoder_ffn_embed_dim": None,
         },
     )
-    _set_those_of_units(args, "encoder")
+    _set_flags_of_units(args, "encoder")
 
 
-def _set_those_of_units(args: Any, side: str) -> None:
-    """Set what units need in both models; a flag that units leave no choice is overwritten.
+def _set_flags_of_units(args: Any, side: str) -> None:
+    """Set the flags that units need in both models.
+
+    Two of them are overwritten, because units leave no choice there.
 
     Args:
         args: the flags of a model, changed in place
@@ -226,9 +228,9 @@ class GatedLanguageModel(GatedModel, MixheadLanguageModel):
     decoder_type = GatedDecoder
     side = "decoder"
     # fairseq's RoBERTa always sets it, so there it tells nothing of what a user has asked for.
-    foreign: ClassVar[dict[str, Foreign]] = {
-        **FOREIGN,
-        "activation_fn": Foreign((None,), SWISH),
+    not_for_units: ClassVar[dict[str, ForeignFlag]] = {
+        **NOT_FOR_UNITS,
+        "activation_fn": ForeignFlag((None,), SWISH),
     }
 
     @classmethod

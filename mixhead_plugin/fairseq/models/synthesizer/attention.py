@@ -21,19 +21,21 @@ from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.precision import upcast
 
 
-class Scores(NamedTuple):
-    """Hold the unscaled scores query . key + bias, in the form that `ops.attention` takes."""
+class SyntheticScores(NamedTuple):
+    """The unscaled scores query . key + bias, in the form that `ops.attention` takes."""
 
     query: Tensor  # [B, H, Nq, D], D chosen by the synthesizer
     key: Tensor  # [B, H, Nk, D]
     bias: Tensor | None  # broadcastable to [B, H, Nq, Nk]
 
 
-class Sizes(NamedTuple):
+class SynthesizerSizes(NamedTuple):
+    """The sizes of an attention that its synthesizer needs."""
+
     num_heads: int
     head_dim: int
-    max_length: int  # n, of the input
-    own: int  # the size that only this synthesizer has; 0 if none
+    max_length: int  # n, the largest number of tokens in an input
+    rank_or_factor: int  # k of factorized-random, a of factorized-dense; 0 for the others
 
 
 def _draw(tensor: Tensor, deviation: float) -> None:
@@ -45,15 +47,15 @@ def _draw(tensor: Tensor, deviation: float) -> None:
 class TokenNetwork(nn.Module):
     """Compute W2 relu(W1 q + b1), scores by a network of the token; all heads share W2.
 
-    `forward` gives relu(W1 q + b1), for who multiplies it by W2, which is `output`, in a kernel;
+    `forward` gives relu(W1 q + b1), so that a kernel can multiply it by W2, which is `output`.
     `scores` gives the scores themselves.
 
     Args:
         sizes: the sizes of the attention
-        outputs: the number of rows of W2, scores for each query
+        outputs: the number of scores for each query, which are the rows of W2
     """
 
-    def __init__(self, sizes: Sizes, outputs: int):
+    def __init__(self, sizes: SynthesizerSizes, outputs: int):
         super().__init__()
         inner_dim = sizes.num_heads * sizes.head_dim
         self.hidden = nn.Linear(inner_dim, inner_dim)
@@ -74,7 +76,11 @@ class TokenNetwork(nn.Module):
         return hidden.view(n_queries, batch, heads, head_dim).permute(1, 2, 0, 3)
 
     def scores(self, query: Tensor, number: int) -> Tensor:
-        """Return the first scores of q [B, H, Nq, D], [B, H, Nq, number], in float32 or better."""
+        """Return the first `number` scores of q [B, H, Nq, D], in float32 or better.
+
+        Returns:
+            [B, H, Nq, number]
+        """
         return upcast(torch.matmul(self(query), self.output[:number].t()))
 
 
@@ -85,14 +91,14 @@ class DenseSynthesizer(nn.Module):
     Mixhead paper.
     """
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: SynthesizerSizes):
         super().__init__()
         self.network = TokenNetwork(sizes, sizes.max_length)
 
-    def forward(self, query: Tensor, n_keys: int) -> Scores:
+    def forward(self, query: Tensor, n_keys: int) -> SyntheticScores:
         hidden = self.network(query)  # [B, H, Nq, D]
         key = self.network.output[:n_keys].to(hidden.dtype)
-        return Scores(hidden, key.expand(hidden.size(0), hidden.size(1), -1, -1), None)
+        return SyntheticScores(hidden, key.expand(hidden.size(0), hidden.size(1), -1, -1), None)
 
 
 class FactorizedDenseSynthesizer(nn.Module):
@@ -104,13 +110,13 @@ class FactorizedDenseSynthesizer(nn.Module):
     The scores are not a product of queries and keys, so memory holds all of them, [B, H, Nq, Nk].
     """
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: SynthesizerSizes):
         super().__init__()
-        self.factor = sizes.own  # a
+        self.factor = sizes.rank_or_factor  # a
         self.first = TokenNetwork(sizes, self.factor)
         self.second = TokenNetwork(sizes, math.ceil(sizes.max_length / self.factor))
 
-    def forward(self, query: Tensor, n_keys: int) -> Scores:
+    def forward(self, query: Tensor, n_keys: int) -> SyntheticScores:
         rows = (n_keys + self.factor - 1) // self.factor  # how many outputs of B the keys need
         a = self.first.scores(query, self.factor)  # [B, H, Nq, a]
         b = self.second.scores(query, rows)  # [B, H, Nq, rows]
@@ -126,7 +132,7 @@ class RandomSynthesizer(nn.Module):
     Fixed scores are a buffer, so that checkpoints keep them.
     """
 
-    def __init__(self, sizes: Sizes, trained: bool):
+    def __init__(self, sizes: SynthesizerSizes, trained: bool):
         super().__init__()
         scores = torch.empty(sizes.num_heads, sizes.max_length, sizes.max_length)  # [H, n, n]
         self.scores = nn.Parameter(scores) if trained else nn.Buffer(scores)
@@ -135,7 +141,7 @@ class RandomSynthesizer(nn.Module):
     def reset_parameters(self) -> None:
         _draw(self.scores, 1.0)
 
-    def forward(self, query: Tensor, n_keys: int) -> Scores:
+    def forward(self, query: Tensor, n_keys: int) -> SyntheticScores:
         first = n_keys - query.size(2)  # the position of the first query
         return _bias_alone(query, n_keys, self.scores[None, :, first:n_keys, :n_keys])
 
@@ -146,9 +152,9 @@ class FactorizedRandomSynthesizer(nn.Module):
     At first their deviation is 1.
     """
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: SynthesizerSizes):
         super().__init__()
-        shape = (sizes.num_heads, sizes.max_length, sizes.own)
+        shape = (sizes.num_heads, sizes.max_length, sizes.rank_or_factor)
         self.query = nn.Parameter(torch.empty(shape))  # [H, n, k]
         self.key = nn.Parameter(torch.empty(shape))  # [H, n, k]
         self.reset_parameters()
@@ -159,18 +165,20 @@ class FactorizedRandomSynthesizer(nn.Module):
         _draw(self.query, deviation)
         _draw(self.key, deviation)
 
-    def forward(self, query: Tensor, n_keys: int) -> Scores:
+    def forward(self, query: Tensor, n_keys: int) -> SyntheticScores:
         batch = query.size(0)
         first = n_keys - query.size(2)  # the position of the first query
         rows = self.query[:, first:n_keys].to(query.dtype)
         columns = self.key[:, :n_keys].to(query.dtype)
-        return Scores(rows.expand(batch, -1, -1, -1), columns.expand(batch, -1, -1, -1), None)
+        return SyntheticScores(
+            rows.expand(batch, -1, -1, -1), columns.expand(batch, -1, -1, -1), None
+        )
 
 
-def _bias_alone(query: Tensor, n_keys: int, bias: Tensor) -> Scores:
+def _bias_alone(query: Tensor, n_keys: int, bias: Tensor) -> SyntheticScores:
     """Return `bias` beside queries and keys whose product is 0."""
     batch, heads, n_queries, _ = query.size()
-    return Scores(
+    return SyntheticScores(
         query.new_zeros(batch, heads, n_queries, 1),
         query.new_zeros(batch, heads, n_keys, 1),
         bias,
@@ -180,14 +188,15 @@ def _bias_alone(query: Tensor, n_keys: int, bias: Tensor) -> Scores:
 class SynthesizerKind(NamedTuple):
     """Describe one value of the flag --synthesizer."""
 
-    build: Callable[[Sizes], nn.Module]  # the module maps q [B, H, Nq, D] and Nk to Scores
+    # Returns a module that maps q [B, H, Nq, D] and Nk to SyntheticScores.
+    build: Callable[[SynthesizerSizes], nn.Module]
     parameters: tuple[str, ...]  # the modules or tensors of which it consists
     reads_query: bool = False
     trained_bias: bool = False  # whether its bias needs a gradient
     multiplies: bool = False  # whether its scores are products of queries and keys
-    # The option of the size that only this synthesizer has; None if it has no such size.
+    # The option of its rank or factor; None if it has neither.
     size_option: str | None = None
-    # From the maximal length, the default of this size.
+    # Returns the default of this size for a maximal length.
     default_size: Callable[[int], int] = lambda length: 0
 
 
@@ -229,7 +238,8 @@ class SynthesizerAttention(MixheadAttention):
         options: further arguments of `MixheadAttention`
         max_length: n, the largest number of tokens in an input, cached ones included
         synthesizer: a key of `SYNTHESIZERS`
-        own_size: the size that only this synthesizer has; None for its default
+        rank_or_factor: the rank of factorized-random or the factor of factorized-dense; None for
+            the default, and for the other synthesizers
 
     Raises:
         ValueError: an argument that cannot work, such as a relative_position
@@ -241,7 +251,7 @@ class SynthesizerAttention(MixheadAttention):
         num_heads: int,
         max_length: int,
         synthesizer: str = "dense",
-        own_size: int | None = None,
+        rank_or_factor: int | None = None,
         **options: Any,
     ):
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
@@ -256,8 +266,12 @@ class SynthesizerAttention(MixheadAttention):
         self.synthesizer_name = synthesizer
         self.max_length = max_length
         self.scaling = 1.0
-        self.own_size = row.default_size(max_length) if own_size is None else own_size
-        self.synthesizer = row.build(Sizes(num_heads, self.head_dim, max_length, self.own_size))
+        if rank_or_factor is None:
+            rank_or_factor = row.default_size(max_length)
+        self.rank_or_factor = rank_or_factor
+        self.synthesizer = row.build(
+            SynthesizerSizes(num_heads, self.head_dim, max_length, rank_or_factor)
+        )
         for module in self.synthesizer.modules():
             if isinstance(module, nn.Linear):
                 quant_noise(module, options.get("q_noise", 0.0), options.get("qn_block_size", 8))
@@ -284,7 +298,7 @@ class SynthesizerAttention(MixheadAttention):
         signature["max_target_positions"] = self.max_length
         size_option = SYNTHESIZERS[self.synthesizer_name].size_option
         if size_option is not None:
-            signature[size_option] = self.own_size
+            signature[size_option] = self.rank_or_factor
         return signature
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:

@@ -61,16 +61,16 @@ class SynthesizerLanguageModelConfig(SynthesizerOptions, MixheadLanguageModelCon
 class SynthesizerDecoderLayer(MixheadDecoderLayer):
     # No decoder of fairseq sets its add_bias_kv and add_zero_attn, the constant keys.
     def build_self_attention(self, embed_dim: int, cfg: Any, **constant_keys: bool) -> nn.Module:
-        own_size = None
+        rank_or_factor = None
         size_option = SYNTHESIZERS[cfg.synthesizer].size_option
         if size_option is not None:
-            own_size = getattr(cfg, size_option)
+            rank_or_factor = getattr(cfg, size_option)
         return SynthesizerAttention(
             embed_dim,
             cfg.decoder.attention_heads,
             cfg.max_target_positions,
             cfg.synthesizer,
-            own_size,
+            rank_or_factor,
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
@@ -126,7 +126,7 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
         if longest is None:
             longest = _longest_block(args)
         _check_name(options)
-        _check_own_size(options, longest)
+        _check_rank_or_factor(options, longest)
         _check_variant(options)
         _check_kernels(options)
 
@@ -156,8 +156,8 @@ def _check_name(options: SynthesizerLanguageModelConfig) -> None:
         )
 
 
-def _check_own_size(options: SynthesizerLanguageModelConfig, longest: int) -> None:
-    """Refuse the size of another synthesizer, and one that is too small or too large.
+def _check_rank_or_factor(options: SynthesizerLanguageModelConfig, longest: int) -> None:
+    """Refuse a rank or factor of another synthesizer, and one that is too small or too large.
 
     Args:
         options: the flags
