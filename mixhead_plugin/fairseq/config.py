@@ -1,5 +1,6 @@
 """The flags of a model as fairseq's configs hold them: made flat, and filled in."""
 
+import copy
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -11,28 +12,32 @@ from mixhead_plugin.fairseq.options import FAMILIES, FLAGS, TOKENS_PER_SAMPLE, A
 
 
 def as_namespace(args: Any) -> Any:
-    """Return the flags that fairseq gives to `build_model` as one flat namespace.
+    """Return a flat copy of the flags that fairseq gives to `build_model`.
 
     fairseq's own converters drop the plugin's flags from a DictConfig. A YAML file keeps the flags
     of `common` beside the model's: the result has both.
 
     Args:
-        args: a DictConfig, which stays as it is; or a Namespace or a dataclass, which is changed
-            in place, and returned
+        args: a DictConfig, a Namespace or a dataclass, which stays as it is
+
+    Returns:
+        a Namespace; a copy of the dataclass, if that was given
     """
     if OmegaConf.is_config(args):
         # The parent is the whole config. omegaconf has no public way to it.
         whole = args._get_parent() or {}
         own: Any = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
-        args = Namespace(**{**whole.get("common", {}), **own})
+        flags = Namespace(**{**whole.get("common", {}), **own})
+    else:
+        flags = copy.copy(args)
 
     # The dataclass that a program gives may have references such as ${task.tokens_per_sample} as
     # defaults, and no task to resolve them. `fill_in` knows what --head-dim is then.
-    for name, value in vars(args).items():
+    for name, value in vars(flags).items():
         is_reference = isinstance(value, str) and value.startswith("${")
         if is_reference and name != "head_dim":
-            setattr(args, name, None)
-    return args
+            setattr(flags, name, None)
+    return flags
 
 
 def fill_in(args: Any, family: str) -> None:

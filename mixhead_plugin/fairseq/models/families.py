@@ -12,8 +12,8 @@ Flags come to a model in several ways. Who calls which function, and when:
 | a checkpoint is loaded | `load_state_dict`, which calls `check_checkpoint` |
 
 Both `_complete_and_check_command` and `prepared` fill in what is missing, then check the flags. The
-first gets flags that are flat already, and changes them in place; `prepared` makes them flat, and
-changes a Namespace in place but no DictConfig.
+first gets flags that are flat already, and changes them in place, as fairseq expects of it.
+`prepared` returns a flat copy.
 
 The flags of a command are checked twice, because each check is the only one that some flags get.
 `_complete_and_check_command` alone sees those of the task and of the optimizer beside the model's.
@@ -58,9 +58,9 @@ class FamilyModel(BaseFairseqModel):
     # Keys of FAMILIES. The family "" puts no prefix before a name and presets nothing; only models
     # that fairseq lacks have it, because fairseq's own names are taken.
     families: ClassVar[tuple[str, ...]] = tuple(FAMILIES)
-    # The architectures of all models, in one dict for all subclasses, by names with the family.
-    # `repairs/unknown_fields.py` reads it, and knows the plugin's models by it: repairs are applied
-    # before this class is imported.
+    # The preset of each architecture, by its name with the family. All subclasses share one dict.
+    # `repairs/unknown_fields.py` reads it, and recognises the plugin's models by it, because repairs
+    # are applied before this class is imported.
     presets: ClassVar[dict[str, Preset]] = {}
     # True if fairseq configures the model by `config`, not by a Namespace.
     by_dataclass: ClassVar[bool] = False
@@ -119,7 +119,7 @@ class FamilyModel(BaseFairseqModel):
 
     @classmethod
     def prepared(cls, args: Any) -> Any:
-        """Return the flags that fairseq gives to `build_model`, flat, filled in and checked."""
+        """Return a copy of the flags of `build_model` that is flat, filled in and checked."""
         args = as_namespace(args)
         fill_in(args, _family_of(model_name(args)))
         cls.check_args(args)
@@ -242,10 +242,10 @@ def _complete_and_check_command(
 
 
 def _leave_tpu_out(args: Any) -> None:
-    """Undo that fairseq takes --bf16 for a request for a TPU, where torch has none.
+    """Take back that --bf16 asks for a TPU, where torch has no support for one.
 
-    It is no repair, because it is for the plugin's models alone: the flags of others stay as
-    fairseq sets them.
+    fairseq sets `tpu` for every --bf16. This is no repair, because it is for the plugin's models
+    alone: the flags of others stay as fairseq sets them.
     """
     if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
         args.tpu = False
