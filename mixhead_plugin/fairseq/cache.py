@@ -139,7 +139,7 @@ class CachedAttention(MultiheadAttention):
         beams = self.beam_size
         if not self.encoder_decoder_attention or beams == 1:
             return False
-        if query.size(1) != key.size(1):  # keys that already are one a sentence
+        if query.size(1) != key.size(1):  # there already is one row of keys a sentence
             return False
         if key_padding_mask is not None and not self._repeats(key_padding_mask, beams):
             return False
@@ -163,9 +163,9 @@ class CachedAttention(MultiheadAttention):
             new_order    0 0 2 | 4 3 3     two sentences, a beam of three
             sentences    0 0 0 | 1 1 1     so the rows are 0 and 1, as before
 
-        Orders that no beam search gives are followed, too: fairseq's encoder-decoder attention
-        would ignore a permutation. Then hypotheses of different sentences mix, so these were equal
-        sentences in a batch, no beams. From now on each has a copy of its row:
+        A program may also give an order in which rows of different sentences change places. Then
+        these rows were no beams, but equal sentences of one batch. From now on each has a copy of
+        its row (fairseq's encoder-decoder attention would ignore a permutation):
 
             new_order    0 3 2 | 4 1 3
             sentences    0 1 0 | 1 0 1     so there are six rows, copies of 0 1 0 1 0 1

@@ -78,7 +78,7 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         _check_rows(model, name, tensors, attention)
 
 
-def check_for_fairseqs(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
+def check_for_fairseq_model(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     """Refuse a checkpoint of the plugin in a model that would compute something else with it.
 
     The tensors of l2, of a sink of 0 or of rotary positions are those of fairseq's softmax
@@ -217,8 +217,10 @@ def _compare(
 
 
 def _starts_as_if_absent(option: str, own: Any) -> bool:
-    """Return whether an attention with this value starts as one without it."""
-    if own is None or option == "relative_gain":
+    """Return whether an attention with this value of an option starts as one without the part."""
+    if own is None:  # the model has no such option
+        return True
+    if option == "relative_gain":  # all gains start at 1
         return True
     return option in PARTS and PARTS[option][own].loads_without
 

@@ -50,7 +50,7 @@ def check_flags(args: Any, sites: Sites) -> None:
     _check_scope(options, sites)
     covered = covered_sites(options, sites)
     for site, sizes in sites.items():
-        _check_numbers(sizes)
+        _check_at_least_one(sizes)
         _check_division(options, site, sizes)
 
     # Then the flags against the sizes. The parts are built only here, because that needs both.
@@ -135,12 +135,12 @@ def _check_scope(options: AttentionOptions, sites: Sites) -> None:
 
 def _check_scale(name: str, value: Any) -> None:
     """Refuse a factor that is no positive, finite number."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
         raise OptionError(f"{option_name(name)} {value}: must be a number greater than 0")
 
 
-def _check_numbers(sizes: SiteSizes) -> None:
+def _check_at_least_one(sizes: SiteSizes) -> None:
     if sizes.embed_dim < 1:
         raise OptionError(f"{sizes.embed_flag} {sizes.embed_dim}: must be at least 1")
     if sizes.num_heads < 1:

@@ -83,7 +83,7 @@ def _fairseqs_name(file: str, arch: str) -> str:
     model = registries.ARCH_MODEL_REGISTRY.get(arch, registries.MODEL_REGISTRY.get(arch))
     if model is None:
         raise refusal
-    names = [name for name, own in MODELS.items() if own is model]
+    names = [name for name, model_class in MODELS.items() if model_class is model]
     if not names:
         raise refusal
     fairseqs = registries.MODEL_REGISTRY.get(names[0])

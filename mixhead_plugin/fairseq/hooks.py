@@ -15,7 +15,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
 
-from mixhead_plugin.fairseq.checkpoint import check_for_fairseqs
+from mixhead_plugin.fairseq.checkpoint import check_for_fairseq_model
 from mixhead_plugin.fairseq.learning_rate import check_optimizer, scale_steps
 from mixhead_plugin.fairseq.replace import install_all, replaces
 
@@ -96,5 +96,5 @@ def check_origin(original, model: Any, state_dict: dict[str, Any], *args, **kwar
     plugin does so itself.
     """
     if not hasattr(model, "check_checkpoint"):
-        check_for_fairseqs(model, state_dict)
+        check_for_fairseq_model(model, state_dict)
     return original(model, state_dict, *args, **kwargs)

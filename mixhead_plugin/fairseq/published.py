@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fairseq import models as known
+from fairseq import models as registries
 from torch import Tensor
 
 from mixhead_plugin.errors import OptionError
@@ -60,7 +60,7 @@ def convert(file: str, out: str) -> str:
     flags = vars(cfg["model"]) if isinstance(cfg["model"], Namespace) else cfg["model"]
     theirs = model_name(Namespace(**flags))
     arch = f"mixhead_{theirs}"
-    if arch not in known.ARCH_MODEL_REGISTRY and arch not in known.MODEL_REGISTRY:
+    if arch not in registries.ARCH_MODEL_REGISTRY and arch not in registries.MODEL_REGISTRY:
         raise OptionError(
             f"{file}: --arch {theirs}: must be an architecture of fairseq that the plugin has, too"
         )

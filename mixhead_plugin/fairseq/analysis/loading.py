@@ -324,8 +324,10 @@ def _replace_fairseq_attention(path: str, model: nn.Module, impl: str) -> None:
     """
     for parent_name, parent in list(model.named_modules()):
         for child_name, original in list(parent.named_children()):
-            is_fairseqs = isinstance(original, MultiheadAttention)
-            if not is_fairseqs or isinstance(original, MixheadAttention):
+            # MixheadAttention inherits from fairseq's class.
+            if not isinstance(original, MultiheadAttention):
+                continue
+            if isinstance(original, MixheadAttention):
                 continue
             name = f"{parent_name}.{child_name}".removeprefix(".")
             # A class that inherits from fairseq's may compute something else.

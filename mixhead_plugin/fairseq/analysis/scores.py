@@ -92,14 +92,14 @@ def bleu(loaded: Loaded, batches: Batches) -> float:
     if not translates(loaded):
         raise OptionError(f"--metric bleu: {type(loaded.task).__name__} does not translate")
     task = loaded.cfg.task
-    words = loaded.task.target_dictionary
+    dictionary = loaded.task.target_dictionary
     tokenizer = "none" if getattr(task, "eval_tokenized_bleu", False) else "13a"
-    pieces = getattr(task, "eval_bleu_remove_bpe", None)
+    remove_bpe = getattr(task, "eval_bleu_remove_bpe", None)
     detokenizer = _detokenizer(task)
 
     def text(tokens: torch.Tensor, unknown: str) -> str:
-        of_words = words.string(tokens.int().cpu(), pieces, unk_string=unknown)
-        return detokenizer.decode(of_words)
+        words = dictionary.string(tokens.int().cpu(), remove_bpe, unk_string=unknown)
+        return detokenizer.decode(words)
 
     # As fairseq: unknown words have different names in hypothesis and reference, and never match.
     hypotheses: list[str] = []
@@ -108,7 +108,7 @@ def bleu(loaded: Loaded, batches: Batches) -> float:
         for tokens in translations:
             hypotheses.append(text(tokens, "UNKNOWNTOKENINHYP"))
         for target in batch["target"]:
-            references.append(text(target[target.ne(words.pad())], "UNKNOWNTOKENINREF"))
+            references.append(text(target[target.ne(dictionary.pad())], "UNKNOWNTOKENINREF"))
     return BLEU(tokenize=tokenizer).corpus_score(hypotheses, [references]).score
 
 

@@ -32,8 +32,8 @@ from mixhead_plugin.parts.hooks import Hook
 class Penalty(NamedTuple):
     """One flag --<name>-weight; logged as `<name>_loss`."""
 
-    # From an attention, the inputs of its call, and which queries are not padding, bool [B, Nq]:
-    # a scalar, in float32 or better.
+    # Takes an attention, the inputs of its call, and which queries are not padding, bool [B, Nq].
+    # Returns a scalar, in float32 or better.
     compute: Callable[[MixheadAttention, AttentionInputs, Tensor], Tensor]
     # True: on M and the matrices of feature mixing, see `PartKind.orthogonal`. False: on the
     # attention weights P.
@@ -120,11 +120,12 @@ class RegularizedPass:
 
     Args:
         model: any model
-        factors: of each penalty in the loss, by its name in PENALTIES
-        not_padding: for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]
+        factors: the weight of each penalty in the loss, by its name in PENALTIES
+        not_padding: the queries that are not padding, by "encoder" and "decoder", bool [B, Nq]
 
     Attributes:
-        values: for each penalty, its sum over the attentions of this pass, detached and unweighted
+        values: the sum of each penalty over the attentions of this pass, detached and unweighted,
+            by its name in PENALTIES
     """
 
     def __init__(

@@ -87,7 +87,7 @@ MODELS: dict[str, type[FamilyModel]] = {
 }
 
 
-def _fairseqs() -> dict[str, Architecture]:
+def _of_fairseq() -> dict[str, Architecture]:
     """Return the architectures of fairseq for all models that it has."""
     architectures = {}
     for fairseq_name, model in MODELS.items():
@@ -97,7 +97,7 @@ def _fairseqs() -> dict[str, Architecture]:
 
 
 ARCHITECTURES = {
-    **_fairseqs(),
+    **_of_fairseq(),
     "synthesizer_lm": Architecture(SynthesizerLanguageModel, {}, "fairseq's transformer_lm"),
     "gau_lm": Architecture(GatedLanguageModel, {}, "Hua et al. 2022", gated_attention.gau_lm),
     "gau_roberta": Architecture(

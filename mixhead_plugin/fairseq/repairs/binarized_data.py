@@ -67,9 +67,10 @@ def check(path: str, symbols: int | None = None) -> None:
             f"{index}: is of format {version} with tokens of type {code}, which fairseq does not "
             "know"
         )
-    _check_size(data, _size_of_data(index, sentences, np.dtype(dtype).itemsize), f"by {index}")
+    token_type = np.dtype(dtype)
+    _check_size(data, _size_of_data(index, sentences, token_type.itemsize), f"by {index}")
     if symbols is not None:
-        _check_tokens(data, np.dtype(dtype), symbols)
+        _check_tokens(data, token_type, symbols)
 
 
 def _check_tokens(data: str, dtype: np.dtype, symbols: int) -> None:
@@ -88,7 +89,7 @@ def _check_tokens(data: str, dtype: np.dtype, symbols: int) -> None:
 
 
 def _size_of_data(index: str, sentences: int, width: int) -> int:
-    """Return how many bytes the .bin of an index must have; refuse an index that cannot be.
+    """Return how many bytes the .bin of an index must have; refuse a damaged index.
 
     Args:
         index: the file, whose head has been read

@@ -25,7 +25,7 @@ def _call_main(original, cfg, main, **kwargs) -> None:
 
 
 def _check_workers(cfg: Any) -> None:
-    """Take the number and the rank of workers from torchrun, or refuse what starts none."""
+    """Take the number and the rank of workers from torchrun; refuse if nothing starts them."""
     workers = cfg.distributed_training
     by_torchrun = all(name in os.environ for name in TORCHRUN)
     if workers.distributed_init_method is None and by_torchrun:

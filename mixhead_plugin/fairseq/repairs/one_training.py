@@ -55,7 +55,7 @@ def lock(folder: str) -> None:
         file = open(path, "a+", errors="replace")  # noqa: SIM115 (open as long as the process)
         with suppress(OSError):
             os.chmod(path, 0o666)  # others who may write into the folder may train in it later
-        while not _is_free(file):
+        while not _try_to_lock(file):
             if time.monotonic() > deadline:
                 file.seek(0)
                 raise OptionError(
@@ -71,8 +71,8 @@ def lock(folder: str) -> None:
         )
 
 
-def _is_free(file: IO[str]) -> bool:
-    """Return True if this process has locked a file now, and False if another process has."""
+def _try_to_lock(file: IO[str]) -> bool:
+    """Lock a file if no other process has locked it; return whether this process has it now."""
     try:
         # Not flock: children would keep that lock, and not every NFS passes it on to other
         # machines.

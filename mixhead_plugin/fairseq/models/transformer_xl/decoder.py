@@ -254,11 +254,12 @@ class MixheadTransformerXLDecoder(FairseqIncrementalDecoder):
 
         Args:
             prev_output_tokens: [B, N], with padding on the right only
-            src_lengths, encoder_out: not used
+            src_lengths: not used; fairseq passes them
             incremental_state: the cache of step-by-step decoding, which reads the last token and no
                 memory
             window: the number of this window in its text, see `SegmentMemory`; None continues from
                 the last call
+            encoder_out: not used; fairseq's search passes one
         """
         if incremental_state is not None:
             prev_output_tokens = prev_output_tokens[:, -1:]

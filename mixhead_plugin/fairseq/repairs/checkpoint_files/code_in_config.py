@@ -28,8 +28,9 @@ EVALUATED = frozenset(
         override_encoder_layers
     """.split()
 )
-# A reference such as ${model.dropout} only names another value. For ${name:...}, even
-# ${${other}:...}, omegaconf calls a function: what is left after all references are taken away.
+# A reference such as ${model.dropout} only names another value. For ${name:...} omegaconf calls a
+# function, and even for ${${other}:...}. So a text calls one if it still has `${` after all
+# references are taken away.
 _REFERENCE = re.compile(r"\$\{\s*[\w.\[\]]+\s*\}")
 # What a list of numbers consists of, in Python's syntax: no names, no calls.
 _ARITHMETIC = (
