@@ -37,9 +37,9 @@ class Task(NamedTuple):
     """The batches that a task draws, the models that learn it, and the numbers that it measures.
 
     Args:
-        name: of its folder in examples/
-        attentions: the names of those that it compares
-        axis: the name of its size, which is a flag: the length of a row, or the model's width
+        name: the name of its folder in examples/
+        attentions: the names of the attentions that it compares
+        axis: the name of the flag that sets its size: the length of a row, or the model's width
         size: the default of that flag
         steps: the default of --steps
         rate: the default of --lr
@@ -66,14 +66,14 @@ class Setting(NamedTuple):
 
     Args:
         attention: one of `Task.attentions`
-        head_size: numbers of a head
-        size: of the data or of the model, along `Task.axis`
+        head_size: the size of one head
+        size: the size of the data or of the model, which `Task.axis` names
         rate: the learning rate
         mixing_lr_scale: factor on the rate of the mixing
-        steps: updates
-        seed: of data and first weights
-        warmup_steps: over which the rate rises; None for a tenth of the steps
-        decay_steps: the last ones, over which the rate falls to 0; None for a fifth of the steps
+        steps: the number of updates
+        seed: the seed of the data and of the first weights
+        warmup_steps: the first steps, in which the rate rises; None for a tenth of the steps
+        decay_steps: the last steps, in which the rate falls to 0; None for a fifth of the steps
         valid_interval: steps between two validations; None for none before the end
         stop_at: the validation loss that ends a training early; None for none
     """

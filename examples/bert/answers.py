@@ -33,7 +33,8 @@ def best_spans(
 
     Args:
         logits: [B, N, 2], for the first and the last token; -inf for padding
-        starts, ends: bool [B, N], where a span may begin and end
+        starts: bool [B, N], where a span may begin
+        ends: bool [B, N], where a span may end
         number: how many spans to return
         longest: the most tokens of a span
 

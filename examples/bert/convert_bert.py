@@ -218,7 +218,7 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
     """Write what `to-fairseq` writes.
 
     Args:
-        folder: of transformers
+        folder: the folder of a model of transformers
         out: the folder to write to, which is made
         arch: an architecture of BERT
         flags: further flags of fairseq-train
@@ -356,10 +356,10 @@ def to_huggingface(
     """Write what `to-huggingface` writes.
 
     Args:
-        checkpoint: of fairseq
+        checkpoint: a checkpoint of fairseq
         out: the folder to write to, which is made
         dict_path: the dictionary of the model; None for dict.txt beside the checkpoint
-        vocab_path: has the order of the words; None for vocab.txt beside the checkpoint
+        vocab_path: the file with the order of the words; None for vocab.txt beside the checkpoint
 
     Raises:
         OptionError: the file has no such model, in one line

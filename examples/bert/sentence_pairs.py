@@ -64,8 +64,8 @@ class SentencePairs(SizedDataset):
         sizes: the lengths of `lines`
         dictionary: its last symbol is `masking.mask`
         length: the most tokens of a pair, with its special tokens
-        masking: what to hide
-        seed: of all random choices
+        masking: chooses the words that are hidden
+        seed: the seed of all random choices
         short_probability: share of spans with a random smaller length
         lines_per_document: the lines of each document; 0 if an empty line ends a document
     """
@@ -99,9 +99,10 @@ class SentencePairs(SizedDataset):
 
         They are lines, and parts of lines that are longer than half a pair.
         """
-        number = -(-lengths // longest)  # of units in each line; an empty line has none
-        self.unit_line = np.repeat(np.arange(len(lengths)), number)  # [U]
-        nth = np.arange(len(self.unit_line)) - np.repeat(number.cumsum() - number, number)
+        units = -(-lengths // longest)  # [lines], rounded up: an empty line has no unit
+        self.unit_line = np.repeat(np.arange(len(lengths)), units)  # [U]
+        # the number of each unit in its line
+        nth = np.arange(len(self.unit_line)) - np.repeat(units.cumsum() - units, units)
         self.unit_start = nth * longest  # [U], in its line
         self.unit_length = np.minimum(longest, lengths[self.unit_line] - self.unit_start)  # [U]
         if lines_per_document:

@@ -81,11 +81,12 @@ class SquadWindows(SizedDataset):
     Args:
         squad: the questions
         dictionary: bos is [CLS], eos is [SEP]
-        tokeniser: its pieces are the symbols of `dictionary`
-        sizes: of the windows; with a stride above `sizes.least_room`, some tokens would be in no
-            window
+        tokeniser: cuts texts into pieces, which are symbols of `dictionary`
+        sizes: the sizes of the windows; with a stride above `sizes.least_room`, some tokens would
+            be in no window
         first_question: the number of the first question, for a task with several data sets
-        seed: of the order, which changes from epoch to epoch; None sorts the windows by length
+        seed: the seed of the order, which changes from epoch to epoch; None sorts the windows by
+            length
 
     Attributes:
         unlocated: the number of questions whose answers are not where the file says; the loss

@@ -257,10 +257,10 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] | None = None
     'data').
 
     Args:
-        path: .zip, a tar, or a single file as .gz, .bz2, .xz
-        folder: is created if it does not exist
-        wanted: returns True if a file of this name, with / between folders, is unpacked; by default
-            all are
+        path: the archive: .zip, a tar, or a single file as .gz, .bz2, .xz
+        folder: the folder to unpack to, which is created if it does not exist
+        wanted: a function that returns True for the name of a file to unpack, with / between
+            folders; None to unpack all
     """
     folder.mkdir(parents=True, exist_ok=True)
     limit = min(LIMIT, max(FLOOR, RATIO * path.stat().st_size))

@@ -13,8 +13,8 @@ def read(path: Path, fail: Callable[[str], NoReturn]) -> dict[str, Any]:
     """Return the content of a checkpoint; end the program if the file is none, or is damaged.
 
     Args:
-        path: of the file
-        fail: of `common.errors.failing`
+        path: the path of the file
+        fail: a function of `common.errors.failing`, which ends the program
     """
     import torch  # takes seconds; wrong arguments are refused before
 

@@ -14,9 +14,9 @@ def fill_defaults(
     """Set the flags that were not given, and refuse numbers that are too small.
 
     Args:
-        options: what the parser has found, changed in place; None where a flag was not given
-        defaults: by the name of the flag without dashes
-        least: likewise, the smallest number of each
+        options: the flags from the parser, None where one was not given; changed in place
+        defaults: the default of each flag, by its name without dashes
+        least: the smallest number of each flag, by its name without dashes
         fail: ends the program with a message
     """
     for name, value in defaults.items():

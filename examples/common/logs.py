@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 
 
 def numbers_in(line: str, name: str) -> dict[str, str]:
-    """Return the numbers of a line by what they are; {} where the line has another name or none.
+    """Return the numbers of a line, by their names; {} if the line has another name, or none.
 
     Args:
-        line: of the log
-        name: of a set, such as "valid", or "train_inner" for the numbers between validations
+        line: a line of the log
+        name: the name of a set, such as "valid"; or "train_inner", for the numbers between
+            validations
     """
     match = re.search(rf"\| {re.escape(name)} \| (\{{.*\}})", line)
     if match is None:

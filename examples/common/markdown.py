@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 0) -> str:
-    """Return a table without its last line's end.
+    """Return a table as one text, without a line feed at its end.
 
     Args:
-        titles: of the columns
+        titles: the titles of the columns
         rows: the cells of each row
-        left: so many columns, the first ones, are aligned on the left; the others on the right
+        left: how many of the first columns are aligned on the left; the others are on the right
     """
     ruler = ["---"] * left + ["---:"] * (len(titles) - left)
     lines = [f"| {' | '.join(titles)} |", f"|{'|'.join(ruler)}|"]

@@ -19,7 +19,7 @@ def read_lines(path: Path, fail: Callable[[str], NoReturn] = fail) -> list[str]:
     Only a line feed ends a line: sentences of TED contain other separators, such as a lone CR.
 
     Args:
-        path: of the text
+        path: the path of the text
         fail: ends the program if the text is not UTF-8; that of prepare.sh by default
     """
     try:

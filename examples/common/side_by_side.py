@@ -32,7 +32,7 @@ def parser(description: str, steps: int, rate: float) -> ArgumentParser:
     """Return a parser with the flags that all these examples have.
 
     Args:
-        description: of the example
+        description: what the example does, for --help
         steps: the default of --steps
         rate: the default of --lr
     """
@@ -106,13 +106,13 @@ def compare(
 
     Args:
         metric: what the number is, with its unit
-        train: takes the kind of mixing, `none` or that of `args`, a seed and `args`; trains one
-            model and returns its number
-        args: of `parser`, and whatever `train` reads
+        train: a function of the kind of mixing (`none` or that of `args`), a seed and `args`, which
+            trains one model and returns its number
+        args: the flags of `parser`, and whatever `train` reads
         fail: ends the program with an error
-        libraries: whose versions go into the file beside that of torch
-        inputs: names in `args` of the files and folders that the numbers depend on; their names and
-            sums go into the file
+        libraries: packages whose versions go into the file beside that of torch
+        inputs: the flags that name files and folders on which the numbers depend; the names and
+            sums of these go into the file
     """
     torch.set_num_threads(1)
     fingerprints = {name: fingerprint(getattr(args, name)) for name in inputs}

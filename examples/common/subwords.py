@@ -79,7 +79,7 @@ def in_subwords(
     Args:
         text: lines by "train.de", "train.en", "valid.de", ...
         kind: a key of SUBWORDS
-        folder: has the model, <kind>-<vocabulary>.<suffix>
+        folder: the folder of the model, <kind>-<vocabulary>.<suffix>
         vocabulary: the number of merges (bpe) or pieces (sentencepiece)
     """
     subwords = SUBWORDS[kind]

@@ -31,8 +31,8 @@ def binarise(
         references: target sentences by "test.raw", ...
         settings: flags of prepare.sh and their values
         workers: processes of fairseq-preprocess
-        flags: of fairseq-preprocess
-        checked: the counts of the text were checked
+        flags: further flags of fairseq-preprocess
+        checked: whether the counts of the text were checked
     """
     with written_whole(folder) as unfinished:
         text = unfinished / "text"

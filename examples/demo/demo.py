@@ -85,7 +85,7 @@ def run(
     Args:
         command: the name of the command and its flags
         log: the file that keeps the lines
-        threads: of torch
+        threads: the number of threads of torch
         bar: follows a training; None for no bar
     """
     command = [str(Path(sys.executable).parent / command[0]), *command[1:]]
@@ -161,7 +161,7 @@ def train(
         save: the folder for its checkpoints
         args: flags of the demo
         row: the place of its progress bar
-        threads: of torch
+        threads: the number of threads of torch
 
     Returns:
         the number of its parameters; after how many updates it was validated, and the perplexity
@@ -330,10 +330,10 @@ def record(results: list[Result], args: argparse.Namespace, text: Path, folder: 
     """Write results.json, and pictures of the validation perplexity against updates.
 
     Args:
-        results: of the models
+        results: the results of all models
         args: flags of the demo
         text: the folder of the text in `SPLITS` and `LANGUAGES`
-        folder: where to
+        folder: the folder to write to
     """
     rows = []
     for result in results:

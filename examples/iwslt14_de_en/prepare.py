@@ -186,12 +186,12 @@ def prepare_data(
 
     Args:
         text: the folder of `prepare_text`
-        data: where `folder_name(subwords, concatenate, join)` is made
+        data: the folder in which `folder_name(subwords, concatenate, join)` is made
         subwords: a key of SUBWORDS
-        vocabulary: merges or pieces
+        vocabulary: the number of merges or pieces
         concatenate: about how many source subwords sentences are joined to; 0 for single sentences
         workers: processes of fairseq-preprocess
-        join: one dictionary for both languages
+        join: whether both languages have one dictionary
     """
     folder = data / folder_name(subwords, concatenate, join)
     settings = {"--vocabulary": vocabulary}

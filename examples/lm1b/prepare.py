@@ -162,9 +162,9 @@ def _check_or_remove_text(
 
     Args:
         data: the folder DATA
-        name: of the set, a key of `expected`
+        name: the name of the set, a key of `expected`
         found: the counts
-        expected: what they must be, by set; a set or a count that it lacks is not checked
+        expected: the right counts, by set; a set or a count that it lacks is not checked
     """
     numbers = [f"{number:,} {what}" for what, number in found.items()]
     note(f"{name}: {', '.join(numbers)}")

@@ -56,7 +56,7 @@ def count_shard(shard: Path, folder: Path) -> None:
 
     Args:
         shard: the text
-        folder: where to; it is made
+        folder: the folder to write to, which is made
     """
     lines = 0
     words: Counter[bytes] = Counter()
@@ -113,7 +113,7 @@ class Coding(NamedTuple):
         make: `word_encoder` or `piece_encoder`
         source: the file that it reads
         symbols: the numbers of fairseq's special symbols
-        dtype: of the binary files
+        dtype: the type of the numbers in the binary files
     """
 
     make: Callable[[Path, Symbols], Encoder]

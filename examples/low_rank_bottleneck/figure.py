@@ -44,7 +44,7 @@ def draw(
     """Write low_rank_bottleneck.png and .svg.
 
     Args:
-        folder: where to
+        folder: the folder to write to
         rows: the errors, as `measure` of run.py returns them
         tasks: the titles of the panels, by task
         settings: the flags of the run

@@ -47,10 +47,10 @@ class GPT(nn.Module):
 
     Args:
         vocabulary: number of tokens
-        positions: the longest text
+        positions: the number of tokens in the longest text
         layers: number of blocks
-        heads: of each attention
-        width: of the states; a head has width / heads numbers
+        heads: the number of heads of each attention
+        width: the size of the states; a head has width / heads numbers
     """
 
     def __init__(self, vocabulary: int, positions: int, layers: int, heads: int, width: int):

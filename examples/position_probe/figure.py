@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ def draw(folder: Path, rows: list[dict[str, Any]], n: int) -> None:
     rows = [row for row in rows if row["model"] == rows[0]["model"]]
     attentions = list(dict.fromkeys(row["attention"] for row in rows))
     colours = dict(zip(dict.fromkeys(row["position"] for row in rows), figures.COLOURS))
-    down = -(-len(attentions) // COLUMNS)
-    figure = Figure(figsize=(7.2, 1.1 + 1.6 * down), layout="constrained")
-    axes = figure.subplots(down, COLUMNS, sharex=True, sharey=True, squeeze=False)
+    lines = math.ceil(len(attentions) / COLUMNS)
+    figure = Figure(figsize=(7.2, 1.1 + 1.6 * lines), layout="constrained")
+    axes = figure.subplots(lines, COLUMNS, sharex=True, sharey=True, squeeze=False)
     shown = {}
     for attention, axis in itertools.zip_longest(attentions, axes.flat):
         if attention is None:

@@ -33,16 +33,17 @@ def measured() -> str:
     rows = []
     for name, key in MEASURED.items():
         effect = found[key]
-        study = study_of(effect.of.study, RESULTS)
+        comparison = effect.comparison
+        study = study_of(comparison.study, RESULTS)
         metric = effects.bleu_metric(study)
         bleu = ""
         if metric is not None:
-            gain = effects.bleu_gain(study, effect.of.mixed, effect.of.softmax, metric)
+            gain = effects.bleu_gain(study, comparison.mixed, comparison.softmax, metric)
             bleu = shown(gain, 2)
         perplexity = shown(effects.lower_by(effect.gain), 1)
-        ratios = effects.time_ratios(study, effect.of.mixed, effect.of.softmax)
+        ratios = effects.time_ratios(study, comparison.mixed, comparison.softmax)
         time = f"{statistics.median(ratios):.2f}" if ratios else ""
-        count, size = effect.of.heads.split(" of ")
+        count, size = comparison.heads.split(" of ")
         rows.append([size, count, name, str(effect.gain.count), perplexity, bleu, time])
     head = [
         "size of a head",
@@ -148,7 +149,11 @@ def answers() -> list[Answer]:
 
 
 def _effects() -> dict[tuple[str, int, str], effects.Effect]:
-    return {(each.of.task, each.of.updates, each.of.heads): each for each in effects.effects()}
+    found = {}
+    for effect in effects.effects():
+        comparison = effect.comparison
+        found[comparison.task, comparison.updates, comparison.heads] = effect
+    return found
 
 
 def _bleu(row: Row, base: Row) -> Estimate:

@@ -43,9 +43,9 @@ def command_of(
     """Return the command of a script, and the variables that stand before it.
 
     Args:
-        run: of the grid
+        run: a run of the grid
         name: 'train' or 'evaluate'
-        words: the grid's; {root}, {save} and {start} are filled in
+        words: the words of the grid; {root}, {save} and {start} are filled in
         save: the folder of the run's checkpoints
     """
     start = ""

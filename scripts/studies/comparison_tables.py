@@ -25,7 +25,7 @@ def effects_table(folder: Path = RESULTS) -> str:
     adjusted = holm([effect.gain.p for effect in all_effects])
     rows = []
     for effect, p in zip(all_effects, adjusted):
-        comparison = effect.of
+        comparison = effect.comparison
         best = "the same"
         if effect.over_best is not None:
             best = f"{shown_gain(effect.over_best, comparison)}, {comparison.heads_of_best}"

@@ -67,11 +67,11 @@ def series_of(effect: Effect) -> str:
 
     Words of several lengths and rates look alike.
     """
-    if not effect.of.corpus:
-        return effect.of.task
-    task, *rest = effect.of.task.split(", ")
+    if not effect.comparison.corpus:
+        return effect.comparison.task
+    task, *rest = effect.comparison.task.split(", ")
     sites = [word.removesuffix(" mixed") for word in rest if word.endswith(" mixed")]
-    return ", ".join([task, *sites, f"{effect.of.updates:,} updates"])
+    return ", ".join([task, *sites, f"{effect.comparison.updates:,} updates"])
 
 
 def places(drawn: Sequence[Effect]) -> list[float]:
@@ -79,7 +79,7 @@ def places(drawn: Sequence[Effect]) -> list[float]:
 
     Those of one head size stand side by side around it.
     """
-    sizes = [effect.of.head_size for effect in drawn]
+    sizes = [effect.comparison.head_size for effect in drawn]
     at = []
     for number, size in enumerate(sizes):
         before = sizes[:number].count(size)
@@ -110,11 +110,11 @@ def draw_by_head_size(folder: Path) -> Any:
     Text is on the left, the synthetic tasks are on the right.
     """
     drawn = effects(folder)
-    sizes = sorted({effect.of.head_size for effect in drawn})
+    sizes = sorted({effect.comparison.head_size for effect in drawn})
     figure, axes = figures.subplots(1, 2, (4.6, 4.2))
     text, synthetic = axes[0]
-    draw_series(text, [effect for effect in drawn if effect.of.corpus])
-    draw_series(synthetic, [effect for effect in drawn if not effect.of.corpus])
+    draw_series(text, [effect for effect in drawn if effect.comparison.corpus])
+    draw_series(synthetic, [effect for effect in drawn if not effect.comparison.corpus])
 
     for panel in (text, synthetic):
         panel.axhline(0, color=ZERO, lw=1)

@@ -26,7 +26,7 @@ from studies.study import Row, Study
 class Effect:
     """What the runs say about one comparison."""
 
-    of: Comparison
+    comparison: Comparison
     gain: Estimate  # the difference of the losses, or of their logarithms
     percent: Estimate  # of the loss of softmax
     error: float  # standard error of `percent`; NaN for ratios
@@ -101,8 +101,8 @@ def of_text(all_effects: Sequence[Effect]) -> dict[str, list[Effect]]:
     """Return the effects on text by corpus."""
     by_corpus: dict[str, list[Effect]] = {}
     for effect in all_effects:
-        if effect.of.corpus:
-            by_corpus.setdefault(effect.of.corpus, []).append(effect)
+        if effect.comparison.corpus:
+            by_corpus.setdefault(effect.comparison.corpus, []).append(effect)
     return by_corpus
 
 

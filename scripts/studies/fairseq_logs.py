@@ -23,16 +23,16 @@ class Progress:
 
     def __init__(self, points: Sequence[dict[str, float]]):
         self.points: list[dict[str, float]] = []
-        self.before = points  # of earlier processes
+        self.before = points  # the points of earlier processes
         self.spent = 0.0  # CPU seconds of all updates
-        self.cpu = 0.0  # of this process, when a line was read last
+        self.cpu = 0.0  # CPU seconds of this process when a line was read last
         self.updating = False  # not at the start, nor while it validates
 
     def read(self, line: str, cpu: float | None) -> dict[str, float] | None:
         """Return the new point if the line has one; None otherwise.
 
         Args:
-            line: of the log
+            line: a line of the log
             cpu: the CPU seconds of the process so far; None where the system does not tell
         """
         if resumed := RESUMED.search(line):

@@ -48,8 +48,8 @@ def paired(gains: Mapping[int, float] | Sequence[float], level: float = 0.95) ->
     Fewer than three seeds, or seeds with the same gain, give no interval.
 
     Args:
-        gains: by seed, or a list
-        level: of the interval
+        gains: the gain of each seed, by seed or as a list
+        level: the level of the interval
     """
     values = list(gains.values()) if isinstance(gains, Mapping) else list(gains)
     if not values:
@@ -111,7 +111,7 @@ def random_effects(
 
     # statsmodels lets DerSimonian and Laird's tau^2 fall below 0 where the settings differ less
     # than by chance, and takes the weights of its mean with that, and square roots. So only tau^2
-    # is its own here, and its warnings are none for us.
+    # is taken from it, and its warnings do not matter here.
     with np.errstate(invalid="ignore"):
         tau2 = float(combine_effects(np.array(gains), variances, method_re=method).tau2)
     tau2 = max(tau2, 0.0)
@@ -141,9 +141,9 @@ def ratio(gains: Mapping[int, float], others: Mapping[int, float], level: float 
     no end otherwise: ValueError.
 
     Args:
-        gains: by seed
-        others: by seed
-        level: of the interval
+        gains: the gain of each seed
+        others: the gain of each seed in the divisor
+        level: the level of the interval
     """
     pairs = list(shared(gains, others).values())
     count = len(pairs)

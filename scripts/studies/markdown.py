@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # gpu_report.sh makes tables where scipy and statsmodels may 
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table without its last line's end."""
+    """Return a table as one text, without a line feed at its end."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -76,7 +76,7 @@ def checksum(folders: str) -> str | None:
     """Return 12 digits of the SHA-256 of the text that fairseq reads; None if there is none.
 
     Args:
-        folders: with colons between them, as fairseq takes them
+        folders: the folders of the data, with colons between them, as fairseq takes them
     """
     files: list[Path] = []
     for folder in folders.split(":"):

@@ -26,7 +26,7 @@ OPEN = ConfigDict(strict=True, extra="allow")
 # JSON has numbers of any size; fairseq's seeds are of 64 bits.
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Flags = dict[str, list[str]]  # of runs.canonical: flag or variable -> values
+Flags = dict[str, list[str]]  # flag or variable -> values, as runs.canonical returns them
 
 
 def _has_update(point: dict[str, float]) -> dict[str, float]:
@@ -65,7 +65,7 @@ class RunRecord(TypedDict):
     evaluate: NotRequired[dict[str, Flags]]  # metric -> the words that it was evaluated with
     metrics: dict[str, Number]
     measures: NotRequired[dict[str, str]]  # metric -> what evaluate.sh calls it
-    measure: NotRequired[str]  # in older files, of all metrics
+    measure: NotRequired[str]  # in older files: the measure of all metrics
 
 
 def measure_of(run: Mapping[str, Any], metric: str) -> str:

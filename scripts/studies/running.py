@@ -217,7 +217,7 @@ class Runner:
             name: 'train' or 'evaluate'
             words: the arguments of the script, and its variables
             log: the file that its output is appended to
-            progress: what reads the lines of a training; None for an evaluation
+            progress: collects the points of a training; None for an evaluation
 
         Returns:
             its exit status, its seconds of wall clock and of CPU, and the memory of its largest

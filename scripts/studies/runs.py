@@ -110,14 +110,14 @@ def runs(grid: Grid, seeds: Iterable[int] = (1,), only: Sequence[str] = ()) -> l
     """
     refuse_unknown(grid, only)
     seeds = list(seeds)
-    by_row: dict[tuple[Row, int], Run] = {}  # and by seed
+    by_row_and_seed: dict[tuple[Row, int], Run] = {}
     for row in grid.points:
         start = grid.start_of(row)
         for seed in seeds:
-            # it stands earlier in the grid, so it is known
-            start_run = None if start is None else by_row[start, seed]
-            by_row[row, seed] = run_of(grid, row, seed, start_run)
-    all_runs = list(by_row.values())
+            # The point to start from stands earlier in the grid, so its run is known.
+            start_run = None if start is None else by_row_and_seed[start, seed]
+            by_row_and_seed[row, seed] = run_of(grid, row, seed, start_run)
+    all_runs = list(by_row_and_seed.values())
     refuse_twins(all_runs)
     return [run for run in all_runs if is_chosen(run, only)]
 

@@ -169,7 +169,8 @@ class Study:
     @property
     def whole_seeds(self) -> set[int]:
         """Return the seeds that every point of the grid has."""
-        planned = [run for run in runs(self.grid) if run.evaluate]  # others only start from a trunk
+        # A run without metrics is one from which others start.
+        planned = [run for run in runs(self.grid) if run.evaluate]
         return set.intersection(*(set(self.values(run.row, self.metric)) for run in planned))
 
     @property

@@ -35,7 +35,9 @@ def effect_of(task, heads, updates):
     (effect,) = [
         each
         for each in all_effects()
-        if each.of.task == task and each.of.heads == heads and each.of.updates == updates
+        if each.comparison.task == task
+        and each.comparison.heads == heads
+        and each.comparison.updates == updates
     ]
     return effect
 
@@ -170,7 +172,7 @@ def test_an_experiment_that_has_not_ended_is_left_out(monkeypatch):
         return study
 
     monkeypatch.setattr(effects, "study_of", with_words_waiting)
-    left = {each.of.task for each in effects.effects()}
+    left = {each.comparison.task for each in effects.effects()}
     assert "words, tuned rate" not in left
     assert "words, rate 0.003" in left
 
@@ -281,12 +283,12 @@ def points_of(axes):
 def test_every_comparison_is_drawn_once_beside_its_head_size():
     figure = effect_figures.draw_by_head_size(comparisons.RESULTS)
     for axes, of_text in zip(figure.axes, (True, False)):
-        chosen = [each for each in all_effects() if bool(each.of.corpus) == of_text]
+        chosen = [each for each in all_effects() if bool(each.comparison.corpus) == of_text]
         points = points_of(axes)
         drawn = sorted(y for _, y in points)
         assert drawn == pytest.approx(sorted(each.percent.mean for each in chosen))
         for x, y in points:
-            (size,) = {each.of.head_size for each in chosen if each.percent.mean == y}
+            (size,) = {each.comparison.head_size for each in chosen if each.percent.mean == y}
             assert size / 1.4 < x < size * 1.4
 
 

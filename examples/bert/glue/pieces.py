@@ -34,8 +34,8 @@ class Encoder:
 
     Args:
         model: bert or roberta
-        folder: has dict.txt and FILES[model]
-        lowercase: bert's vocabulary is uncased
+        folder: the folder of dict.txt and FILES[model]
+        lowercase: whether bert's vocabulary is uncased
     """
 
     def __init__(self, model: str, folder: Path, lowercase: bool):

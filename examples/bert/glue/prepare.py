@@ -144,7 +144,7 @@ def prepare_task(
         encode: turns texts into the numbers of the model's dictionary
         room: how many pieces an example may have, without its special tokens
         settings: flags of prepare.sh and their values, which the folder records
-        args: of the command line; `any_counts` is read
+        args: the flags of the command, for `any_counts`
     """
     task = TASKS[name]
     note(f"{name}:")

@@ -36,10 +36,10 @@ def read_table(
     missing text is empty, and columns after the last one belong to the last text.
 
     Args:
-        path: UTF-8, with or without a byte-order mark
+        path: the file, in UTF-8 with or without a byte-order mark
         task: the names of its columns and its labels
-        labelled: read the labels; the program ends if their column is missing
-        wanted: returns True if a row belongs to the set; by default every row does
+        labelled: whether to read the labels; the program ends if their column is missing
+        wanted: a function that returns True for a row of the set; None if every row belongs to it
     """
     lines = enumerate(stream_lines(path), 1)
     names = _column_names(path, task, labelled, lines)

@@ -82,7 +82,7 @@ def check(counts: dict[str, dict[str, Any]], hold_out: Optional[int], vocabulary
     """End the program if a set has too few documents, or too many unknown pieces.
 
     Args:
-        counts: what `write_sets` returns
+        counts: the numbers of each set, as `write_sets` returns them
         hold_out: the value of --hold-out; None for WikiText-2, which has its own sets
         vocabulary: the name of the vocabulary in the message
     """

@@ -13,9 +13,9 @@ def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> lis
     They are special ones, all characters, and the first merges of byte-pair encoding.
 
     Args:
-        lines: returns the text from its beginning with every call
-        size: of the vocabulary
-        lowercase: fold case and strip accents
+        lines: a function that yields the text, from its beginning with every call
+        size: the size of the vocabulary
+        lowercase: whether to fold case and strip accents
     """
     clean = normalizer(lowercase)
     split = pre_tokenizers.BertPreTokenizer()
