@@ -106,7 +106,8 @@ class Launcher:
     def __init__(self, name, *modules):
         self.name = name
         self.modules = modules
-        self.channel = None  # to the server, from the first command on
+        self.connection = None  # to the server, from the first command on
+        self.channel = None  # its answers
         self.server = None  # its process, if this launcher has started it
 
     def start(self, program, *arguments, stdin="", env=None, cwd=None, before=""):
@@ -146,7 +147,9 @@ class Launcher:
             self._connect()
         line = ""
         with contextlib.suppress(ConnectionError):  # the server has ended
-            print(json.dumps(request), file=self.channel, flush=True)
+            # Without a signal, because `mixhead` and report.py let SIGPIPE end their process, and
+            # tests call them in this one.
+            self.connection.sendall(f"{json.dumps(request)}\n".encode(), socket.MSG_NOSIGNAL)
             line = self.channel.readline()
         if not line:
             errors = self._path("errors").read_text(errors="replace")
@@ -156,8 +159,8 @@ class Launcher:
     def close(self):
         """End the commands that still run, and the server, if nobody else needs it."""
         if self.channel is not None:
-            with contextlib.suppress(ConnectionError):  # the server has ended
-                self.channel.close()
+            self.channel.close()
+            self.connection.close()
             self.channel = None
 
     def _path(self, kind):
@@ -166,17 +169,14 @@ class Launcher:
     def _connect(self):
         # The server ends under the same lock: one that accepts a connection answers it.
         path = self._path("socket")
-        with (
-            locked(self._path("lock")),
-            short_path(path) as address,
-            socket.socket(socket.AF_UNIX) as connection,
-        ):
+        self.connection = socket.socket(socket.AF_UNIX)
+        with locked(self._path("lock")), short_path(path) as address:
             try:
-                connection.connect(address)
+                self.connection.connect(address)
             except (FileNotFoundError, ConnectionRefusedError):
                 self._start_server(path, address)
-                connection.connect(address)
-            self.channel = connection.makefile("rw")  # keeps the connection open
+                self.connection.connect(address)
+        self.channel = self.connection.makefile("r")
 
     def _start_server(self, path, address):
         path.unlink(missing_ok=True)  # of a server that was killed

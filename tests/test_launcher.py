@@ -1,6 +1,7 @@
 """The workers of pytest share a server, and each ends what it has started alone."""
 
 import os
+import signal
 import time
 
 import pytest
@@ -69,6 +70,15 @@ def test_a_client_that_comes_while_the_server_ends_is_served(client, program):
         each.close()
 
 
+@pytest.fixture
+def ended_by_a_broken_pipe():
+    """What a command does to the process that calls it: SIGPIPE ends it."""
+    former = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGPIPE, former)
+
+
+@pytest.mark.usefixtures("ended_by_a_broken_pipe")
 def test_a_server_that_was_killed_says_so_and_the_next_client_starts_another(client, program):
     one = client()
     one.run(program, 0)
