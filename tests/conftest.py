@@ -98,10 +98,11 @@ def seed():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def folder_of_the_run(tmp_path_factory):
+def folder_of_the_run(tmp_path_factory, pytestconfig):
     """The folder that all workers share, with the sockets of the launchers' servers."""
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    # Not by xdist's variable, which a pytest that a test of a worker starts has, too.
+    if hasattr(pytestconfig, "workerinput"):
         folder = folder.parent  # of the folders of all workers
     launcher.SOCKETS = folder
     return folder

@@ -1,8 +1,12 @@
-"""No test sees what another one's training has left in this process."""
+"""All repairs are applied, and no test sees what the training of another has left behind."""
 
 import pytest
 from fairseq import checkpoint_utils
 from fairseq_cli import train
+
+import mixhead_plugin
+
+mixhead_plugin.register()
 
 
 @pytest.fixture(autouse=True)
