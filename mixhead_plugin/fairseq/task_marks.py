@@ -1,4 +1,4 @@
-"""What a model of the plugin tells its task, so that a repair can act on it.
+"""Marks that a model of the plugin leaves on its task, so that a repair can act on them.
 
 A task of fairseq knows nothing of its model. A model leaves a mark on its task when it is built,
 and the repairs of the task's methods look for it. Both import this file, so that no model imports a

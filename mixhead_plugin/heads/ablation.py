@@ -13,7 +13,7 @@ from mixhead_plugin.heads.gates import Silence, missed_gates, none_passed, opene
 
 
 class Experiment(NamedTuple):
-    """What is left out for each head of a model in turn.
+    """A way to leave heads out, which is tried for each head of a model in turn.
 
     Attributes:
         words: what is scored, as 'the model without this head'

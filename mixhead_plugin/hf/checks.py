@@ -292,7 +292,7 @@ def _wrong(path: str, role: str, roles: Sequence[str]) -> str:
 
 
 class FewerHeads(NamedTuple):
-    """What an attention would be with fewer heads.
+    """The sizes of an attention from which heads are to be cut.
 
     Attributes:
         kept: the numbers of the heads that stay, by field of Layout: queries, keys and values. Of

@@ -1,4 +1,4 @@
-"""What calls have in common that the same compiled kernels serve, and calls with random numbers."""
+"""Group calls of attention by the compiled kernels that serve them, and draw calls of a group."""
 
 import math
 from typing import NamedTuple
@@ -19,7 +19,7 @@ SIZES = ((150, 141, 0.1), (160, 144, 0.4))
 
 
 class CallKind(NamedTuple):
-    """What calls have in common that are served by the same compiled kernels, and the device.
+    """The properties of a call that choose its compiled kernels, and its device.
 
     The fields are numbers, names and dtypes, so a kind can be the key of a dictionary.
     """

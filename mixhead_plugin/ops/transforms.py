@@ -1,4 +1,4 @@
-"""What torch does around a call: transformations, such as torch.func.grad, and exports."""
+"""Tell whether torch transforms, traces or exports the call that is running."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

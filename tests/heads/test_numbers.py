@@ -60,5 +60,7 @@ def test_an_attention_without_source_heads_has_no_row_where_these_alone_are_draw
     """With --attention-scope self, the others do not mix."""
     first, second = NAMES
     figure = heat_maps({first: {"source": WEIGHTS[first]["source"]}, second: {}}, "importance")
-    images = [image for axes in figure.axes for image in axes.images]
+    images = []
+    for axes in figure.axes:
+        images += axes.images
     assert images[0].get_array().tolist() == [[3.0, 1.0, 2.0, 4.0]]

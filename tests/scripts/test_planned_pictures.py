@@ -8,13 +8,14 @@ from studies.study import Study
 
 
 def study_of(table, axes, runs, tmp_path):
+    flags = {}  # of each label, by axis
+    for axis, labels in axes.items():
+        flags[axis] = {label: f"--{axis} {label}" for label in labels}
     content = {
         "title": "Toy",
         "example": "wikitext2",
         "metrics": {"test": ""},
-        "axes": {
-            axis: {label: f"--{axis} {label}" for label in labels} for axis, labels in axes.items()
-        },
+        "axes": flags,
         "seeds": 3,
         "table": table,
     }

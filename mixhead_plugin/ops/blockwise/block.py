@@ -54,7 +54,7 @@ class Block:
 
     @property
     def is_first(self) -> bool:
-        """Whether no block before it is of the same site."""
+        """Whether it is the first block of its site."""
         return self.previous < 0
 
     @cached_property
