@@ -243,7 +243,8 @@ def definition(module, query, key, hidden):
 def check_half_precision(computed, formula, module, tensors, dtype):
     """Assert that a module is exact enough in half precision.
 
-    It may be twice as far from float64 as the formula in that dtype.
+    It may be twice as far from float64 as the formula in that dtype, in the root mean square:
+    the largest error of a few hundred outputs is a matter of chance.
 
     Args:
         computed, formula: called with the module and the tensors; both return the output
@@ -256,9 +257,9 @@ def check_half_precision(computed, formula, module, tensors, dtype):
     exact = formula(copy.deepcopy(module).double(), *(tensor.double() for tensor in tensors))
     out = computed(module, *tensors)
     assert out.dtype == dtype
-    error = (out.double() - exact).abs().max()
-    allowed = (formula(module, *tensors).double() - exact).abs().max()
-    assert 0 < error <= 2 * allowed
+    error = (out.double() - exact).square().mean().sqrt()
+    formulas_error = (formula(module, *tensors).double() - exact).square().mean().sqrt()
+    assert 0 < error <= 2 * formulas_error
 
 
 def decode(module, x, key=None, state=None, **options):
