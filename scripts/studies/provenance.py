@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "fairseq", "fairseq-fixed", "ve-fairseq")
 
 
-@functools.cache
-def about() -> dict[str, Any]:
-    """Return the machine and the versions, which are the same for all runs of this command."""
-    return {"device": f"{processor()}, {CORES} cores", "versions": versions()}
+def device(on_gpus: bool) -> str:
+    """Return what a run computes on: the processor, behind the kinds of GPUs if it uses them."""
+    gpus = environment()["gpus"] if on_gpus else []
+    return ", ".join([*dict.fromkeys(gpus), f"{processor()}, {CORES} cores"])
 
 
 def processor() -> str:
@@ -31,10 +31,18 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, of this project and of the packages of the recipes.
+    """Return the versions of Python, of this project and of the packages of the recipes."""
+    source = (ROOT / "mixhead_plugin" / "__init__.py").read_text()
+    version = source.partition('__version__ = "')[2].partition('"')[0]
+    return {**environment()["versions"], "mixhead_plugin": version}
+
+
+@functools.cache
+def environment() -> dict[str, Any]:
+    """Return the `versions` of Python and packages, and the names of `gpus`, for the recipes.
 
     The recipes run in .venv, or else beside the fairseq-train on the PATH. The Python of this
-    command may be another one.
+    command may be another one, and without torch.
     """
     of_project = ROOT / ".venv" / "bin" / "python"
     beside_fairseq = Path(shutil.which("fairseq-train") or "python3").with_name("python3")
@@ -42,13 +50,18 @@ def versions() -> dict[str, str]:
     code = f"""
 import json, platform
 from importlib.metadata import distributions
+
 packages = {{d.name: d.version for d in distributions() if d.name in {PACKAGES}}}
-print(json.dumps({{"python": platform.python_version(), **packages}}))
+gpus = []
+if "torch" in packages:
+    from torch import cuda
+    gpus = [cuda.get_device_name(number) for number in range(cuda.device_count())]
+print(json.dumps({{"versions": {{"python": platform.python_version(), **packages}}, "gpus": gpus}}))
 """
-    ended = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    source = (ROOT / "mixhead_plugin" / "__init__.py").read_text()
-    version = source.partition('__version__ = "')[2].partition('"')[0]
-    return {**json.loads(ended.stdout or "{}"), "mixhead_plugin": version}
+    ended = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    if ended.returncode:  # a recipe's Python that cannot say it; its message is on the screen
+        return {"versions": {}, "gpus": []}
+    return json.loads(ended.stdout)
 
 
 def commit() -> str:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from studies.commands import command_of, dry_run
 from studies.fairseq_logs import NUMBER, Progress, last_line
 from studies.machines import cpu_seconds, shares
-from studies.provenance import about, add_commit, checksum
+from studies.provenance import add_commit, checksum, device, versions
 from studies.records import read_run
 from studies.runs import Run, as_name, canonical
 
@@ -340,7 +340,8 @@ def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
         "seed": run.seed,
         "digest": run.digest,
         "example": run.example,
-        **about(),
+        "device": device(on_gpus=bool(flags) and "--cpu" not in flags),
+        "versions": versions(),
         "train": canonical(run.train),
         "flags": kept,
         "data": checksum(data) if data else None,

@@ -244,7 +244,15 @@ def test_a_record_says_where_it_was_made(record):
     assert re.fullmatch(r"[0-9a-f]{12}", record["data"])
     assert re.fullmatch(r"[0-9a-f]{12}\+?", record["commit"])
     assert record["versions"]["torch"]
-    assert record["device"]
+    assert record["device"] == provenance.device(on_gpus=False)
+
+
+def test_the_device_of_a_run_names_the_gpus_that_it_uses(monkeypatch):
+    on_cpu = provenance.device(on_gpus=False)
+    two_alike = {"gpus": ["NVIDIA H100", "NVIDIA H100"], "versions": {}}
+    monkeypatch.setattr(provenance, "environment", lambda: two_alike)
+    assert provenance.device(on_gpus=False) == on_cpu
+    assert provenance.device(on_gpus=True) == f"NVIDIA H100, {on_cpu}"
 
 
 def test_a_record_has_the_cost_and_the_losses_along_the_training(record):
