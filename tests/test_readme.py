@@ -35,7 +35,7 @@ COMMANDS = [
     line
     for block in re.findall(r"(?ms)^```bash\n(.*?)^```$", README)
     for line in block.splitlines()
-    if line
+    if line and not line.startswith("#")
 ]
 
 
@@ -151,7 +151,7 @@ def test_the_recipe_changes_by_nothing_but_the_plugin_the_architecture_and_where
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("pip install")])
 def test_pip_gets_what_there_is(command):
-    target = command.split("#")[0].split()[-1].strip('"')
+    target = command.split()[-1].strip('"')
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     if target.startswith("."):
         extra = target[1:].strip("[]")

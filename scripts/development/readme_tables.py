@@ -76,9 +76,13 @@ def unit_flags() -> str:
 def families() -> str:
     rows = []
     for family, preset in FAMILIES.items():
-        flags = [f"`{option_name(name)} {value}`" for name, value in preset.items()]
-        words = ", ".join(flags).replace(TOKENS_PER_SAMPLE, "<--tokens-per-sample>")
-        rows.append([f"`{family}_*`", words])
+        settings = []
+        for name, value in preset.items():
+            if value == TOKENS_PER_SAMPLE:
+                settings.append(f"`{option_name(name)}`, set to the value of `--tokens-per-sample`")
+            else:
+                settings.append(f"`{option_name(name)} {value}`")
+        rows.append([f"`{family}_*`", ", ".join(settings)])
     return table(["architectures", "are fairseq's with"], rows)
 
 
@@ -227,6 +231,7 @@ NAMED = (
     repairs,
     advice.measured,
     advice.advice,
+    advice.advice_and_paper,
     cost_table.costs,
 )
 TABLES = {
