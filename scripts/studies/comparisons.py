@@ -11,6 +11,7 @@ from pathlib import Path
 from studies.faults import fail
 from studies.inference import Pair, shared
 from studies.provenance import ROOT
+from studies.records import is_perplexity
 from studies.study import Row, Study, from_results
 
 RESULTS = ROOT / "results"
@@ -88,12 +89,12 @@ def comparison_of(line: Mapping[str, str]) -> Comparison:
 
 
 def losses(study: Study, row: Row, metric: str) -> dict[int, float]:
-    """Return the loss by seed: nats a token, a byte or an answer, or the mean squared error."""
+    """Return the loss by seed: nats a token, word, byte or answer, or the mean squared error."""
     values = study.values(row, metric)
     if not values:
         return {}
     measure = study.measure(metric)
-    if measure == "perplexity":
+    if is_perplexity(measure):
         return {seed: math.log(value) for seed, value in values.items()}
     if measure.startswith("bits"):
         return {seed: value * math.log(2) for seed, value in values.items()}

@@ -20,7 +20,16 @@ def shares(jobs: int) -> list[Share]:
     wanted = os.environ.get("GPUS", "")
     if wanted and not wanted.isdecimal():
         fail(f"GPUS={wanted}: must be a number")
-    gpus = visible_gpus() if jobs > 1 and wanted != "0" else []
+    gpus = []
+    if jobs > 1 and wanted != "0":
+        try:
+            gpus = visible_gpus()
+        except subprocess.CalledProcessError as error:
+            why = error.stderr.strip().rpartition("\n")[2][:200]
+            fail(
+                f"--jobs {jobs}: {sys.executable} cannot count the GPUs ({why}); set GPUS=0 for "
+                "none, or name them in CUDA_VISIBLE_DEVICES"
+            )
     return shares_of_gpus(gpus, jobs, wanted) if gpus else shares_of_cores(jobs)
 
 
@@ -46,15 +55,16 @@ def shares_of_cores(jobs: int) -> list[Share]:
 
 
 def visible_gpus() -> list[str]:
-    """Return the numbers, or the names, of the GPUs that this process may use."""
+    """Return the numbers, or the names, of the GPUs that this process may use.
+
+    Raises CalledProcessError where this Python cannot count them, without torch say.
+    """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name for name in given.split(",") if name not in ("", "-1")]
     # in a process of its own, whose end frees torch's memory
     code = "import torch; print(torch.cuda.device_count())"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
-    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return [str(number) for number in range(int(ended.stdout))]
 
 

@@ -94,13 +94,8 @@ def legend_of(
 # ---- where a row stands ------------------------------------------------------------------------
 
 
-def group_of(study: Study, row: Row) -> str:
-    """Return the labels of a row other than its variant."""
-    return ", ".join(label for label in row if label != study.variant(row))
-
-
 def groups_of(study: Study, rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(group_of(study, row) for row in rows))
+    return list(dict.fromkeys(map(study.group, rows)))
 
 
 def styles_of(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
@@ -117,7 +112,7 @@ def places_of(study: Study, rows: Sequence[Row]) -> dict[Row, float]:
     places = {}
     for row in rows:
         beside = variants.index(study.variant(row)) - middle
-        places[row] = groups.index(group_of(study, row)) + step * beside
+        places[row] = groups.index(study.group(row)) + step * beside
     return places
 
 
@@ -247,7 +242,7 @@ def draw_curves(
     for row in rows:
         points = curve(study, row, name)
         if points:
-            look = {"color": colour_of[study.variant(row)], "ls": styles[group_of(study, row)]}
+            look = {"color": colour_of[study.variant(row)], "ls": styles[study.group(row)]}
             panel.plot(*zip(*points), **look)
     panel.set(xlabel=words_of(name), ylabel=f"validation loss, {study.loss_unit}")
 

@@ -7,6 +7,7 @@ import json
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,6 @@ def add_commit(record: dict[str, Any]) -> None:
     record["commit"] = ", ".join(dict.fromkeys(filter(None, known)))
 
 
-@functools.cache
 def checksum(folders: str) -> str | None:
     """Return 12 digits of the SHA-256 of the text that fairseq reads; None if there is none.
 
@@ -95,10 +95,16 @@ def checksum(folders: str) -> str | None:
     for folder in folders.split(":"):
         for kind in ("*.bin", "dict*.txt"):
             files += Path(folder).rglob(kind)
-    if not files:
-        return None
+    # a text that is missing now may be there for the next run of a sweep, so only the checksum of
+    # one that was found is kept
+    return checksum_of(tuple(sorted(files))) if files else None
+
+
+@functools.cache
+def checksum_of(files: Sequence[Path]) -> str:
+    """Return 12 digits of the SHA-256 of some files and their names."""
     whole = hashlib.sha256()
-    for path in sorted(files):
+    for path in files:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         whole.update(f"{path.name} {digest}\n".encode())

@@ -76,16 +76,24 @@ def measure_of(run: Mapping[str, Any], metric: str) -> str:
     return run.get("measures", {}).get(metric) or run.get("measure", "")
 
 
+def is_perplexity(measure: str) -> bool:
+    """Return True for every perplexity, such as LM1B's 'perplexity per word'.
+
+    Gains of perplexities are differences of their logarithms.
+    """
+    return measure.startswith("perplexity")
+
+
 def _has_measures(run: RunRecord) -> RunRecord:
     """Check that every metric has a measure, and a perplexity a logarithm.
 
-    The measure says whether less is better. Gains of perplexities are differences of logarithms.
+    The measure says whether less is better.
     """
     for metric, value in run["metrics"].items():
         measure = measure_of(run, metric)
         if not measure:
             raise ValueError(f"the metric {metric!r} must be among its measures")
-        if measure.startswith("perplexity") and value <= 0:
+        if is_perplexity(measure) and value <= 0:
             raise ValueError(f"the perplexity {metric!r} must be above 0, not {value:g}")
     return run
 

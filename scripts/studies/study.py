@@ -61,7 +61,7 @@ class Study:
     def unit(self, metric: str) -> str:
         """Return the unit of gains by a metric."""
         measure = self.measure(metric)
-        return "%" if measure == "perplexity" else measure
+        return "%" if records.is_perplexity(measure) else measure
 
     @property
     def loss_unit(self) -> str:
@@ -80,7 +80,7 @@ class Study:
         For perplexities this is the difference of the logarithms in percent.
         """
         measure = self.measure(metric)
-        if measure == "perplexity":
+        if records.is_perplexity(measure):
             return 100 * (math.log(base) - math.log(value))
         if measure.startswith(LOWER_IS_BETTER):
             return base - value
@@ -104,8 +104,23 @@ class Study:
 
     def variant(self, row: Row) -> str:
         """Return the label that the row is coloured by."""
+        return row[self._variant_axis]
+
+    def group(self, row: Row) -> str:
+        """Return the labels of a row other than its variant."""
+        axis = self._variant_axis
+        return ", ".join([*row[:axis], *row[axis + 1 :]])
+
+    @property
+    def groups(self) -> str:
+        """Return the names of the axes that a group has labels of."""
+        return self.group(tuple(self.grid.axes))
+
+    @property
+    def _variant_axis(self) -> int:
+        """Return the number of the axis whose labels are the variants."""
         axis = self._compared_axis
-        return row[-1] if axis is None else row[axis]
+        return len(self.grid.axes) - 1 if axis is None else axis
 
     @property
     def _compared_axis(self) -> int | None:
@@ -114,14 +129,6 @@ class Study:
             if self.grid.baseline in labels:
                 return number
         return None
-
-    @property
-    def groups(self) -> str:
-        """Return the names of the axes other than the baseline's."""
-        names = [
-            axis for axis, labels in self.grid.axes.items() if self.grid.baseline not in labels
-        ]
-        return ", ".join(names)
 
     # ---- values
 

@@ -181,6 +181,8 @@ def comparison(study: Study, words: Sequence[str]) -> str:
         if name not in named:
             fail(f"--compare {name}: has no run; must be among {'; '.join(named)}")
     one, other = words
+    if one == other:
+        fail(f"--compare {one} {other}: must be two different rows")
     row = named[one]
     base = named[other]
     estimate = gain(study, row, base)

@@ -11,7 +11,7 @@ import pytest
 import report
 from recipes import ROOT
 from scipy import stats
-from studies import commands, grids, pictures, tables
+from studies import commands, comparisons, grids, pictures, tables
 from studies.runs import runs
 from studies.study import from_results, from_runs, save
 
@@ -131,6 +131,13 @@ def test_any_two_rows_are_compared(study, capsys):
     )
 
 
+def test_a_row_is_not_compared_with_itself(study, capsys):
+    with pytest.raises(SystemExit):
+        tables.comparison(study, ["2,A", "2,A"])
+    said = capsys.readouterr().err
+    assert said.endswith("error: --compare 2,A 2,A: must be two different rows\n")
+
+
 @pytest.fixture
 def unfinished(study):
     """Return a study that plans three seeds, of which one point has two."""
@@ -186,6 +193,17 @@ def test_above_0_is_better(measure, better, study):
     assert study.difference(3.0, 2.0, "test") == better
 
 
+def test_every_perplexity_is_compared_by_its_logarithm(study):
+    """LM1B's is 'perplexity per word'."""
+    by_token = row_of(study, "2", "A")
+    losses = comparisons.losses(study, ("2", "A"), "test")
+    for run in study.runs:
+        run["measure"] = "perplexity per word"
+    assert row_of(study, "2", "A") == by_token
+    assert comparisons.losses(study, ("2", "A"), "test") == losses
+    assert study.unit("test") == "%"
+
+
 def test_the_validation_loss_stands_beside_bleu(study):
     assert "validation loss" not in tables.markdown(study)  # perplexity is a likelihood itself
     for run, loss in zip(study.runs, (9.0, 8.5, 8.0, 8.9, 8.2, 7.8)):
@@ -206,6 +224,18 @@ def test_a_seed_that_diverged_is_not_left_out_of_the_mean(study):
     assert row_of(study, "2", "softmax")[2] == "nan (3)"
     assert row_of(study, "2", "A")[2] == "8.300 ± 0.557 (3)"
     assert row_of(study, "2", "A")[5:] == ["nan |"]
+
+
+def test_axes_may_share_labels(study):
+    """The rows of 4 heads and 4 layers, and of 8 and 8, stand apart."""
+    labels = {"4": grids.Point(), "8": grids.Point()}
+    grid = study.grid.model_copy(update={"axes": {"heads": labels, "layers": labels}})
+    of_grid = dataclasses.replace(study, grid=grid)
+    rows = [("4", "4"), ("4", "8"), ("8", "4"), ("8", "8")]
+    assert [of_grid.group(row) for row in rows] == ["4", "4", "8", "8"]
+    assert of_grid.groups == "heads"
+    places = pictures.places_of(of_grid, rows)
+    assert len(set(places.values())) == 4
 
 
 def test_ends_without_cpu_seconds_have_no_panel_of_them(study, tmp_path, monkeypatch):

@@ -547,7 +547,7 @@ def test_a_training_does_not_resume_with_another_text(run, calls, toy, tmp_path)
     run("--only", "2,B", grid=bad)
     calls()
     (tmp_path / "data" / "dict.txt").write_text("b 1\n")
-    provenance.checksum.cache_clear()
+    provenance.checksum_of.cache_clear()
     status, _, errors = run("--only", "2,B", grid=bad)
     assert status == 1 and "began with another text" in errors and calls() == []
 
@@ -556,12 +556,10 @@ def test_a_training_that_found_no_text_begins_with_the_one_that_came_later(run, 
     bad = GRID.replace("--heads 2", "--heads 2 --fail")
     text = tmp_path / "data" / "dict.txt"
     text.unlink()
-    provenance.checksum.cache_clear()
     run("--only", "2,B", grid=bad)
     calls()
 
     text.write_text("a 1\n")
-    provenance.checksum.cache_clear()
     _, _, errors = run("--only", "2,B", grid=bad)
     assert "another text" not in errors and len(calls("train")) == 1
     (record,) = records(tmp_path)
@@ -652,6 +650,24 @@ def test_every_only_must_choose_something(words, said, run):
     status, printed, errors = run(*words)
     assert (status, printed) == (2, "")
     assert errors == f"{Path(sys.argv[0]).stem}: error: {said}\n"
+
+
+def test_jobs_are_refused_where_python_cannot_count_the_gpus(run, tmp_path, monkeypatch):
+    """The command may run in a Python without torch."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho \"No module named 'torch'\" >&2; exit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    for name in ("GPUS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    status, _, errors = run("--jobs", "2")
+    assert status == 2
+    assert errors == (
+        f"{Path(sys.argv[0]).stem}: error: --jobs 2: {python} cannot count the GPUs (No module "
+        "named 'torch'); set GPUS=0 for none, or name them in CUDA_VISIBLE_DEVICES\n"
+    )
+    monkeypatch.setenv("GPUS", "0")
+    assert run("--jobs", "2", "--only", "2,none")[0] == 0
 
 
 def test_two_points_that_train_the_same_are_refused(run):
