@@ -9,9 +9,11 @@ import io
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from development import run_notebooks
 
 from tests import commands, reach
 from tests.sentence_encoder import save_small_sentence_encoder
@@ -95,6 +97,15 @@ def test_its_links_lead_to_files(file):
     targets = re.findall(r"\]\(([^)#]+)", text)
     assert targets
     assert [target for target in targets if not (file.parent / target).is_file()] == []
+
+
+def test_a_misspelt_name_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run_notebooks.py", "fairseq_recipes"])
+    with pytest.raises(SystemExit) as ended:
+        run_notebooks.main()
+    assert ended.value.code == 2
+    said = "error: fairseq_recipes: must be among fairseq_recipe, pretrained_model\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 @pytest.mark.slow

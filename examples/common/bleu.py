@@ -46,7 +46,8 @@ def nats_a_token(output: Iterable[str], number: int) -> float:
     the sentence too; nothing is smoothed.
 
     Raises:
-        ValueError: the output does not score each sentence, or the scores are no finite numbers
+        ValueError: the output does not score each sentence or has no scores of tokens, or the
+            scores are no finite numbers
     """
     scores = {}  # of the tokens of each sentence
     for line in output:
@@ -56,6 +57,8 @@ def nats_a_token(output: Iterable[str], number: int) -> float:
         raise ValueError(f"scores of {len(scores):,} sentences, must be {number:,}")
     bits = math.fsum(map(math.fsum, scores.values()))
     tokens = sum(map(len, scores.values()))
+    if tokens == 0:
+        raise ValueError("has no scores of tokens")
     nats = -math.log(2) * bits / tokens
     if not math.isfinite(nats):
         raise ValueError(f"the nats a token are {nats}, which is no finite number")

@@ -52,10 +52,12 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", help="such as fairseq_recipe (default: all)")
     args = parser.parse_args()
-    files = sorted(NOTEBOOKS.glob("*.ipynb"))
-    for file in files:
-        if args.names and file.stem not in args.names:
-            continue
+    files = {file.stem: file for file in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    for name in args.names:
+        if name not in files:
+            parser.error(f"{name}: must be among {', '.join(files)}")
+    for name in args.names or files:
+        file = files[name]
         began = time.monotonic()
         file.write_text(run(file, file.parent), encoding="utf-8")
         print(f"{file.name}: {time.monotonic() - began:.0f} s, {file.stat().st_size // 1024} KiB")

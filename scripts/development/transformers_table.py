@@ -28,7 +28,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from transformers.models.auto import modeling_auto
 from development.errors import one_line
 from development.transformers_results import CHECKS, REFUSES
 from mixhead_plugin import hf
-from mixhead_plugin.hf.layouts import INTERFACE, FoundAttention, find_attentions
+from mixhead_plugin.hf.layouts import INTERFACE, FoundAttention, find_attentions, is_inside
 from mixhead_plugin.hf.studied_attention import attentions_of
 
 VOCABULARY = 64
@@ -251,7 +251,7 @@ def all_inputs(model: PreTrainedModel, first: dict[str, Tensor]) -> Inputs:
     left = {site.name for site in find_attentions(model)} - called(model, inputs)
     towers = [name for name, module in model.named_modules() if isinstance(module, PreTrainedModel)]
     for name in sorted(towers, key=len):
-        inside = {site for site in left if site.startswith(f"{name}.")}
+        inside = {site for site in left if is_inside(site, name)}
         tower: Any = model.get_submodule(name)
         if not name or not inside or "input_ids" in inputs_of(tower):
             continue
@@ -264,6 +264,12 @@ def all_inputs(model: PreTrainedModel, first: dict[str, Tensor]) -> Inputs:
             inputs |= of_tower
             left -= reached
     return inputs
+
+
+def tower_of(attention: str, towers: Iterable[str]) -> str:
+    """Return the innermost tower that an attention is in; all are names in the model."""
+    around = [name for name in towers if is_inside(attention, name)]
+    return max(around, key=len)
 
 
 @torch.no_grad()
@@ -438,7 +444,7 @@ def _moved(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | str:
 @torch.no_grad()
 def _reads_queries(plain: Any, mixed: Any, inputs: Inputs, expected: Tensor) -> bool | str:
     site = _first_called(mixed, inputs)
-    tower = next(name for name in reversed(inputs) if f"{site.name}.".startswith(name))
+    tower = tower_of(site.name, inputs)
     changed = copy.deepcopy(mixed)
     module = changed.get_submodule(site.name)
     projection: Any = changed.get_submodule(site.paths["queries"])
@@ -455,7 +461,8 @@ def _reads_queries(plain: Any, mixed: Any, inputs: Inputs, expected: Tensor) -> 
         """Return what the heads of the site do."""
         torch.manual_seed(0)
         attentions = hf.attentions(model.get_submodule(tower), inputs[tower]).values()
-        return next(heads for heads in attentions if site.name.endswith(heads.name))
+        inside = {f"{tower}.{heads.name}".removeprefix("."): heads for heads in attentions}
+        return inside[site.name]
 
     before = read(mixed)
     after = read(changed)

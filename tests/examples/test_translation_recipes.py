@@ -238,6 +238,12 @@ def test_every_token_of_the_references_counts_once():
         bleu.nats_a_token(output, 3)
 
 
+@pytest.mark.parametrize("output", [[], ["P-0\t"]], ids=["no sentences", "no scores"])
+def test_output_without_scores_of_tokens_is_refused(output):
+    with pytest.raises(ValueError, match="has no scores of tokens"):
+        bleu.nats_a_token(output, len(output))
+
+
 def test_token_bleu_is_what_fairseq_score_prints(tmp_path, monkeypatch, capsys):
     hypotheses = ["the cat sat on the mat today", "a dog barks", ""]
     references = ["the cat sat on a mat today", "the dog barks loudly", "nothing here"]

@@ -19,6 +19,13 @@ def test_everything_holds_for_a_type(model_type):
     assert found["left out"] == []
 
 
+def test_the_tower_of_an_attention_is_no_other_one_whose_name_begins_alike():
+    towers = ["", "vision", "vision_2"]
+    assert transformers_table.tower_of("vision.layer", towers) == "vision"
+    assert transformers_table.tower_of("vision_2.layer", towers) == "vision_2"
+    assert transformers_table.tower_of("vision_2.layer", ["", "vision"]) == ""
+
+
 @pytest.mark.slow
 def test_the_committed_results_are_those_of_the_script():
     committed = json.loads(transformers_results.RESULTS.read_text())

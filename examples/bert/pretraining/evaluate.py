@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 from common.errors import failing
 from common.logs import last_numbers, pass_on
@@ -16,13 +17,21 @@ from common.prepare import SETTINGS
 fail = failing("evaluate")
 
 
+def sets_of(data: Path) -> dict[str, Any]:
+    """Return the numbers of each set in a folder of prepare.sh; end the program without any."""
+    try:
+        return dict(json.loads((data / SETTINGS).read_text())["sets"])
+    except (OSError, ValueError, LookupError, TypeError):
+        fail(f"{data}: has no {SETTINGS} with sets; examples/bert/pretraining/prepare.sh makes it")
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(prog="evaluate.sh", allow_abbrev=False)
     arguments.add_argument("data", type=Path)
     arguments.add_argument("--valid-subset", default="valid")
     args, _ = arguments.parse_known_args()
     subset = args.valid_subset
-    sets = json.loads((args.data / SETTINGS).read_text())["sets"]
+    sets = sets_of(args.data)
     if subset not in sets:
         fail(f"--valid-subset {subset}: must be one of {', '.join(sets)}")
 

@@ -157,6 +157,21 @@ def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
     )
 
 
+@pytest.mark.parametrize("content", [None, "{}", "[]"], ids=["no file", "no sets", "a list"])
+def test_a_folder_without_the_sets_of_prepare_is_not_evaluated(
+    content, tmp_path, monkeypatch, capsys
+):
+    if content is not None:
+        (tmp_path / "settings.json").write_text(content)
+    monkeypatch.setattr(sys, "argv", ["evaluate", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        evaluate.main()
+    assert capsys.readouterr().err == (
+        f"evaluate: error: {tmp_path}: has no settings.json with sets; "
+        "examples/bert/pretraining/prepare.sh makes it\n"
+    )
+
+
 @pytest.mark.parametrize(
     "variant, values",
     [
