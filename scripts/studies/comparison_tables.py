@@ -7,7 +7,7 @@ from pathlib import Path
 from studies.comparisons import RESULTS, Comparison, losses, read_comparisons, study_of
 from studies.effects import bleu_gain, bleu_metric, effects, of_text, summarised, time_ratios
 from studies.inference import Estimate, growth, holm, paired
-from studies.markdown import fold, shown, shown_p, signed, table
+from studies.markdown import shown, shown_p, signed, table, times_smaller
 
 # Nats an answer; a run of recall has learned it below the first, and nearly below the second.
 # Guessing has ln 64 = 4.16. Both were chosen after the results.
@@ -16,7 +16,7 @@ NEARLY = 0.5
 
 
 def shown_gain(gain: Estimate, comparison: Comparison) -> str:
-    return fold(gain) if comparison.is_ratio else shown(gain, 4)
+    return times_smaller(gain) if comparison.is_ratio else shown(gain, 4)
 
 
 def effects_table(folder: Path = RESULTS) -> str:

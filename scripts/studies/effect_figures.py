@@ -7,18 +7,11 @@ from typing import Any
 from mixhead_plugin.heads import figures
 from studies.comparisons import study_of
 from studies.effects import Effect, along, effects
-from studies.inference import Estimate, paired
+from studies.inference import Estimate, bars_of, paired
 from studies.translation_tables import ALONG
 
 ZERO = figures.VARIANTS["softmax"]  # the line of softmax with the same heads
 BARS = {"ms": 4, "capsize": 2, "elinewidth": 0.8}
-
-
-def bars_of(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Return the lengths of the intervals below and above the means, as matplotlib takes them."""
-    below = [estimate.mean - estimate.low for estimate in estimates]
-    above = [estimate.high - estimate.mean for estimate in estimates]
-    return [below, above]
 
 
 # ---- the gain along the training -----------------------------------------------------------------

@@ -116,8 +116,11 @@ def summarised(all_effects: Sequence[Effect], method: str = "iterated") -> Summa
 
 
 def along(study: Study, row: Row) -> dict[int, dict[int, float]]:
-    """Return the gain in validation loss over softmax with the same heads, by update and seed."""
-    pairs = shared(validations(study, row), validations(study, (row[0], "softmax", row[2])))
+    """Return the gain in validation loss over the row's baseline, in nats, by update and seed."""
+    base = study.baseline(row)
+    if base is None:
+        return {}
+    pairs = shared(validations(study, row), validations(study, base))
     by_update: dict[int, dict[int, float]] = {}
     for (update, seed), (ours, theirs) in pairs.items():
         by_update.setdefault(update, {})[seed] = theirs - ours
@@ -132,11 +135,6 @@ def validations(study: Study, row: Row) -> dict[tuple[int, int], float]:
             if "valid_loss" in point:
                 losses[int(point["update"]), run["seed"]] = point["valid_loss"] * math.log(2)
     return losses
-
-
-def first_validation(study: Study, row: Row) -> int:
-    """Return the update at which fairseq validated first: the end of the first epoch."""
-    return min(update for update, _ in validations(study, row))
 
 
 # ---- time, BLEU, and what gains are worth -------------------------------------------------------

@@ -37,6 +37,13 @@ class Estimate:
         return Estimate(*ends, self.p, self.count)
 
 
+def bars_of(estimates: Sequence[Estimate]) -> list[list[float]]:
+    """Return the lengths of the intervals below and above the means, as matplotlib takes them."""
+    below = [estimate.mean - estimate.low for estimate in estimates]
+    above = [estimate.high - estimate.mean for estimate in estimates]
+    return [below, above]
+
+
 def shared(ours: Mapping[Key, float], theirs: Mapping[Key, float]) -> dict[Key, Pair]:
     """Return both values of each seed, or other key, that both have, in the order of the keys."""
     return {key: (ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys())}

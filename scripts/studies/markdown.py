@@ -42,7 +42,7 @@ def signed(value: float, decimals: int) -> str:
     return zero if text == f"-{zero}" else text
 
 
-def fold(log_ratio: "Estimate") -> str:
+def times_smaller(log_ratio: "Estimate") -> str:
     """Return how many times smaller a loss is: '277 times (233 to 330)'; as `shown`."""
     if log_ratio.count == 0:
         return NO_PAIR

@@ -14,7 +14,7 @@ from matplotlib import ticker
 
 from mixhead_plugin.heads.figures import LINES, colours, save_svg
 from studies import planned_pictures
-from studies.inference import Estimate
+from studies.inference import Estimate, bars_of
 from studies.study import Row, Study, gain
 
 Axes = Any  # of matplotlib
@@ -32,7 +32,7 @@ def draw(study: Study, path: Path) -> None:
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gains = gains_of(study, rows)
     colour_of = colours(map(study.variant, rows))
-    panels = [*panels_of_values(study, rows, colour_of)]
+    panels = panels_of_values(study, rows, colour_of)
     if gains:
         panels.append(partial(draw_gains, study=study, gains=gains, colour_of=colour_of))
     styles = styles_of(study, rows)
@@ -217,9 +217,7 @@ def draw_gains(
     places = places_of(study, rows)
     for row, estimate in gains.items():
         colour = colour_of[study.variant(row)]
-        bars = None
-        if not math.isnan(estimate.p):
-            bars = [[estimate.mean - estimate.low], [estimate.high - estimate.mean]]
+        bars = None if math.isnan(estimate.p) else bars_of([estimate])
         panel.errorbar(places[row], estimate.mean, bars, fmt="o", color=colour, ms=4, capsize=3)
         published = study.published_gain(row)
         if published is not None:

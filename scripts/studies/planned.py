@@ -14,8 +14,10 @@ from typing import Any
 
 from scipy import stats
 
+from studies.comparisons import gains
+from studies.effects import along
 from studies.inference import Estimate, growth, holm, paired, shared
-from studies.markdown import fold, shown, shown_p, table
+from studies.markdown import shown, shown_p, table, times_smaller
 from studies.study import Row, Study
 
 NEVER = math.inf  # the steps of a training that has not learned
@@ -128,12 +130,6 @@ def median_of(taken: Sequence[float], last: int) -> str:
 # ---- nearest neighbour: ratios of the errors ---------------------------------------------------
 
 
-def log_ratios(study: Study, row: Row, base: Row) -> dict[int, float]:
-    """Return log(error of the base / error of the row), for each seed that both have."""
-    pairs = shared(study.values(row, study.metric), study.values(base, study.metric))
-    return {seed: math.log(theirs / ours) for seed, (ours, theirs) in pairs.items()}
-
-
 def errors_table(study: Study) -> str:
     """Return how many times smaller the test error is than that of softmax with heads of that size.
 
@@ -144,7 +140,7 @@ def errors_table(study: Study) -> str:
     for row in study.rows:
         base = study.baseline(row)
         if base is not None and base != row:
-            ratios[row] = log_ratios(study, row, base)
+            ratios[row] = gains(study, row, base, study.metric, is_ratio=True)
     estimates = {row: paired(by_seed) for row, by_seed in ratios.items()}
     adjusted = dict(zip(estimates, holm([ratio.p for ratio in estimates.values()])))
 
@@ -153,8 +149,8 @@ def errors_table(study: Study) -> str:
     for row, ratio in estimates.items():
         change = ""
         if row[0] == most:
-            change = fold(growth(ratios[(fewest, *row[1:])], ratios[row]))
-        lines.append([*row, fold(ratio), shown_p(ratio.p), shown_p(adjusted[row]), change])
+            change = times_smaller(growth(ratios[(fewest, *row[1:])], ratios[row]))
+        lines.append([*row, times_smaller(ratio), shown_p(ratio.p), shown_p(adjusted[row]), change])
     head = [
         *study.grid.axes,
         f"error of {study.grid.baseline}, divided by this one's",
@@ -218,41 +214,23 @@ PRIMARY_UNITS = (
 EARLY_UPDATE = 400  # where 'learns faster' is read
 
 
-def early_losses(study: Study, row: Row) -> dict[int, float]:
-    """Return the validation loss after EARLY_UPDATE by seed, in bits."""
-    losses = {}
-    for run in study.runs_of(row):
-        for point in run["points"]:
-            if point["update"] == EARLY_UPDATE and "valid_loss" in point:
-                losses[run["seed"]] = point["valid_loss"]
-    return losses
-
-
-def early_gains(study: Study, row: Row) -> dict[int, float]:
-    """Return the gain over softmax in the same model after EARLY_UPDATE, by seed.
-
-    It is that of the validation set, in percent of perplexity.
-    """
-    pairs = shared(early_losses(study, row), early_losses(study, study.baseline(row)))
-    return {seed: 100 * math.log(2) * (theirs - ours) for seed, (ours, theirs) in pairs.items()}
-
-
 def units_table(study: Study) -> str:
     """Return the gain of each attention over softmax in the same model, in percent of perplexity.
 
     Holm's family is PRIMARY_UNITS.
     """
-    gains = {}
+    estimates = {}
     for row in study.rows:
         if study.baseline(row) != row:
-            gains[row] = paired(gains_by_seed(study, row, "test"))
-    tests = [gains[row].p for row in PRIMARY_UNITS]
+            estimates[row] = paired(gains_by_seed(study, row, "test"))
+    tests = [estimates[row].p for row in PRIMARY_UNITS]
     adjusted = dict(zip(PRIMARY_UNITS, holm(tests)))
 
     lines = []
-    for row, gain in gains.items():
+    for row, gain in estimates.items():
         holms = shown_p(adjusted[row]) if row in adjusted else ""
-        early = paired(early_gains(study, row))
+        # a nat of loss is 100 % of perplexity, as `Study.difference` counts
+        early = paired(along(study, row).get(EARLY_UPDATE, {})).scaled(100)
         cells = [*row, str(gain.count), shown(gain, 2), shown_p(gain.p), holms, shown(early, 2)]
         lines.append(cells)
     head = [*study.grid.axes, "seeds", f"gain over {study.grid.baseline}, % of test perplexity"]

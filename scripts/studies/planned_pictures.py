@@ -7,7 +7,7 @@ from typing import Any
 from mixhead_plugin.heads import figures
 from studies import planned
 from studies.effects import along, validations
-from studies.inference import paired
+from studies.inference import bars_of, paired
 from studies.study import Row, Study
 
 Curve = Mapping[int, float]  # a value by update
@@ -67,8 +67,8 @@ def draw_lasting(study: Study) -> Any:
         panel.fill_between(list(gains), low, high, color=colour, alpha=0.15, lw=0)
 
         end = paired(along(study, (heads, "B", "1600"))[1600])
-        bars = [[end.mean - end.low], [end.high - end.mean]]
-        panel.errorbar(1600, end.mean, bars, color=colour, marker=marker, ms=5, mfc="white")
+        look = {"color": colour, "marker": marker, "ms": 5, "mfc": "white"}
+        panel.errorbar(1600, end.mean, bars_of([end]), **look)
 
     panel.axhline(0, color=figures.VARIANTS["softmax"], lw=1)
     panel.set(xlabel="update", ylabel="gain in validation loss, nats a token\n(higher is better)")

@@ -145,13 +145,13 @@ def spread(values: Collection[float], decimals: int) -> str:
     return f"{text} ({len(values)})"
 
 
-def gain_cells(study: Study, estimate: Estimate | None, metric: str = "") -> list[str]:
+def gain_cells(study: Study, estimate: Estimate | None, metric: str) -> list[str]:
     """Return the mean with its interval, and p."""
     if estimate is None:
         return ["", ""]
     if math.isnan(estimate.mean):  # a training diverged
         return ["nan", ""]
-    decimals = study.decimals(metric or study.metric)
+    decimals = study.decimals(metric)
     mean = f"{estimate.mean:+.{decimals}f}"
     if math.isnan(estimate.p):
         return [mean, ""]
@@ -189,7 +189,7 @@ def comparison(study: Study, words: Sequence[str]) -> str:
     if estimate is None:
         fail(f"--compare {one} {other}: have no seed in common")
 
-    mean, p = gain_cells(study, estimate)
+    mean, p = gain_cells(study, estimate, study.metric)
     parts = [f"{one} over {other}: {mean} {study.unit(study.metric)}, {study.metric}"]
     count = estimate.count
     parts.append(f"{count} seeds, p {p}" if p else f"{count} seeds, no interval")

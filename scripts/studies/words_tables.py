@@ -46,7 +46,7 @@ def pilots_table(folder: Path = RESULTS) -> str:
     for name, row in PILOTS.items():
         cells = []
         for rate in RATES:
-            values = study.values((*row, rate), "valid") if (*row, rate) in study.rows else {}
+            values = study.values((*row, rate), "valid")  # empty for a rate that was not tried
             cells.append(", ".join(f"{values[seed]:.1f}" for seed in sorted(values)))
         rows.append([name, *cells])
     return table(["rate", *RATES], rows)
