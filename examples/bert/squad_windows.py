@@ -159,10 +159,6 @@ class SquadWindows(SizedDataset):
             return np.argsort(self.sizes, kind="stable")
         return np.random.default_rng([self.seed, self.epoch]).permutation(len(self))
 
-    @property
-    def supports_prefetch(self) -> bool:
-        return False
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one window of n tokens.
 

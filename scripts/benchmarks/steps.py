@@ -167,6 +167,7 @@ def serve(connection: Connection, function: Steps, log: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
+    """Return the kind of an error and the first line that its message has, of 500 characters."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:500]
 

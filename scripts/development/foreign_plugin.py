@@ -122,7 +122,7 @@ def _build_instead_of_loading() -> None:
         ):
             if hasattr(config, field):
                 setattr(config, field, value)
-        model = cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
+        model = cls.from_config(config)
         model.name_or_path = name
         model = model.to(kwargs.get("dtype") or kwargs.get("torch_dtype") or model.dtype).eval()
         return _mix(model) if MIXING else model

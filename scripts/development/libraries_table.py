@@ -46,12 +46,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.nn.functional as F
+from benchmarks.steps import one_line
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
 
-from development.errors import one_line
 from development.libraries_results import UNMIXED
 from mixhead_plugin.nn import load, mix, mixing_parameters
 

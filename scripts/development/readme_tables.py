@@ -51,12 +51,18 @@ DOCUMENTS = [
 ]
 
 
+def text_and_default(shown: str) -> tuple[str, str]:
+    """Return the two parts of an option's help: 'size of a head (default: 64)'."""
+    text, _, default = shown.removesuffix(")").rpartition(" (default: ")
+    return text, default
+
+
 def flags() -> str:
     """Return what each flag sets, its values and its default, as its help says them."""
     helps = {option.name: option.metadata.get("help", "") for option in fields(AttentionOptions)}
     rows = []
     for name in FLAGS:
-        text, _, default = helps[name].removesuffix(")").rpartition(" (default: ")
+        text, default = text_and_default(helps[name])
         text, _, values = text.partition("; one of ")
         rows.append([f"`{option_name(name)}`", text, values, default])
     return table(["flag", "what it sets", "values", "default"], rows)
@@ -68,7 +74,7 @@ def unit_flags() -> str:
     for option in fields(GatedOptions):
         if option.name.startswith("_"):  # fairseq's own field of every dataclass
             continue
-        text, _, default = option.metadata["help"].removesuffix(")").rpartition(" (default: ")
+        text, default = text_and_default(option.metadata["help"])
         rows.append([f"`{option_name(option.name)}`", text, default])
     return table(["flag", "what it sets", "default"], rows)
 

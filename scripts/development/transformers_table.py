@@ -37,11 +37,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import transformers
+from benchmarks.steps import one_line
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from development.errors import one_line
 from development.transformers_results import CHECKS, REFUSES
 from mixhead_plugin import hf
 from mixhead_plugin.hf.layouts import INTERFACE, FoundAttention, find_attentions, is_inside

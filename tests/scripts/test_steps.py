@@ -54,3 +54,7 @@ def test_steps_beyond_the_time_are_named(tmp_path):
     _, faults = ends(["hangs", "works"], tmp_path, seconds=0.5)
     over = "the time of this part was over"
     assert faults == {"hangs": over, "works": f"not begun: {over}"}
+
+
+def test_a_fault_is_the_first_line_that_says_something():
+    assert steps.one_line(ValueError("\n  a reason\nand more")) == "ValueError: a reason"

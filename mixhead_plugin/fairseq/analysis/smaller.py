@@ -43,7 +43,6 @@ def cut_parameters(attention: AssemblyAttention, kept: KeptHeads) -> dict[str, T
     Raises:
         OptionError: the attention cannot be cut
     """
-    refuse_what_cannot_be_cut(attention)
     try:
         return attention.smaller(kept)
     except HeadsError as error:

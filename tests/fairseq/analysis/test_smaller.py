@@ -6,7 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.analysis.smaller import cut_parameters, pruned_flags, training_flags
+from mixhead_plugin.fairseq.analysis.smaller import (
+    pruned_flags,
+    refuse_what_cannot_be_cut,
+    training_flags,
+)
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.heads.assembly_attention import AssemblyAttention
 from mixhead_plugin.heads.choosing import KeptHeads
@@ -28,7 +32,7 @@ def attention(mixing="position-wise", **flags):
 def test_heads_that_all_others_need_are_refused_by_flag(mixing):
     said = r"^layer: cannot be cut with --(head|score|feature)-mixing .*; its heads can only"
     with pytest.raises(OptionError, match=said):
-        cut_parameters(attention(mixing), MIXED)
+        refuse_what_cannot_be_cut(attention(mixing))
 
 
 def test_the_flag_says_both_numbers_where_they_differ():
