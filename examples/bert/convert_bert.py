@@ -136,7 +136,7 @@ def read_tensors(folder: Path) -> State:
     if not is_state(state):
         raise OptionError(f"{path}: does not contain only tensors")
     check_finite(str(path), state)
-    renamed = {}
+    present_names = {}
     for name, tensor in state.items():
         # the names of the first ports from TensorFlow
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
@@ -144,8 +144,8 @@ def read_tensors(folder: Path) -> State:
         # without heads a model has no prefix
         if name.startswith(("embeddings.", "encoder.", "pooler.")):
             name = f"bert.{name}"
-        renamed[name] = tensor.float() if tensor.is_floating_point() else tensor
-    return renamed
+        present_names[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return present_names
 
 
 def is_state(content: Any) -> bool:
@@ -234,51 +234,14 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
     config = read_config(config_path)
     own_flags = flags_of(config, config_path)
     words = read_vocabulary(vocabulary)
-    theirs = read_tensors(folder)
-    for name in (EMBEDDINGS, POSITIONS):
-        if theirs.get(name, torch.empty(0)).shape[1:] != (config["hidden_size"],):
-            raise OptionError(
-                f"{folder}: has no {name} of the hidden_size {config['hidden_size']}; must be a "
-                "BERT"
-            )
-    layers = config["num_hidden_layers"]
-    embedding = theirs.pop(EMBEDDINGS)  # [V, C]
-    positions = theirs.pop(POSITIONS)  # [N, C]
-    if layers > len(theirs):
-        raise OptionError(f"{config_path}: num_hidden_layers {layers}, more than the model has")
-    if len(words) != len(embedding):
-        raise OptionError(f"{vocabulary}: has {len(words)} words, the model {len(embedding)}")
-    if not torch.equal(theirs.pop("cls.predictions.decoder.weight", embedding), embedding):
-        raise OptionError(
-            f"{folder}: cls.predictions.decoder.weight is not the embedding; fairseq ties them"
-        )
+    theirs = checked_tensors(folder, config, len(words))
 
     out.mkdir(parents=True, exist_ok=True)
     write_dictionary(words, out / "dict.txt", vocabulary)
-    index = {word: number for number, word in enumerate(words)}
-    # [V], fairseq's index -> theirs
-    order = torch.tensor([index[word] for word in fairseqs_order(words)])
-
-    # --data is set later, because the folder has no text, and the plugin checks the text of the
-    # command line.
-    required = ["--task=bert_pretraining", "--criterion=bert_pretraining", f"--arch={arch}"]
-    args = options.parse_args_and_arch(
-        options.get_training_parser(), ["", *required, *own_flags, *flags]
-    )
-    args.data = str(out)
-    cfg = convert_namespace_to_omegaconf(args)
-    model = tasks.setup_task(cfg.task).build_model(cfg.model)
+    args, cfg, model = built_model(out, arch, [*own_flags, *flags])
     if "classifier.weight" in theirs:
         model.register_classification_head(SENTENCE_HEAD, len(theirs["classifier.weight"]))
-
-    ours = take(theirs, names_of(layers))
-    ours[f"{ENCODER}embed_tokens.weight"] = ours["encoder.lm_head.weight"] = embedding[order]
-    empty = positions.new_zeros(POSITION_OFFSET, positions.shape[1])
-    ours[f"{ENCODER}embed_positions.weight"] = torch.cat([empty, positions])
-    for name in ("cls.predictions.decoder.bias", BIAS):  # two names of one tensor
-        if name in theirs:
-            ours["encoder.lm_head.bias"] = theirs.pop(name)[order]
-    theirs.pop("bert.embeddings.position_ids", None)  # 0, 1, 2, ...
+    ours = renamed(theirs, words, config["num_hidden_layers"])
     load(model, ours, folder)
     report_left_out(folder, theirs)
 
@@ -291,6 +254,80 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
     for name in COPIED:
         if (folder / name).exists() and folder.resolve() != out.resolve():
             shutil.copy(folder / name, out)
+
+
+def checked_tensors(folder: Path, config: dict[str, Any], num_words: int) -> State:
+    """Return the tensors of a model of transformers, the embedding of the words once.
+
+    Raise OptionError if they do not fit config.json and vocab.txt.
+    """
+    theirs = read_tensors(folder)
+    for name in (EMBEDDINGS, POSITIONS):
+        if name not in theirs or theirs[name].shape[1:] != (config["hidden_size"],):
+            raise OptionError(
+                f"{folder}: has no {name} of the hidden_size {config['hidden_size']}; must be a "
+                "BERT"
+            )
+
+    # Each layer has a tensor at least. More layers are refused before they are built, because a
+    # damaged config may ask for a million of them, which fills the memory.
+    layers = config["num_hidden_layers"]
+    if layers > len(theirs) - len((EMBEDDINGS, POSITIONS)):
+        raise OptionError(
+            f"{folder / 'config.json'}: num_hidden_layers {layers}, more than the model has"
+        )
+    embedding = theirs[EMBEDDINGS]
+    if num_words != len(embedding):
+        raise OptionError(
+            f"{folder / 'vocab.txt'}: has {num_words} words, the model {len(embedding)}"
+        )
+    if not torch.equal(theirs.pop("cls.predictions.decoder.weight", embedding), embedding):
+        raise OptionError(
+            f"{folder}: cls.predictions.decoder.weight is not the embedding; fairseq ties them"
+        )
+    return theirs
+
+
+def built_model(data: Path, arch: str, flags: list[str]) -> tuple[Namespace, Any, BertModel]:
+    """Return the flags, the config and the new model of a command of fairseq-train.
+
+    Args:
+        data: the folder with the dictionary
+        arch: an architecture of BERT
+        flags: further flags, of which the last one counts
+    """
+    required = ["--task=bert_pretraining", "--criterion=bert_pretraining", f"--arch={arch}"]
+    args = options.parse_args_and_arch(options.get_training_parser(), ["", *required, *flags])
+    # The folder has no text, and the plugin checks the text of the command line.
+    args.data = str(data)
+    cfg = convert_namespace_to_omegaconf(args)
+    return args, cfg, tasks.setup_task(cfg.task).build_model(cfg.model)
+
+
+def renamed(theirs: State, words: list[str], layers: int) -> State:
+    """Move the tensors that fairseq has, too, out of `theirs`; return them by fairseq's names.
+
+    Args:
+        theirs: what `checked_tensors` returns
+        words: those of vocab.txt
+        layers: the number of layers
+    """
+    index = {word: number for number, word in enumerate(words)}
+    # [V], fairseq's index -> theirs
+    order = torch.tensor([index[word] for word in fairseqs_order(words)])
+    embedding = theirs.pop(EMBEDDINGS)[order]  # [V, C]
+    positions = theirs.pop(POSITIONS)  # [N, C]
+
+    ours = take(theirs, names_of(layers))
+    ours[f"{ENCODER}embed_tokens.weight"] = embedding
+    ours["encoder.lm_head.weight"] = embedding  # tied
+    empty = positions.new_zeros(POSITION_OFFSET, positions.shape[1])
+    ours[f"{ENCODER}embed_positions.weight"] = torch.cat([empty, positions])
+    for name in ("cls.predictions.decoder.bias", BIAS):  # two names of one tensor
+        if name in theirs:
+            ours["encoder.lm_head.bias"] = theirs.pop(name)[order]
+    theirs.pop("bert.embeddings.position_ids", None)  # 0, 1, 2, ...
+    return ours
 
 
 def fairseqs_order(words: list[str]) -> list[str]:

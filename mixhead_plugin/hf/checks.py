@@ -361,8 +361,10 @@ def _what_needs_all_heads(
     if trial.outputs.size(-1) != heads * size:
         return "its forward"  # the output projection would get other features
     for role in ROLES:
-        if not _goes_on(whole, trial, role, kept[role], widths):
+        if not _heads_arrive(whole, trial, role, kept[role], widths):
             return "its forward"
+    if not _same_settings(whole, trial):
+        return "its forward"
     return ""
 
 
@@ -371,10 +373,10 @@ def _some_heads(features: Tensor, heads: Sequence[int], attention: FoundAttentio
     return by_head[..., heads, :].flatten(-2)
 
 
-def _goes_on(
+def _heads_arrive(
     whole: Trial, trial: Trial, role: str, kept: Sequence[int], widths: Mapping[str, int]
 ) -> bool:
-    """Return whether the heads that stay arrive as they did, with the same mask and sinks."""
+    """Return whether the queries, keys or values of the heads that stay arrive as they did."""
     before = whole.arrived[role]  # [B, heads, N, D]
     after = trial.arrived[role]
     # Some attentions give each key and value several times, once for each query that shares it.
@@ -384,9 +386,11 @@ def _goes_on(
         stay += range(head * repeats, (head + 1) * repeats)
     if after.size(1) < len(stay):
         return False
-    if not torch.allclose(before[:, stay], after[:, : len(stay)]):
-        return False
+    return torch.allclose(before[:, stay], after[:, : len(stay)])
 
+
+def _same_settings(whole: Trial, trial: Trial) -> bool:
+    """Return whether the attention function gets the same mask, and a sink for each head."""
     n_queries = trial.arrived["queries"].size(1)
     for name, setting_before in whole.settings.items():
         setting_after = trial.settings[name]

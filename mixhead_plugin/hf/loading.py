@@ -63,19 +63,7 @@ def load(
         ValueError: no folder, no config.json, or no entry in it, tensors that are missing or have
             no place, another class, or a `tp_plan`
     """
-    if not isinstance(folder, (str, PathLike)):
-        raise ValueError(wrong_argument("folder", folder, "a folder, or a name on the hub"))
-    # A name on the hub is one word, or two with a slash between them.
-    name = os.fspath(folder)
-    is_path = name.startswith((".", "~", os.sep)) or name.count(os.sep) > 1
-    if os.path.isfile(name) or (is_path and not os.path.isdir(name)):
-        raise ValueError(
-            f"{folder}: is no folder; must be one that save_pretrained wrote, or a name on the hub"
-        )
-    saved, _ = transformers.PreTrainedConfig.get_config_dict(folder, **settings)
-    if MIXHEAD not in saved:
-        problem = f"its config has no entry {MIXHEAD}" if saved else f"has no {CONFIG_NAME}"
-        raise ValueError(f"{folder}: {problem}; {_advice(folder, saved, settings)}")
+    saved = _saved_config(folder, settings)
     _refuse_split(settings)
     base: Any = _class_of(folder, saved, cls)
     variant = Variant.of({**saved[MIXHEAD], "impl": impl})
@@ -106,10 +94,44 @@ def load(
     wants_info = settings.pop("output_loading_info", False)
     settings = dict.fromkeys(REFUSED) | settings  # what would refuse this folder is overridden
     model, info = MixedModel.from_pretrained(folder, output_loading_info=True, **settings)
+    _refuse_incomplete(folder, model, info)
+    model.__class__ = base  # which pickle finds by its name
+    return (model, info) if wants_info else model
 
+
+def _saved_config(folder: str | PathLike[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a folder, or of a name on the hub; raise ValueError without a mixing."""
+    if not isinstance(folder, (str, PathLike)):
+        raise ValueError(wrong_argument("folder", folder, "a folder, or a name on the hub"))
+    # A name on the hub is one word, or two with a slash between them.
+    name = os.fspath(folder)
+    is_path = name.startswith((".", "~", os.sep)) or name.count(os.sep) > 1
+    if os.path.isfile(name) or (is_path and not os.path.isdir(name)):
+        raise ValueError(
+            f"{folder}: is no folder; must be one that save_pretrained wrote, or a name on the hub"
+        )
+
+    saved, _ = transformers.PreTrainedConfig.get_config_dict(folder, **settings)
+    if MIXHEAD not in saved:
+        problem = f"its config has no entry {MIXHEAD}" if saved else f"has no {CONFIG_NAME}"
+        raise ValueError(f"{folder}: {problem}; {_advice(folder, saved, settings)}")
+    return saved
+
+
+def _refuse_incomplete(
+    folder: str | PathLike[str], model: PreTrainedModel, info: dict[str, Any]
+) -> None:
+    """Raise ValueError if tensors of the mixing are missing, or have no place.
+
+    Args:
+        folder: where the model comes from
+        model: the model that was loaded
+        info: what `from_pretrained` says of its loading
+    """
     missing = sorted(_of_parts(info["missing_keys"]))
     if missing:
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
+
     # A class may have some of the attentions alone, as CLIPTextModel of a CLIPModel. What is of the
     # others is left out, as by `from_pretrained`. But a tensor that no attention of the model knows
     # shows that the config does not belong to the tensors.
@@ -124,8 +146,6 @@ def load(
             f"{folder}: has a tensor {unknown[0]} that nothing takes; "
             "its config is of another mixing"
         )
-    model.__class__ = base  # which pickle finds by its name
-    return (model, info) if wants_info else model
 
 
 def _refuse_split(settings: dict[str, Any]) -> None:
