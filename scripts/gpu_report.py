@@ -40,7 +40,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     only = (
         f"parts of {names} (default: all but {asked}, which are for those who change the kernels)"
     )
-    words_of_part = (
+    form_of_part = (
         "; PART=WORD+WORD takes the steps with one of the words in their names, and "
         "tests=FILE+FILE these tests"
     )
@@ -49,7 +49,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         metavar="PART",
         default=usual,
-        help=f"{only}, in this order{words_of_part}",
+        help=f"{only}, in this order{form_of_part}",
     )
     parser.add_argument(
         "--seconds", type=float, default=360.0, help="for all parts (default: %(default)s)"
@@ -63,21 +63,21 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help=quick)
     args = parser.parse_args(words)
-    only_parts = {}
-    for word in args.only:
-        name, _, steps_of_part = word.partition("=")
-        only_parts[name] = steps_of_part.split("+") if steps_of_part else []
-    # the words of this part are no steps, but files
-    args.files = tuple(only_parts.get("tests", ()))
-    if args.files:
-        only_parts["tests"] = []
-    args.only = only_parts
-    unknown = sorted(set(args.only) - set(gpu.PARTS))
+    unknown = sorted(words_by_part(args.only).keys() - gpu.PARTS.keys())
     if unknown:
         parser.error(f"--only {' '.join(unknown)}: parts are {names}")
     if args.seconds <= 0:
         parser.error(f"--seconds {args.seconds:g}: must be above 0")
     return args
+
+
+def words_by_part(only: Sequence[str]) -> dict[str, list[str]]:
+    """Return the words of each part: of 'core=float16+0.1' float16 and 0.1, of 'core' none."""
+    words = {}
+    for part in only:
+        name, _, of_part = part.partition("=")
+        words[name] = of_part.split("+") if of_part else []
+    return words
 
 
 def device_of_this_machine() -> str:
@@ -98,16 +98,16 @@ def file_name(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def chosen(steps: list[str], words: Sequence[str]) -> list[str]:
+def chosen(names: list[str], words: Sequence[str]) -> list[str]:
     """Return the steps with one of the words in their names, in the order of the words.
 
     All if there are no words.
     """
     if not words:
-        return steps
+        return names
     matching: dict[str, None] = {}  # in order, each step once
     for word in words:
-        matching |= dict.fromkeys(step for step in steps if word in step)
+        matching |= dict.fromkeys(name for name in names if word in name)
     return list(matching)
 
 
@@ -204,18 +204,22 @@ def main(words: Sequence[str] | None = None) -> int:
     made = Path(tempfile.mkdtemp(prefix="gpu_report"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(made / "triton"))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(made / "inductor"))
-    settings = gpu.Settings(device, args.quick, made / "compiled", args.files)
+    words_of = words_by_part(args.only)
+    tests = tuple(words_of.get("tests", ()))
+    settings = gpu.Settings(device, args.quick, made / "compiled", tests)
     # Many processes compile beside each other already.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     log = path.with_suffix(".log").resolve()
     log.write_text("")
     parts: dict[str, Report] = {}
     deadline = time.monotonic() + args.seconds
-    for name, words_of_part in args.only.items():
+    for name, words_of_part in words_of.items():
+        # the words of this part choose files, and not among its steps
+        of_steps = [] if name == "tests" else words_of_part
         left = deadline - time.monotonic()
         # A rehearsal shows every part to its end, however slow the interpreter is.
         seconds = left if args.quick else min(left, gpu.PARTS[name].seconds)
-        parts[name] = run_part(name, settings, seconds, log, words_of_part)
+        parts[name] = run_part(name, settings, seconds, log, of_steps)
         content = json.dumps({"quick": args.quick, "parts": parts}, indent=1)
         path.with_suffix(".json").write_text(content)
         path.with_suffix(".md").write_text(as_text(parts))

@@ -28,7 +28,7 @@ def prepare_model(model: str, source: Optional[Path], data: Path) -> Path:
         fail(f"--from {source}: no such folder")
     # Without --from an existing model of any source is used.
     settings = {} if source is None else {"from": str(source), "sha256": _sums(source, model)}
-    if is_ready(folder, settings, names, True):
+    if is_ready(folder, settings, names, any_counts=True):
         return folder
     if source is None and model == "bert":
         source = _fetch_bert(data)
@@ -41,7 +41,7 @@ def prepare_model(model: str, source: Optional[Path], data: Path) -> Path:
         else:
             _copy(source, unfinished, names)
         require_files(unfinished, names)
-        write_settings(unfinished, settings or {"from": PUBLISHED}, False)
+        write_settings(unfinished, settings or {"from": PUBLISHED}, any_counts=False)
     note(f"{folder} has the model")
     return folder
 

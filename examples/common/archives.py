@@ -271,14 +271,8 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] | None = None
         elif ".tar" in path.suffixes or path.suffix in (".tgz", ".tbz2"):
             number = _unpack_tar(path, folder, wanted, limit)
         elif path.suffix in COMPRESSIONS:
+            _unpack_single(path, folder, limit)
             number = 1
-            with (
-                COMPRESSIONS[path.suffix](path) as source,
-                (folder / path.stem).open("wb") as target,
-            ):
-                while chunk := source.read(CHUNK):
-                    limit = _spend(limit, len(chunk))
-                    target.write(chunk)
         else:
             raise Refused(f"must end in .zip, .tar.*, or one of {', '.join(COMPRESSIONS)}")
     except DAMAGE as error:
@@ -290,6 +284,16 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] | None = None
         fail(f"{path}: truncated, damaged or unsafe ({error})")
     if not number:
         fail(f"{path}: has none of the files that are wanted")
+
+
+def _unpack_single(path: Path, folder: Path, limit: int) -> None:
+    with (
+        COMPRESSIONS[path.suffix](path) as source,
+        (folder / path.stem).open("wb") as target,
+    ):
+        while chunk := source.read(CHUNK):
+            limit = _spend(limit, len(chunk))
+            target.write(chunk)
 
 
 def _spend(limit: int, size: int) -> int:

@@ -96,6 +96,41 @@ def text_bleu(
     return score.score, f"{metric.get_signature()} | {score}"
 
 
+def report_tokens(
+    hypotheses: Sequence[str],
+    token_references: Sequence[str],
+    references: Sequence[str],
+    plain_file: Path,
+) -> float:
+    """Print three scores of translations that are Moses' tokens in lower case.
+
+    Args:
+        hypotheses: the translations
+        token_references: the references as tokens
+        references: the references as text
+        plain_file: where the translations are written as text
+
+    Returns:
+        the BLEU of the tokens
+    """
+    metric, details = token_bleu(hypotheses, token_references)
+    print(f"tokenised, lower case (fairseq-score): {details}")
+
+    split_hypotheses = [compounds_split(line) for line in hypotheses]
+    split_references = [compounds_split(line) for line in token_references]
+    _, of_split = token_bleu(split_hypotheses, split_references)
+    print(f"the same after compound splitting:     {of_split}")
+
+    from sacremoses import MosesDetokenizer  # takes a second; only tokens need it
+
+    detokenize = MosesDetokenizer(lang=TARGET).detokenize
+    plain = [detokenize(line.split()) for line in hypotheses]
+    write_lines(plain_file, plain)
+    _, of_plain = text_bleu(plain, references, lowercase=True)
+    print(f"detokenised, lower case (sacreBLEU):   {of_plain}")
+    return metric
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m common.bleu", description=__doc__)
     parser.add_argument("data", type=Path)
@@ -127,21 +162,8 @@ def main() -> None:
 
     if tokens.exists():
         token_references = read_lines(tokens, fail)
-        metric, details = token_bleu(hypotheses, token_references)
-        print(f"tokenised, lower case (fairseq-score): {details}")
-
-        split_hypotheses = [compounds_split(line) for line in hypotheses]
-        split_references = [compounds_split(line) for line in token_references]
-        _, of_split = token_bleu(split_hypotheses, split_references)
-        print(f"the same after compound splitting:     {of_split}")
-
-        from sacremoses import MosesDetokenizer  # takes a second; only tokens need it
-
-        detokenize = MosesDetokenizer(lang=TARGET).detokenize
-        plain = [detokenize(line.split()) for line in hypotheses]
-        write_lines(results / f"{subset}.detokenised.{TARGET}", plain)
-        _, of_plain = text_bleu(plain, references, lowercase=True)
-        print(f"detokenised, lower case (sacreBLEU):   {of_plain}")
+        plain_file = results / f"{subset}.detokenised.{TARGET}"
+        metric = report_tokens(hypotheses, token_references, references, plain_file)
     else:
         metric, details = text_bleu(hypotheses, references, lowercase=False)
         print(f"detokenised, cased (sacreBLEU): {details}")

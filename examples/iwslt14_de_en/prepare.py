@@ -197,8 +197,10 @@ def prepare_data(
     settings = {"--vocabulary": vocabulary}
     if is_ready(folder, settings, (), any_counts=True):  # main refuses unchecked folders
         return folder
-    kinds = KINDS if subwords == "bpe" else ("raw",)
-    lines = read_text(text, f"{{split}}.{kinds[-1]}.{{language}}")
+    is_bpe = subwords == "bpe"
+    kinds = KINDS if is_bpe else ("raw",)  # of the references
+    kind = "tokens" if is_bpe else "raw"  # of what is cut into subwords
+    lines = read_text(text, f"{{split}}.{kind}.{{language}}")
     pieces = in_subwords(lines, subwords, data / "subwords", vocabulary)
     references = {}
     for split in ("valid", "test"):
@@ -208,10 +210,8 @@ def prepare_data(
         for split in SPLITS:
             lengths = [len(line.split()) for line in pieces[f"{split}.{SOURCE}"]]
             parts = groups(lengths, concatenate)
-            for texts in (pieces, references):
-                for name in texts:
-                    if name.startswith(f"{split}."):
-                        texts[name] = joined(texts[name], parts)
+            pieces = concatenated(pieces, split, parts)
+            references = concatenated(references, split, parts)
     # the published recipe keeps a dictionary for each language
     flags = ["--joined-dictionary"] if join or subwords == "sentencepiece" else []
     checked = not (text / UNCHECKED).exists()
@@ -219,6 +219,23 @@ def prepare_data(
     if (subwords, concatenate, vocabulary, join) == ("bpe", 0, MERGES, False):
         compare_with_published(folder, pieces)
     return folder
+
+
+def concatenated(
+    texts: Mapping[str, list[str]], split: str, parts: Sequence[range]
+) -> dict[str, list[str]]:
+    """Return the texts with the sentences of a split joined.
+
+    Args:
+        texts: lines by a name that begins with the split, such as train.de
+        split: a member of SPLITS
+        parts: the numbers of the sentences that become one line, as `groups` returns them
+    """
+    result = {}
+    for name, lines in texts.items():
+        is_of_split = name.startswith(f"{split}.")
+        result[name] = joined(lines, parts) if is_of_split else lines
+    return result
 
 
 def folder_name(subwords: str, concatenate: int, join: bool) -> str:
@@ -271,11 +288,11 @@ def main(arguments: Any = None) -> None:
         metavar="N",
         help="join sentences to about N source subwords, such as 240",
     )
-    text = (
+    help_of_join = (
         "one dictionary for both languages, which train.sh --share-all-embeddings needs "
         "(sentencepiece always has it)"
     )
-    flags.add_argument("--joined-dictionary", action="store_true", help=text)
+    flags.add_argument("--joined-dictionary", action="store_true", help=help_of_join)
     args = flags.parse_args(arguments)
     if args.vocabulary < 1:
         fail(f"--vocabulary {args.vocabulary}: must be at least 1")

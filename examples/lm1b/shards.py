@@ -224,7 +224,8 @@ def join(folders: Sequence[Path], prefix: Path, dtype: type) -> dict[str, int]:
             ends = offset + numpy.cumsum(lengths)
             target.write((ends - lengths).tobytes())
             offset += int(lengths.sum())
-    if not data.stat().st_size == offset == total["tokens"] * width:
+    expected = total["tokens"] * width
+    if offset != expected or data.stat().st_size != expected:
         fail(f"{folders[0].parent}: damaged, its numbers of tokens differ; remove it and run again")
     return total
 
@@ -269,20 +270,20 @@ def _each(
     workers: int,
     work: Callable[..., None],
     *rest: Any,
-):
+) -> None:
     """Call `work(shard, folder/<name of shard>, *rest)` for the shards that have no folder yet."""
     missing = [shard for shard in shards if not (folder / shard.name).is_dir()]
     sizes = {shard: shard.stat().st_size for shard in shards}
     everything = sum(sizes.values())
     done = everything - sum(sizes[shard] for shard in missing)
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = {shard: (_finish, work, shard, folder / shard.name, *rest) for shard in missing}
+    tasks = {shard: (work, shard, folder / shard.name, *rest) for shard in missing}
     processes = min(workers, len(missing))
     try:
         with bar(everything, title, initial=done) as progress:
             if processes < 2:
-                for shard, (function, *arguments) in tasks.items():
-                    function(*arguments)
+                for shard, task in tasks.items():
+                    _finish(*task)
                     progress.update(sizes[shard])
             else:
                 for shard in _side_by_side(tasks, processes):
@@ -297,13 +298,13 @@ def _each(
 
 
 def _side_by_side(tasks: Mapping[Path, tuple], workers: int) -> Iterator[Path]:
-    """Call `function(*arguments)` for each (function, *arguments) in a process.
+    """Call `_finish(*task)` for each task in a process.
 
     Yield the key of each when it has ended.
     """
     # spawned, because forking a process that has threads may hang
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
-        futures = {pool.submit(*task): key for key, task in tasks.items()}
+        futures = {pool.submit(_finish, *task): key for key, task in tasks.items()}
         try:
             for future in as_completed(futures):
                 future.result()

@@ -40,9 +40,33 @@ def check(
     norm: float = math.inf,
     rounding: float = 0.0,
 ) -> None:
-    """End the command if an error is too large.
+    """End the command if an error is too large, as `fault_of` says."""
+    fault = fault_of(name, parts, got, formula, exact, norm, rounding)
+    if fault:
+        sys.exit(f"{fault}; nothing is timed")
 
-    It may be twice the formula's error in the same dtype, and rounding.
+
+def fault_of(
+    name: str,
+    parts: Sequence[str],
+    got: Sequence[Tensor],
+    formula: Sequence[Tensor],
+    exact: Sequence[Tensor],
+    norm: float = math.inf,
+    rounding: float = 0.0,
+) -> str:
+    """Return which error is too large; an empty string if none is.
+
+    An error may be twice the formula's in the same dtype, and rounding.
+
+    Args:
+        name: of the contender
+        parts: the names of the results
+        got: the results
+        formula: those of the formula, in the same dtype
+        exact: those of the formula in float64
+        norm: the order of the norm that errors are measured by
+        rounding: the share of the exact norm that rounding may add; 0 for that of the dtypes
     """
     for part, value, by_formula, right in zip(parts, got, formula, exact, strict=True):
         eps = rounding or torch.finfo(value.dtype).eps + 100 * torch.finfo(right.dtype).eps
@@ -52,10 +76,8 @@ def check(
         allowed = 2 * own + eps * size
         is_right = error <= allowed  # False for NaN on either side, too
         if not is_right:
-            sys.exit(
-                f"{name}: {part} is wrong by {error:.2g}, {allowed:.2g} is allowed; nothing is "
-                "timed"
-            )
+            return f"{name}: {part} is wrong by {error:.2g}, {allowed:.2g} is allowed"
+    return ""
 
 
 def shake(model: torch.nn.Module) -> None:

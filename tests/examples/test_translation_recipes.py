@@ -202,6 +202,16 @@ def test_sentences_join_while_that_brings_their_length_nearer(lengths, about, si
     assert [i for part in found for i in part] == list(range(len(lengths)))
 
 
+def test_the_sentences_of_one_split_are_joined():
+    texts = {"train.de": ["a", "b", "c"], "train.en": ["x", "y", "z"], "test.de": ["d", "e", "f"]}
+    parts = [range(0, 2), range(2, 3)]
+    assert iwslt.concatenated(texts, "train", parts) == {
+        "train.de": ["a b", "c"],
+        "train.en": ["x y", "z"],
+        "test.de": ["d", "e", "f"],
+    }
+
+
 # ---- BLEU --------------------------------------------------------------------------------------
 
 GENERATED = """INFO: some log line

@@ -62,7 +62,7 @@ def test_a_wrong_flag_is_refused(case, capsys):
 
 
 def test_words_choose_steps_of_a_part_in_their_order():
-    only = gpu_report.parse(["--only", "core=float16+0.1", "machine"]).only
+    only = gpu_report.words_by_part(["core=float16+0.1", "machine"])
     assert list(only) == ["core", "machine"]
     assert gpu_report.chosen(["1 float16", "2 bfloat16 0.1", "3 float32"], only["core"]) == [
         "1 float16",
@@ -71,10 +71,18 @@ def test_words_choose_steps_of_a_part_in_their_order():
     assert gpu_report.chosen(["a", "b"], only["machine"]) == ["a", "b"]
 
 
-def test_the_words_of_the_tests_are_files():
-    args = gpu_report.parse(["--only", "core", "tests=a.py::b+c.py"])
-    assert args.only == {"core": [], "tests": []}
-    assert args.files == ("a.py::b", "c.py")
+def test_the_words_of_the_tests_are_files(tmp_path, monkeypatch):
+    given = {}
+
+    def run_part(name, settings, seconds, log, words):
+        given[name] = (settings.tests, words)
+        return {"title": name, "left_out": "a test", "rows": [], "faults": {}}
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(gpu_report, "run_part", run_part)
+    gpu_report.main(["--only", "core=float16", "tests=a.py::b+c.py", f"--out={tmp_path}"])
+    files = ("a.py::b", "c.py")
+    assert given == {"core": (files, ["float16"]), "tests": (files, [])}
 
 
 def test_a_machine_without_a_gpu_is_told_in_one_line(monkeypatch):

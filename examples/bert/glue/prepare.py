@@ -133,7 +133,7 @@ def prepare_task(
     encode: "Encoder",
     room: int,
     settings: Mapping[str, Any],
-    args: Any,
+    any_counts: bool,
 ) -> None:
     """Write the folder of a task; it appears when it is complete.
 
@@ -144,12 +144,12 @@ def prepare_task(
         encode: turns texts into the numbers of the model's dictionary
         room: how many pieces an example may have, without its special tokens
         settings: flags of prepare.sh and their values, which the folder records
-        args: the flags of the command, for `any_counts`
+        any_counts: whether the numbers of examples may be others than the published ones
     """
     task = TASKS[name]
     note(f"{name}:")
     tables = {subset: read_set(name, task, subset, text) for subset in task.files}
-    if not args.any_counts:
+    if not any_counts:
         check_counts(name, task, tables)
     counts = {}
     with written_whole(folder) as unfinished:
@@ -166,7 +166,7 @@ def prepare_task(
             note(f"  {subset}: {', '.join(numbers)}")
             for row in left_out:
                 note(f"  left out of {subset}: {task.files[subset]}, {row}")
-        write_settings(unfinished, settings, args.any_counts, task=name, sets=counts)
+        write_settings(unfinished, settings, any_counts, task=name, sets=counts)
 
 
 # ---- the command -------------------------------------------------------------------------------
@@ -230,14 +230,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         encode = None
         settings = {"max_length": length, "cased": args.cased}
         for name in dict.fromkeys(args.tasks):
-            if is_ready(data / args.model / name, settings, (), args.any_counts):
+            folder_of_task = data / args.model / name
+            if is_ready(folder_of_task, settings, (), args.any_counts):
                 continue
             from bert.glue.pieces import LAYOUTS, Encoder
 
             encode = encode or Encoder(args.model, folder, not args.cased)
             room = LAYOUTS[args.model].room(len(TASKS[name].texts), length)
             text = unpack_task(name, TASKS[name], data)
-            prepare_task(name, data / args.model / name, text, encode, room, settings, args)
+            prepare_task(name, folder_of_task, text, encode, room, settings, args.any_counts)
         note(f"{folder.parent} is ready")
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmarks import core
 from benchmarks.gpu.settings import Settings, synchronize
-from benchmarks.measure import Case, check, measure
+from benchmarks.measure import Case, fault_of, measure
 from benchmarks.steps import Row
 from mixhead_plugin.ops import attention
 
@@ -110,15 +110,9 @@ def torch_module(size: core.Size, device: str, dtype: str) -> Generator[Row, Non
         one = x.detach()[:1]
         right = results(exact, one.double().requires_grad_())
         rounded = results(formula.to(**own), one.clone().requires_grad_())
-        try:
-            check(
-                name,
-                ("output", "gradient of x"),
-                results(module, one.clone().requires_grad_()),
-                rounded,
-                right,
-            )
-        except SystemExit as wrong:
-            yield {"module": "torch", "name": name, "fault": str(wrong)}
+        got = results(module, one.clone().requires_grad_())
+        fault = fault_of(name, ("output", "gradient of x"), got, rounded, right)
+        if fault:
+            yield {"module": "torch", "name": name, "fault": fault}
     runs = {name: functools.partial(results, module, x) for name, module in modules.items()}
     return Case("module", core.title(size, 0.0), runs, "softmax")
