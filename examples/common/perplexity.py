@@ -100,7 +100,15 @@ def counts_of_index(data: Path, subset: str) -> Counts:
     return Counts(tokens, tokens)
 
 
-def per_word(data: Path, subset: str, counts: Counts, result: Perplexity) -> list[str]:
+def report_of_tokens(data: Path, subset: str, counts: Counts, result: Perplexity) -> list[str]:
+    """Return the line of evaluate.sh where the tokens are words or bytes.
+
+    Args:
+        data: the folder of the set; one named bytes has a token for each byte
+        subset: the set, which this line does not name
+        counts: the numbers of the set, which it does not name either
+        result: the perplexity of the set
+    """
     if data.name == "bytes":  # prepare.sh --breaks bytes
         return [f"bits per byte = {math.log2(result.word):.4f}"]
     return [f"perplexity = {result.token:.2f}"]
@@ -119,7 +127,7 @@ def _cut(args: argparse.Namespace) -> Cut:
 
 def main(
     count: Callable[[Path, str], Counts] = counts_of_index,
-    report: Callable[[Path, str, Counts, Perplexity], list[str]] = per_word,
+    report: Callable[[Path, str, Counts, Perplexity], list[str]] = report_of_tokens,
 ) -> int:
     """Pass the log on to stderr, then print the lines of `report`.
 

@@ -360,7 +360,7 @@ def record(results: list[Result], args: argparse.Namespace, text: Path, folder: 
     axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
-    figures.save(figure, str(folder), "training")
+    figures.save(figure, folder, "training")
 
 
 def compare(args: argparse.Namespace, folder: Path) -> None:

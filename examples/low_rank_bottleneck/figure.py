@@ -79,7 +79,7 @@ def draw(
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=9, frameon=False)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figures.save(figure, str(folder), "low_rank_bottleneck")
+    figures.save(figure, folder, "low_rank_bottleneck")
 
 
 def _apart(sizes: list[int], distance: float) -> list[int]:

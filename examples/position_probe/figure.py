@@ -57,4 +57,4 @@ def draw(folder: Path, rows: list[dict[str, Any]], n: int) -> None:
     figure.legend(
         shown.values(), shown, loc="outside lower center", ncols=2, fontsize=8, frameon=False
     )
-    figures.save(figure, str(folder), "position_probe")
+    figures.save(figure, folder, "position_probe")

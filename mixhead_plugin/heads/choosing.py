@@ -106,7 +106,8 @@ def _number_of(layer: Any, names: Sequence[str]) -> Any:
 def _as_int(value: Any) -> Any:
     """Return a whole number as an int of Python; anything else unchanged.
 
-    So is True, which Python takes for 1: a mask says for each head whether it goes.
+    True and False are unchanged, too. Python takes them for 1 and 0, so a mask, which says for each
+    head whether it goes, would choose heads 1 and 0.
     """
     if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
         return value

@@ -5,6 +5,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def save_svg(figure: Any, path: Path) -> None:
     path.write_text(text.getvalue().replace("</defs>", f"{style}</defs>", 1), encoding="utf-8")
 
 
-def save(figure: Any, folder: str, name: str) -> list[Path]:
+def save(figure: Any, folder: str | PathLike[str], name: str) -> list[Path]:
     """Write `<folder>/<name>.png` and `.svg`; the same figure gives the same bytes."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     files = [Path(folder) / f"{name}.png", Path(folder) / f"{name}.svg"]

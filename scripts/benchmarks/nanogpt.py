@@ -102,8 +102,10 @@ class Contender(NamedTuple):
 CONTENDERS = {"torch's attention, not mixed": Contender()}
 for letter in MIXINGS:
     CONTENDERS[f"Mixhead {letter}"] = Contender(letter)
-    CONTENDERS[f"loop {BLOCK}: Mixhead {letter}"] = Contender(letter, True)
-    CONTENDERS[f"loop {BLOCK}, checkpointed: Mixhead {letter}"] = Contender(letter, True, True)
+    CONTENDERS[f"loop {BLOCK}: Mixhead {letter}"] = Contender(letter, by_hand=True)
+    CONTENDERS[f"loop {BLOCK}, checkpointed: Mixhead {letter}"] = Contender(
+        letter, by_hand=True, checkpointed=True
+    )
 
 
 def model_of(name: str, sizes: Sizes) -> GPT:

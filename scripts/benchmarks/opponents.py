@@ -66,14 +66,14 @@ def flex() -> Attend:
     """Return FlexAttention with a mask of blocks; it has no dropout."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled = torch.compile(flex_attention, dynamic=False)
+    compiled_flex = torch.compile(flex_attention, dynamic=False)
 
     def attend(call: AttentionInputs) -> Tensor:
         # The mask is made outside of what is compiled and timed.
         mask = None
         if call.causal:
             mask = block_mask(call.query.shape[2], str(call.query.device))
-        return compiled(*call[:3], block_mask=mask, scale=call.scale)
+        return compiled_flex(*call[:3], block_mask=mask, scale=call.scale)
 
     return attend
 
@@ -167,7 +167,7 @@ def eager(attend: Attend) -> Callable[[], Attend]:
     return lambda: attend
 
 
-def compiled(attend: Attend) -> Callable[[], Attend]:
+def by_compiler(attend: Attend) -> Callable[[], Attend]:
     def make() -> Attend:
         def run(call: AttentionInputs) -> Tensor:
             return attend(call)
@@ -194,9 +194,9 @@ def loops() -> dict[str, Opponent]:
         checkpointed = functools.partial(loop, block=block, checkpointed=True)
         found[f"loop {block}"] = Opponent(eager(plain), mixes=True)
         found[f"loop {block}, checkpointed"] = Opponent(eager(checkpointed), mixes=True)
-        found[f"loop {block}, compiled"] = Opponent(compiled(plain), mixes=True, compiled=True)
+        found[f"loop {block}, compiled"] = Opponent(by_compiler(plain), mixes=True, compiled=True)
         if block == 128:  # one of them: a compiler needs minutes for each
-            both = Opponent(compiled(checkpointed), mixes=True, compiled=True)
+            both = Opponent(by_compiler(checkpointed), mixes=True, compiled=True)
             found[f"loop {block}, compiled, checkpointed"] = both
     return found
 
@@ -208,7 +208,7 @@ OPPONENTS = {
     "FlashAttention-2 in triton": Opponent(flash_in_triton),
     "flex": Opponent(flex, compiled=True, forward_only=True),
     "formula": Opponent(eager(formula), mixes=True),
-    "formula, compiled": Opponent(compiled(formula), mixes=True, compiled=True),
+    "formula, compiled": Opponent(by_compiler(formula), mixes=True, compiled=True),
     **loops(),
 }
 

@@ -66,8 +66,8 @@ class Answer:
 
     heads: str
     answer: str
-    measured: str  # by us
-    reported: str  # by the Mixhead paper
+    by_us: str  # what we measured
+    by_paper: str  # what the Mixhead paper reports
 
 
 HEAD = ["size of your heads", "should I mix?", "B, as we measured it"]
@@ -86,7 +86,7 @@ def advice_and_paper() -> str:
 
 def cells_of(row: Answer) -> list[str]:
     """Return the texts of a row, without the line breaks of their source."""
-    cells = [row.heads, row.answer, row.measured, row.reported]
+    cells = [row.heads, row.answer, row.by_us, row.by_paper]
     return [" ".join(cell.split()) for cell in cells]
 
 

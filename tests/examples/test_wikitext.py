@@ -246,7 +246,7 @@ def test_the_perplexity_of_masked_words_is_that_of_the_log(monkeypatch, capsys):
 
 def test_bytes_are_evaluated_in_bits(tmp_path):
     for name, line in (("bytes", "bits per byte = 1.7856"), ("lines", "perplexity = 3.45")):
-        assert perplexity.per_word(
+        assert perplexity.report_of_tokens(
             tmp_path / name, "test", Counts(9, 9), Perplexity(3.45, 2**1.7856)
         ) == [line]
 
