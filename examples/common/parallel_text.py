@@ -37,16 +37,18 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def pairs_of(source: Sequence[str], target: Sequence[str], name: str) -> list[tuple[str, str]]:
-    """Pair the sentences of both languages.
+    """Pair the sentences of both languages; end the program if their numbers differ."""
+    refuse_other_numbers(source, target, name)
+    return list(zip(source, target))
 
-    If their numbers differ, the program ends and names `name`.
-    """
+
+def refuse_other_numbers(source: Sequence[str], target: Sequence[str], name: str) -> None:
+    """End the program, and name `name`, if the languages have different numbers of sentences."""
     if len(source) != len(target):
         fail(
             f"{name}: {len(source):,} German and {len(target):,} English lines; must have the same "
             "number"
         )
-    return list(zip(source, target))
 
 
 def read_text(folder: Path, form: str = "{split}.{language}") -> dict[str, list[str]]:

@@ -10,9 +10,9 @@ from common.parallel_text import (
     LANGUAGES,
     TARGET,
     compare_counts,
-    pairs_of,
     read_lines,
     read_text,
+    refuse_other_numbers,
     write_lines,
 )
 from common.prepare import (
@@ -79,7 +79,8 @@ def prepare_text(
                 texts.append(read_lines(raw / file))
                 compare_counts(file, count(texts[-1]), counts[file], any_counts)
                 (raw / file).unlink()
-            for language, lines in zip(LANGUAGES, zip(*pairs_of(*texts, name))):
+            refuse_other_numbers(*texts, name)
+            for language, lines in zip(LANGUAGES, texts):
                 write_lines(unfinished / f"{split}.{language}", (line.strip() for line in lines))
         raw.rmdir()
         if any_counts:

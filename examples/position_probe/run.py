@@ -26,7 +26,7 @@ from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -124,15 +124,23 @@ def longer(n: int) -> list[int]:
     return [round(factor * n) for factor in FACTORS]
 
 
-def measure(setting: Setting, options: Namespace) -> tuple[Setting, Outcome, float]:
-    """Train and test one model; return its setting, results, and spread at random weights."""
+class Result(NamedTuple):
+    """What was measured of one model."""
+
+    setting: Setting
+    outcome: Outcome  # after its training
+    spread: float  # of the states of zeros, at random weights
+
+
+def measure(setting: Setting, options: Namespace) -> Result:
+    """Train and test one model."""
     torch.set_num_threads(1)  # the model is too small for more
     probe = train(setting, options.steps, options.learning_rate)
     outcome = examine(probe, setting.n, longer(setting.n))
-    return setting, outcome, random_spread(setting)
+    return Result(setting, outcome, random_spread(setting))
 
 
-def measure_all(plan: list[Setting], options: Namespace) -> list[tuple[Setting, Outcome, float]]:
+def measure_all(plan: list[Setting], options: Namespace) -> list[Result]:
     """Return the results in the order of `plan`."""
     work = partial(measure, options=options)
     if options.jobs == 1:
@@ -155,19 +163,22 @@ def planned(options: Namespace) -> list[Setting]:
     return plan
 
 
-def rows_of(results: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]:
+def rows_of(results: list[Result]) -> list[dict[str, Any]]:
     """Return a row for every model, attention and kind of position, with lists over the seeds."""
-    groups: dict[tuple[str, str, str], list[tuple[Setting, Outcome, float]]] = {}
+    groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
-        groups.setdefault(result[0][:3], []).append(result)
+        setting = result.setting
+        key = (setting.kind, setting.variant, setting.position)
+        groups.setdefault(key, []).append(result)
     return [row_of(of_all_seeds) for of_all_seeds in groups.values()]
 
 
-def row_of(results: list[tuple[Setting, Outcome, float]]) -> dict[str, Any]:
+def row_of(results: list[Result]) -> dict[str, Any]:
     """Return the row of the results of all seeds; the answers are those of the first one."""
-    setting, first, _ = results[0]
+    setting = results[0].setting
     probed = PROBED[setting.variant]
-    outcomes = [outcome for _, outcome, _ in results]
+    outcomes = [result.outcome for result in results]
+    first = outcomes[0]
     errors = {}
     for length in first.longer:
         errors[str(length)] = [outcome.longer[length] for outcome in outcomes]
@@ -181,7 +192,7 @@ def row_of(results: list[tuple[Setting, Outcome, float]]) -> dict[str, Any]:
         "flags": " ".join(setting.flags()),
         "markers": probed.markers,
         "blind": probed.blind(KINDS[setting.kind].causal),
-        "spread_at_random_weights": [random for _, _, random in results],
+        "spread_at_random_weights": [result.spread for result in results],
         "spread_trained": [outcome.spread for outcome in outcomes],
         "passed": [outcome.passed for outcome in outcomes],
         "right": [outcome.right for outcome in outcomes],

@@ -113,13 +113,22 @@ def ablations(
     """
     removed_with = EXPERIMENTS[experiment].removed
     heads = all_heads(attentions)
-    measured: dict[str, HeadNumbers] = {}
+    # by metric, attention and stage; the heads of a stage come by their number
+    measured: dict[str, dict[str, dict[str, list[float]]]] = {}
     for head in progress(heads):
         with without(attentions, removed_with(head, heads)):
             scores = score()
         for metric, value in scores.items():
             by_stage = measured.setdefault(metric, {}).setdefault(head.attention, {})
-            before = by_stage.get(head.stage, torch.empty(0, dtype=torch.float64))
-            # heads come by their number
-            by_stage[head.stage] = torch.cat([before, before.new_tensor([value])])
-    return measured
+            by_stage.setdefault(head.stage, []).append(value)
+    return {metric: _as_tensors(numbers) for metric, numbers in measured.items()}
+
+
+def _as_tensors(numbers: Mapping[str, Mapping[str, Sequence[float]]]) -> HeadNumbers:
+    """Return the numbers of the heads, by attention and stage, as tensors."""
+    tensors = {}
+    for attention, by_stage in numbers.items():
+        tensors[attention] = {
+            stage: torch.tensor(values, dtype=torch.float64) for stage, values in by_stage.items()
+        }
+    return tensors

@@ -513,17 +513,24 @@ APART: Matrix = ((2 / 3, -1 / 3, 2 / 3), (2 / 3, 2 / 3, -1 / 3), (-1 / 3, 2 / 3,
 def products_of_columns(matrix: Matrix) -> list[list[float]]:
     """Return M^T M: the product of each two columns, and of each with itself."""
     columns = list(zip(*matrix))
-    return [[sum(a * b for a, b in zip(one, two)) for two in columns] for one in columns]
+    products = []
+    for one in columns:
+        products.append([product(one, two) for two in columns])
+    return products
+
+
+def product(one: Sequence[float], two: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, two))
 
 
 def penalty(matrix: Matrix) -> float:
     """Return the squared Frobenius norm of M^T M - I."""
-    products = products_of_columns(matrix)
-    return sum(
-        (value - (row == column)) ** 2
-        for row, values in enumerate(products)
-        for column, value in enumerate(values)
-    )
+    norm = 0.0
+    for row, values in enumerate(products_of_columns(matrix)):
+        for column, value in enumerate(values):
+            identity = 1 if row == column else 0
+            norm += (value - identity) ** 2
+    return norm
 
 
 def orthogonality() -> Drawing:

@@ -77,9 +77,10 @@ def _run(arguments: argparse.Namespace, path: str, mixed: bool) -> dict[str, tup
             "FOREIGN_MIXING": arguments.head_mixing if mixed else "",
             "HF_HUB_OFFLINE": "1",
         }
+        command = [sys.executable, "-P", "-m", "pytest", "-q"]
         # without the settings of their pytest.ini, which ask for plugins and refuse warnings
-        command = [sys.executable, "-P", "-m", "pytest", "-q", "-o", "addopts=", "-o"]
-        command += ["filterwarnings=", "-p", "foreign_plugin", "-p", "no:cacheprovider"]
+        command += ["-o", "addopts=", "-o", "filterwarnings="]
+        command += ["-p", "foreign_plugin", "-p", "no:cacheprovider"]
         command += [f"--junitxml={report}", path, *arguments.pytest_words]
         if arguments.library == "torch":
             command.append("--noconftest")

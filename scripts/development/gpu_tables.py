@@ -6,7 +6,7 @@ scripts/development/readme_tables.py writes them.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from studies.markdown import table
 
@@ -109,53 +109,60 @@ def host() -> str:
     return attention_table("both", "host_ms", PLUGIN)
 
 
-def training(report: str) -> tuple[float, dict[str, float]]:
-    """Return the milliseconds of a training step by fairseq in a report, and ratios to it."""
+class Compared(NamedTuple):
+    """Times beside one of them."""
+
+    unit: float  # the milliseconds of that one
+    ratios: dict[str, float]  # of all times to it, by what was timed
+
+
+def training(report: str) -> Compared:
+    """Return the times of a training step in a report beside that by fairseq."""
     rows = json.loads((REPORTS / report).read_text())["parts"]["training"]["rows"]
     times = {row["name"]: row["ms"] for row in rows}
-    return times["fairseq"], {name: time / times["fairseq"] for name, time in times.items()}
+    unit = times["fairseq"]
+    return Compared(unit, {name: time / unit for name, time in times.items()})
 
 
 def ratios_of_training(name: str) -> list[float]:
     """Return how many times as long as with fairseq's attention a step took in each report."""
-    return [training(report)[1][name] for report in WITH_THESE_KERNELS]
+    return [training(report).ratios[name] for report in WITH_THESE_KERNELS]
 
 
-def beside_upstream(rows: Sequence[dict[str, Any]]) -> tuple[float, dict[str, float]]:
-    """Return the milliseconds of the first contender, and the ratios of all to it."""
-    ratios = {row["name"]: row["by_upstream"] for row in rows}
-    return rows[0]["ms"], ratios
+def beside_upstream(rows: Sequence[dict[str, Any]]) -> Compared:
+    """Return the times of all contenders beside that of the first one."""
+    return Compared(rows[0]["ms"], {row["name"]: row["by_upstream"] for row in rows})
 
 
 def steps() -> str:
     """Return the times of whole modules and steps, beside fairseq's and torch's."""
     first, second = (training(report) for report in WITH_THESE_KERNELS)
-    del first[1]["softmax"]  # its gradients were wrong
+    del first.ratios["softmax"]  # its gradients were wrong
     gpt = beside_upstream([row for row in rows_of("gpt") if "ms" in row])
     modules = {}
     for upstream in ("fairseq", "torch"):
         rows = [row for row in rows_of("module") if row["module"] == upstream]
         modules[upstream] = beside_upstream(rows[-4:])  # those of the later report
     decoding = {row["name"]: row["microseconds"] for row in rows_of("decoding")}
-    one_query = {name: time / decoding["torch"] for name, time in decoding.items()}
+    ratios_of_one_query = {name: time / decoding["torch"] for name, time in decoding.items()}
+    one_query = Compared(decoding["torch"] / 1e3, ratios_of_one_query)
 
-    def line(title: str, unit: float, ratios: dict[str, float], digits: int = 1) -> list[str]:
-        cells = [title, f"{unit:.{digits}f} ms"]
+    def line(title: str, compared: Compared, digits: int = 1) -> list[str]:
+        cells = [title, f"{compared.unit:.{digits}f} ms"]
         for name in ("softmax", *MIXHEADS):
-            cells.append(f"{ratios[name]:.2f}" if name in ratios else "")
+            cells.append(f"{compared.ratios[name]:.2f}" if name in compared.ratios else "")
         return cells
 
     small = "training step of a small model; fairseq's attention = 1.00"
     projected = "an attention with its projections behind a causal mask; fairseq's = 1.00"
     lines = [
-        line(f"{small}, first machine", *first),
-        line(f"{small}, second machine", *second),
-        line("training step of GPT-2; torch's attention = 1.00", *gpt),
-        line(projected, *modules["fairseq"]),
-        line("the same; that of `nn.MultiheadAttention` = 1.00", *modules["torch"]),
+        line(f"{small}, first machine", first),
+        line(f"{small}, second machine", second),
+        line("training step of GPT-2; torch's attention = 1.00", gpt),
+        line(projected, modules["fairseq"]),
+        line("the same; that of `nn.MultiheadAttention` = 1.00", modules["torch"]),
         line(
             "attention of one query to 1,024 keys; torch's = 1.00",
-            decoding["torch"] / 1e3,
             one_query,
             digits=3,
         ),

@@ -516,7 +516,18 @@ def of_x_transformers() -> Iterable[Case]:
 def of_whisper() -> Iterable[Case]:
     from whisper.model import ModelDimensions, Whisper
 
-    dims = ModelDimensions(8, 10, 32, 4, 2, 60, 12, 32, 4, 2)
+    dims = ModelDimensions(
+        n_mels=8,
+        n_audio_ctx=10,
+        n_audio_state=32,
+        n_audio_head=4,
+        n_audio_layer=2,
+        n_vocab=60,
+        n_text_ctx=12,
+        n_text_state=32,
+        n_text_head=4,
+        n_text_layer=2,
+    )
     sound = torch.randn(2, 8, 20)
     words = torch.randint(60, (2, 7))
 

@@ -164,16 +164,29 @@ def _default(config: Any, field: Any) -> object:
 
 
 def _smaller(name: str, value: object, key_heads: int) -> dict[str, Any]:
+    """Return the setting that makes a field of a config small; {} where it stays as it is.
+
+    Args:
+        name: the name of the field
+        value: its value by default
+        key_heads: how many heads keys and values shall have
+    """
     if name == "image_size" and isinstance(value, list | tuple):
         return {name: [16] * len(value)}
     if isinstance(value, bool) or not isinstance(value, int | None):
         return {}
     if name.endswith(("token_id", "token_index")):
-        return {name: VOCABULARY - 4} if value is not None and value >= VOCABULARY else {}
+        is_too_large = value is not None and value >= VOCABULARY
+        return {name: VOCABULARY - 4} if is_too_large else {}
     for pattern, size in [(KEY_HEADS, key_heads), *SIZES]:
-        if re.search(pattern, name):
-            wanted = value is not None or re.search("head_dim|kv_heads|key_value", name)
-            return {name: size} if wanted and (value is None or value > size) else {}
+        if not re.search(pattern, name):
+            continue
+        if value is None:
+            # The model takes the number from others. These get one of their own, so that keys
+            # are grouped, and a head may have another size than the width divided by the heads.
+            has_own = re.search("head_dim|kv_heads|key_value", name)
+            return {name: size} if has_own else {}
+        return {name: size} if value > size else {}
     return {}
 
 
@@ -488,8 +501,8 @@ def _trained(plain: Any, mixed: Any, inputs: Any, expected: Tensor) -> bool | st
 
 
 @torch.no_grad()
-def _cached(plain: Any, mixed: Any, all_inputs: Any, expected: Tensor) -> bool | str | None:
-    inputs = all_inputs[""]
+def _cached(plain: Any, mixed: Any, by_tower: Any, expected: Tensor) -> bool | str | None:
+    inputs = by_tower[""]
     name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
     if not mixed.can_generate() or name not in inputs:
         return None  # it has no cache

@@ -56,10 +56,11 @@ def check_set(path: Path, name: str, questions: Optional[int]) -> None:
         squad = read_squad(path)
     except SquadError as error:
         fail(str(error).replace(str(path), name, 1))
-    lost = sum(
-        bool(q.answers) and locate(squad.contexts[q.context], q.answers) is None
-        for q in squad.questions
-    )
+    lost = 0
+    for question in squad.questions:
+        context = squad.contexts[question.context]
+        if question.answers and locate(context, question.answers) is None:
+            lost += 1
     note(f"{name}: {len(squad.questions):,} questions about {len(squad.contexts):,} contexts")
     if lost:
         note(

@@ -1,6 +1,7 @@
 """The part `kernels`: time and resources of every kernel with the tiles of tuning.py."""
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -95,16 +96,20 @@ def resources(compiled: Any) -> Row:
     """
     if not hasattr(compiled, "n_regs"):
         return {}
-    metadata, known = compiled.metadata, torch.cuda.get_device_properties()
+    metadata = compiled.metadata
+    known = torch.cuda.get_device_properties()
     threads = 32 * metadata.num_warps
+    # A warp gets registers in steps of 256.
+    registers_of_warp = 256 * math.ceil(32 * compiled.n_regs / 256)
+    registers = registers_of_warp * metadata.num_warps
+    all_registers = getattr(known, "regs_per_multiprocessor", 65536)
+    # The driver takes 1 KiB of shared memory for each program.
+    shared = metadata.shared + 1024
+    all_shared = getattr(known, "shared_memory_per_multiprocessor", 228 * 1024)
     fitting = {
-        # A warp gets registers in steps of 256.
-        "registers": getattr(known, "regs_per_multiprocessor", 65536)
-        // (-(-compiled.n_regs * 32 // 256) * 256 * metadata.num_warps),
+        "registers": all_registers // registers,
         "threads": known.max_threads_per_multi_processor // threads,
-        # The driver takes 1 KiB of shared memory for each program.
-        "shared": getattr(known, "shared_memory_per_multiprocessor", 228 * 1024)
-        // (metadata.shared + 1024),
+        "shared": all_shared // shared,
         "most": 32,
     }
     programs = min(fitting.values())
