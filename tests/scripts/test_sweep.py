@@ -563,6 +563,7 @@ def test_a_training_that_found_no_text_begins_with_the_one_that_came_later(run, 
     _, _, errors = run("--only", "2,B", grid=bad)
     assert "another text" not in errors and len(calls("train")) == 1
     (record,) = records(tmp_path)
+    assert record["data"] is not None
     assert record["data"] == provenance.checksum(str(tmp_path / "data"))
 
 
