@@ -65,6 +65,7 @@ def visible_gpus() -> list[str]:
     # in a process of its own, whose end frees torch's memory
     code = "import torch; print(torch.cuda.device_count())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    sys.stderr.write(ended.stderr)  # why there are none, as with a driver that is too old
     return [str(number) for number in range(int(ended.stdout))]
 
 
