@@ -1,7 +1,7 @@
 """Plain softmax attention by torch's own fused kernels."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -54,21 +54,30 @@ def serves(inputs: AttentionInputs) -> bool:
         # torch wants the mask in the dtype of the query, which would round it. `blockwise` reads it
         # as it is. On a GPU blocks are much slower than torch's kernel, so there it is rounded.
         return False
-    return not _loses_gradients((query, key, value), mask)
+    return not _loses_gradients(inputs)
 
 
-def _loses_gradients(tensors: Sequence[Tensor], mask: Tensor) -> bool:
+def _loses_gradients(inputs: AttentionInputs) -> bool:
     """Return whether gradients would come from a log(sum exp(s)) too large for its digits.
 
     A row whose scores are all about -1e8, or the lowest float, has such a sum. torch's kernel
     differentiates weights by it, so each gradient of the row would be several times too large,
     without a word. Only kernels on a CPU were looked at.
+
+    Args:
+        inputs: the inputs of a call with an attn_mask
     """
+    tensors = (inputs.query, inputs.key, inputs.value)
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
         return False
     if torch.compiler.is_compiling():
         # A program that is compiled whole cannot look at the numbers of a mask.
         return True
+
+    # All masks together: the largest number of a row of attn_mask may belong to a key that the
+    # row does not see, because it is padding or in the future.
+    mask = additive_mask(inputs, upcast(inputs.query).dtype)
+    assert mask is not None  # there is an attn_mask
     if mask.numel() == 0:
         return False
     largest = mask.amax(-1)

@@ -463,11 +463,20 @@ def softmax_attention(query, key, value, attn_mask):
     return torch.softmax(scores + attn_mask, -1) @ value
 
 
+# What hides, from query 1, the only keys whose numbers in `attn_mask` are not low.
+HIDING = {
+    "the mask alone": {},
+    "causal": {"causal": True},
+    "padding": {"key_padding_mask": (torch.arange(NK) >= NK - 2).expand(B, -1)},
+}
+
+
 @pytest.mark.parametrize("way", ["eager", "compiled"])
+@pytest.mark.parametrize("hiding", HIDING)
 @pytest.mark.parametrize(
     "lowest", [-1e8, torch.finfo(torch.float32).min], ids=["of fairseq", "of transformers"]
 )
-def test_gradients_of_rows_of_low_scores_are_those_of_the_definition(lowest, way):
+def test_gradients_of_rows_of_low_scores_are_those_of_the_definition(lowest, hiding, way):
     """torch's own kernel gives such rows gradients that are several times too large.
 
     So "auto" may not take it.
@@ -476,14 +485,25 @@ def test_gradients_of_rows_of_low_scores_are_those_of_the_definition(lowest, way
     attend = attention
     if way == "compiled":
         attend = torch.compile(attention, backend="aot_eager", fullgraph=True)
+
+    # as transformers writes for a query that may see no key, with left padding
     mask = torch.zeros(NQ, NK)
-    mask[1] = lowest  # as transformers writes for a query that may see no key, with left padding
+    mask[1] = lowest
+    masks = HIDING[hiding]
+    hidden = torch.zeros(B, 1, NQ, NK, dtype=torch.bool)
+    if "causal" in masks:
+        hidden |= torch.ones(NQ, NK, dtype=torch.bool).triu(1 + NK - NQ)
+    if "key_padding_mask" in masks:
+        hidden |= masks["key_padding_mask"][:, None, None]
+    mask[1, hidden[0, 0, 1]] = 0.0
+
     for dtype in (torch.float64, torch.float32):
-        made = tensors(
-            value_dim=D, dtype=dtype
-        )  # values as large as keys, as torch's kernel wants them
-        expected = outcome(made, softmax_attention, attn_mask=mask.to(dtype))
-        assert_same(outcome(made, attend, attn_mask=mask.to(dtype)), expected)
+        # values as large as keys, as torch's kernel wants them
+        made = tensors(value_dim=D, dtype=dtype)
+        attn_mask = mask.to(dtype)
+        of_torch = attn_mask.masked_fill(hidden, -INF)
+        expected = outcome(made, softmax_attention, attn_mask=of_torch)
+        assert_same(outcome(made, attend, attn_mask=attn_mask, **masks), expected)
 
 
 def test_a_compiled_program_without_breaks_has_the_gradients_of_torchs_kernel():

@@ -137,7 +137,12 @@ class RegularizedPass:
         for name, module in model.named_modules():
             if isinstance(module, MixheadAttention):
                 self.query_masks[module] = not_padding[side_of_attention(name)]
-        self.values: dict[str, Tensor | float] = dict.fromkeys(factors, 0.0)
+        # A tensor from the start, also where LayerDrop leaves out every attention: fairseq sums
+        # tensors and numbers over the workers in two buffers, and each must be as long in all
+        # workers.
+        mask = next(iter(not_padding.values()))  # of any side: all are on one device
+        zero = mask.new_zeros((), dtype=torch.float32)
+        self.values: dict[str, Tensor] = dict.fromkeys(factors, zero)
 
         self.hooks: dict[MixheadAttention, RemovableHandle] = {}
         self.with_gradients = False

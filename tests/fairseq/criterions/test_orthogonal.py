@@ -228,6 +228,25 @@ def test_a_layer_that_is_dropped_is_not_regularized():
     assert len(seen) == 4  # neither, either, both
 
 
+def kinds_of_logged(judge, made, sample):
+    _, _, logged = judge(made, sample)
+    return {name: torch.is_tensor(value) for name, value in logged.items()}
+
+
+@pytest.mark.parametrize("upstream", CASES)
+def test_a_batch_whose_layers_are_all_dropped_logs_tensors_where_others_log_tensors(upstream):
+    """fairseq sums tensors and numbers over the workers in two buffers.
+
+    One worker may drop all layers while another drops none. Then the buffers of both must be as
+    long, or the sum fails or never ends.
+    """
+    judge = criterion(f"orthogonal_{upstream}", orthogonal_weight=0.3, rank_weight=0.01)
+    sample = CASES[upstream].batch()
+    all_dropped = {"encoder_layerdrop": 0.999999, "decoder_layerdrop": 0.999999}
+    found = kinds_of_logged(judge, model(upstream, **all_dropped), sample)
+    assert found == kinds_of_logged(judge, model(upstream), sample)
+
+
 @pytest.mark.parametrize("upstream", CASES)
 def test_logs_of_several_batches_are_their_weighted_mean(upstream):
     """Logs are reduced over the workers of an update, then over updates of different sizes."""

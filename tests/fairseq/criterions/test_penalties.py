@@ -101,7 +101,8 @@ def test_the_outputs_alone_cannot_be_differentiated():
 
 def test_a_loss_in_half_precision_is_added_to_in_float32():
     loss = torch.tensor(30_000.0, dtype=torch.float16, requires_grad=True)
-    regularized = RegularizedPass(torch.nn.Identity(), {"orthogonal": 1.0}, {})
+    real = torch.ones(1, 1, dtype=torch.bool)
+    regularized = RegularizedPass(torch.nn.Identity(), {"orthogonal": 1.0}, {"decoder": real})
     regularized.values["orthogonal"] = torch.tensor(20.0)
     total = regularized.add_to(loss, 4096)
     assert float(total) == 30_000 + 20 * 4096  # more than float16 can hold
