@@ -227,7 +227,9 @@ class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
         x = query.transpose(0, 1)  # [B, Nq, C]
 
         # In beam search the hypotheses of a sentence share its keys: they become further queries,
-        # one hypothesis after the other. B is then the number of sentences, which may be 0.
+        # one hypothesis after the other. B is then the number of sentences. Where queries and keys
+        # have the same batch, there are no beams; an empty batch is such a case, and could not be
+        # divided by.
         beams = 1
         if batch > k.size(0):
             beams = batch // k.size(0)

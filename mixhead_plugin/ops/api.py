@@ -392,8 +392,9 @@ def fastest(inputs: AttentionInputs) -> str:
 
     The first answer that fits counts: what must be, before what is fast.
 
-    The choice does not depend on whether gradients are on: activation checkpointing computes the
-    same attention without and with them, and both passes must drop the same weights.
+    With dropout the choice does not depend on whether gradients are on: activation checkpointing
+    computes the same attention without and with them, and both passes must drop the same weights.
+    Without dropout it may depend on them, see `fused.serves`.
     """
     query, key = inputs.query, inputs.key
     if query.device.type == "meta" or exporting():

@@ -2,7 +2,8 @@
 
 Both take any floating dtype, compute in float32 or float64, and return a scalar. Autocast would
 multiply in half precision, so they are called outside of it. `real`, bool [B, Nq], is False where a
-query is padding. The penalty is 0 where no position is real.
+query is padding. The penalty of a batch without a real query is 0, except that of an M [H, H']: all
+queries share it, so it does not depend on `real`.
 """
 
 import torch
@@ -13,9 +14,12 @@ from mixhead_plugin.ops.precision import upcast
 
 
 def orthogonal_penalty(mixing: Tensor | LowRank, real: Tensor) -> Tensor:
-    """Return ||M^T M - I||_F^2 (mixhead eq. 16) for M [H, H'].
+    """Return ||M^T M - I||_F^2 (mixhead eq. 16).
 
-    For M [B, Nq, H, H'], and for the factors of such M, it is the mean over the real queries.
+    Args:
+        mixing: M [H, H']; or M [B, Nq, H, H'], or the factors of such M. For the latter two the
+            mean over the real queries is returned.
+        real: [B, Nq]; an M [H, H'] does not need it
     """
     if isinstance(mixing, LowRank):
         # Zeros for padding, and not a product with `real`, because 0 * NaN is NaN.

@@ -59,8 +59,8 @@ class FamilyModel(BaseFairseqModel):
     # that fairseq lacks have it, because fairseq's own names are taken.
     families: ClassVar[tuple[str, ...]] = tuple(FAMILIES)
     # The preset of each architecture, by its name with the family. All subclasses share one dict.
-    # `repairs/unknown_fields.py` reads it. It also knows the plugin's models by it, because repairs
-    # are applied before this class is imported.
+    # `repairs/unknown_fields.py` reads this table. A model that has it is one of the plugin's: the
+    # repair cannot ask isinstance, because repairs are applied before this class is imported.
     presets: ClassVar[dict[str, Preset]] = {}
     # True if fairseq configures the model by `config`, not by a Namespace.
     by_dataclass: ClassVar[bool] = False

@@ -16,11 +16,11 @@ from mixhead_plugin.fairseq.options import SCOPES
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.parts import PARTS
 
-# Every entry of every table once. The tests of the modules have all pairs.
-# A scope alone changes nothing and is refused, so all have a normalizer.
 POSITIONS = [{"relative_position": name} for name in PARTS["relative_position"]]
 POSITIONS += [{"relative_gain": 3}, {"head_dim": 5, "value_head_dim": 3}]
+# A scope alone changes nothing and is refused, so each has a normalizer, too.
 SCOPED = [{"attention_normalizer": "l2", "attention_scope": name} for name in SCOPES]
+# Every entry of every table once. The tests of the modules have all pairs.
 ENTRIES = [{"attention_normalizer": name} for name in NORMALIZERS]
 NEUTRAL = []  # what starts without effect
 for option, table in PARTS.items():
