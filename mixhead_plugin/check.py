@@ -28,7 +28,7 @@ from mixhead_plugin.ops.accuracy import (
     results,
     shares,
 )
-from mixhead_plugin.ops.call_kinds import CallKind, MemoryLayout, Problem, layout_of, sample_call
+from mixhead_plugin.ops.call_kinds import CallKind, MemoryLayout, SampleCall, layout_of, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import support
 
@@ -46,8 +46,8 @@ MIXED: dict[str, dict[str, Any]] = {
 MASKS: dict[str, dict[str, Any]] = {
     "none": {},
     "causal": {"causal": True},
-    "mask, padding": {"mask": torch.float32, "padding": True},
-    "mask by head": {"mask": torch.float32, "mask_by": "head"},
+    "mask, padding": {"mask_dtype": torch.float32, "padding": True},
+    "mask by head": {"mask_dtype": torch.float32, "mask_by": "head"},
     "sink, causal": {"sink": True, "causal": True},
 }
 # The rows of each result that a variant is judged by. A gradient of one number, as that of a sink
@@ -115,7 +115,7 @@ def variants(
             continue
         fields = {**MIXED[mixing], **MASKS[mask]}
         if fields.get("mixing_dim") or fields.get("rank"):
-            fields["mixing"] = dtype
+            fields["mixing_dtype"] = dtype
         if differential:
             fields["mixed_heads"] = heads // 2
         value_dim = 2 * head_dim if differential else head_dim
@@ -143,18 +143,18 @@ def judge(kind: CallKind) -> dict[str, Any]:
     of_value = _projected(kind.mixed_heads or kind.heads, kind.value_dim)
     laid = kind._replace(layouts=(of_query, of_query, of_value))
 
-    def problem(nth: int) -> Problem:
+    def sample(nth: int) -> SampleCall:
         # With fewer keys, `auto` would take the formula.
         inputs, d_out = sample_call(laid, n_queries=75, n_keys=70, p=0.0, batch=1, nth=nth)
         return inputs, d_out.contiguous()  # as torch makes it behind a mask
 
     def draw(nth: int) -> Draw:
-        inputs, d_out = problem(nth)
+        inputs, d_out = sample(nth)
         computed = results(lambda call: api.attend(call, "auto"), inputs, d_out)
         return compare(inputs, d_out, torch.ones(1, device=kind.device), computed)
 
     try:
-        inputs, _ = problem(0)
+        inputs, _ = sample(0)
         row["kernels"] = support.machine_problem() or support.problem(inputs)
         if not row["kernels"]:
             row["kernels"] = _kernel_problem(inputs)
@@ -241,7 +241,7 @@ def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     todo = list(variants(device, heads, head_dim))
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # small problems wait for more threads longer than these save
+    torch.set_num_threads(1)  # small calls wait for more threads longer than these save
     try:
         for names, kind in todo:
             if len(rows) % 20 == 0:

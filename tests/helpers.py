@@ -81,9 +81,10 @@ def build(arch: str, seed: int = 1, **flags):
 
     It has no dropout unless `flags` say so.
     """
+    # The first name that fits: "transformer_lm" stands before "transformer".
     sizes = {**OWN, **TINY}
-    family = next(name for name in sizes if name.split("_base")[0] in arch)
-    settings = {"dropout": 0.0, "attention_dropout": 0.0, **sizes[family], **flags}
+    name = next(name for name in sizes if name.removesuffix("_base") in arch)
+    settings = {"dropout": 0.0, "attention_dropout": 0.0, **sizes[name], **flags}
     args = Namespace(arch=arch, **settings)
     torch.manual_seed(seed)
     return build_model(args, task())

@@ -119,7 +119,7 @@ def test_a_wrong_gradient_of_a_factor_of_m_is_named(factor, monkeypatch):
         return original(call.with_tensors({name: 3 * given - 2 * given.detach()}), impl)
 
     monkeypatch.setattr(api, "attend", with_wrong_gradient)
-    fields = {"rank": 2, "mixing": torch.float32}
+    fields = {"rank": 2, "mixing_dtype": torch.float32}
     row = check.judge(CallKind("softmax", 4, 8, 8, torch.float32, torch.device("cpu"), **fields))
     assert row["fault"].startswith(f"the gradient of {name} is wrong by ")
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_checked_is_refused_in_one_line(flag, value, problem, rep
 
 
 ALL_QUERIES = {"mixing_dim": 2, "causal": True}
-BY_HEAD = {"mask": torch.float32, "mask_by": "head"}
+BY_HEAD = {"mask_dtype": torch.float32, "mask_by": "head"}
 RIGHT = {  # by what could make a right implementation look wrong
     "one number": (("unnormalized", 1, 1, torch.float32), ALL_QUERIES),
     "few terms of exp(s) make the sum": (("unnormalized", 8, 2, torch.float16), ALL_QUERIES),
@@ -163,14 +163,14 @@ RIGHT = {  # by what could make a right implementation look wrong
 def test_right_results_are_not_called_wrong(why):
     (normalizer, heads, head_dim, dtype), fields = RIGHT[why]
     if "mixing_dim" in fields or "rank" in fields:
-        fields = {**fields, "mixing": dtype}
+        fields = {**fields, "mixing_dtype": dtype}
     kind = CallKind(normalizer, heads, head_dim, head_dim, dtype, torch.device("cpu"), **fields)
     assert check.judge(kind)["fault"] == ""
 
 
 def test_a_draw_in_which_the_formula_is_not_finite_is_left_out():
     """In one of these draws the formula is NaN: the rounded weights of entmax do not sum to 1."""
-    fields = {"mixing_dim": 4, "mixing": torch.bfloat16, "sink": True, "causal": True}
+    fields = {"mixing_dim": 4, "mixing_dtype": torch.bfloat16, "sink": True, "causal": True}
     row = check.judge(CallKind("entmax15", 8, 2, 2, torch.bfloat16, torch.device("cpu"), **fields))
     assert row["fault"] == "" and 0 < row["error"] < 1
 

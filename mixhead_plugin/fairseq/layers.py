@@ -117,8 +117,9 @@ def _layer_number(stack: Any) -> int:
 
     fairseq builds the layers in order, but does not tell the hook which one it wants.
     """
-    stack.layers_built = getattr(stack, "layers_built", -1) + 1
-    return stack.layers_built
+    number = getattr(stack, "layers_built", 0)
+    stack.layers_built = number + 1
+    return number
 
 
 class MixheadEncoder(TransformerEncoderBase):

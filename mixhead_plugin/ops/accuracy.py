@@ -115,18 +115,20 @@ class Errors(NamedTuple):
 Draw = dict[str, Errors]  # by result
 
 
-def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results) -> Draw:
+def compare(
+    inputs: AttentionInputs, d_out: Tensor, dropout_factors: Tensor, found: Results
+) -> Draw:
     """Return the errors of each result, and those of the formula.
 
     Args:
         inputs: the inputs of a call
         d_out: the gradient of its output
-        kept: the factors of dropout on the weights, [B, H', Nq, Nk], or 1
+        dropout_factors: those of dropout on the weights, [B, H', Nq, Nk], or 1
         found: the results of an implementation
     """
 
     def formula(call: AttentionInputs, flipped_below: float = 0.0) -> Tensor:
-        weights = formula_weights(call, flipped_below) * kept.to(call.value.dtype)
+        weights = formula_weights(call, flipped_below) * dropout_factors.to(call.value.dtype)
         return weights @ call.value
 
     exact_inputs = in_float64(inputs)

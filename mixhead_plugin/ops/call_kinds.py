@@ -9,7 +9,7 @@ from torch import Tensor
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.low_rank import LowRank
 
-Problem = tuple[AttentionInputs, Tensor]  # a call and the gradient of its output
+SampleCall = tuple[AttentionInputs, Tensor]  # a call and the gradient of its output
 # How a tensor lies in memory: its dimensions from the innermost on, and whether the stride of each
 # is a multiple of 16, which triton compiles in another way.
 MemoryLayout = tuple[tuple[int, bool], ...]
@@ -30,14 +30,14 @@ class CallKind(NamedTuple):
     value_dim: int
     dtype: torch.dtype
     device: torch.device
-    mixing: torch.dtype | None = None
+    mixing_dtype: torch.dtype | None = None
     mixing_dim: int = 0  # 2: one matrix for all queries; 4: one for each
     mixed_heads: int = 0  # 0: as many as there are heads
     rank: int = 0  # of the factors of an M by query; 0 where there are none
     score_mixing_dim: int = 0  # as mixing_dim
     sink: bool = False
     causal: bool = False
-    mask: torch.dtype | None = None
+    mask_dtype: torch.dtype | None = None
     mask_by: str = ""  # what the mask differs by: "head", "sentence", or "" for one [Nq, Nk]
     padding: bool = False
     dropout: bool = False
@@ -68,14 +68,14 @@ def call_kind(inputs: AttentionInputs) -> CallKind:
     )
     if mixing is not None:
         layouts = (*kind.layouts, layout_of(mixing))
-        kind = kind._replace(mixing=mixing.dtype, mixing_dim=mixing.dim(), layouts=layouts)
+        kind = kind._replace(mixing_dtype=mixing.dtype, mixing_dim=mixing.dim(), layouts=layouts)
     if mixed_heads != heads:
         kind = kind._replace(mixed_heads=mixed_heads)
     if inputs.score_mixing is not None:
         kind = kind._replace(score_mixing_dim=inputs.score_mixing.dim())
     if inputs.attn_mask is not None:
         mask = inputs.attn_mask
-        kind = kind._replace(mask=mask.dtype, mask_by=_differs_by(mask))
+        kind = kind._replace(mask_dtype=mask.dtype, mask_by=_differs_by(mask))
     return kind
 
 
@@ -135,7 +135,7 @@ def copy_in_layout(tensor: Tensor, layout: MemoryLayout) -> Tensor:
 
 def sample_call(
     kind: CallKind, n_queries: int, n_keys: int, p: float = 0.1, batch: int = 2, nth: int = 0
-) -> Problem:
+) -> SampleCall:
     """Return a call of a kind and a gradient of its output.
 
     Args:
@@ -162,19 +162,19 @@ def sample_call(
         return (noise + torch.eye(heads, to, device=kind.device)).to(dtype)
 
     def draw_factors() -> LowRank:
-        left = draw(batch, n_queries, heads, kind.rank, dtype=kind.mixing)
-        right = draw(batch, n_queries, heads, kind.rank, dtype=kind.mixing) / heads
-        diagonal = draw(batch, n_queries, heads, dtype=kind.mixing) / heads
+        left = draw(batch, n_queries, heads, kind.rank, dtype=kind.mixing_dtype)
+        right = draw(batch, n_queries, heads, kind.rank, dtype=kind.mixing_dtype) / heads
+        diagonal = draw(batch, n_queries, heads, dtype=kind.mixing_dtype) / heads
         return LowRank(left, right, diagonal)
 
     # Do not reorder the draws: each number of a draw would become another one.
-    mixing: Tensor | LowRank | None = draw_mixing(kind.mixing_dim, mixed_heads, kind.mixing)
+    mixing: Tensor | LowRank | None = draw_mixing(kind.mixing_dim, mixed_heads, kind.mixing_dtype)
     if kind.rank:
         mixing = draw_factors()
     mask = padding = sink = seed = None
-    if kind.mask is not None:
+    if kind.mask_dtype is not None:
         different = {"head": (1, heads), "sentence": (batch, 1), "": (1, 1)}[kind.mask_by]
-        mask = draw(*different, n_queries, n_keys, dtype=kind.mask)
+        mask = draw(*different, n_queries, n_keys, dtype=kind.mask_dtype)
         if nth % 3 == 2:
             # Causality as a mask, which fairseq passes. Of a tile of the kernels it hides all, some
             # or nothing, and each takes another way; of a mask of random numbers it is always some.

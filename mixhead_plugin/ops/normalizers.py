@@ -99,15 +99,12 @@ def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor
     return torch.div(weights, total, out=out)
 
 
-def _length(weights: Tensor, out: Tensor | None) -> Tensor:
+def _length(weights: Tensor, with_autograd: bool) -> Tensor:
     """Return the 2-norm of each row, [..., 1].
 
-    Args:
-        weights: [..., K]
-        out: memory of the caller, which shows that it goes without autograd; it is not used here.
-            With autograd a norm of 0 becomes infinity, because a root of 0 has no derivative.
+    With autograd a norm of 0 becomes infinity, because a root of 0 has no derivative.
     """
-    if out is not None:
+    if not with_autograd:
         return torch.linalg.vector_norm(weights, dim=-1, keepdim=True)
     total = weights.square().sum(-1, keepdim=True)
     return total.masked_fill(total == 0, float("inf")).sqrt()
@@ -202,7 +199,7 @@ def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Ten
 def l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     # the softmax divided by its own length: the factor 1 / sum exp(s) cancels
     weights = softmax(scores, seen, out)
-    return _divide(weights, _length(weights, out), out)
+    return _divide(weights, _length(weights, with_autograd=out is None), out)
 
 
 def l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
@@ -268,7 +265,7 @@ def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> T
     size = _largest_size(swish)
     if out is not None:
         weights = swish.div_(size)
-        return _divide(weights, _length(weights, out), out)
+        return _divide(weights, _length(weights, with_autograd=False), out)
 
     # With autograd. The product of a low score and of a gradient may be too large for a float. So a
     # key that weighs nothing has no derivative.
@@ -282,7 +279,7 @@ def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> T
     # finite reciprocal. There only the value gets the rest of the division.
     if weights.requires_grad:
         weights = _scaled_value_only(weights, _at_least_normal(small) / small)
-    return _divide(weights, _length(weights, out), out)
+    return _divide(weights, _length(weights, with_autograd=True), out)
 
 
 def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ SCHEMA = ", ".join(
     f"{_TYPES[kind]} {name}" for name, kind in get_type_hints(AttentionInputs).items()
 )
 _TENSOR_COUNT = AttentionInputs._fields.index("normalizer")  # the tensors come first
-# What a backward pass returns: a tensor for each, and no list of tensors, because autograd's
-# `is_grads_batched` serves no operator with lists.
-LEARNED = (*DIMENSIONS, "attn_mask")
-GRADIENTS = f"({', '.join(['Tensor'] * len(LEARNED))})"
+# The inputs that may have a gradient. A backward pass returns a tensor for each, and no list of
+# tensors, because autograd's `is_grads_batched` serves no operator with lists.
+DIFFERENTIABLE = (*DIMENSIONS, "attn_mask")
+GRADIENTS = f"({', '.join(['Tensor'] * len(DIFFERENTIABLE))})"
 
 
 def register(
@@ -157,9 +157,12 @@ def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_
 
 
 def all_gradients(found: Mapping[str, Tensor], like: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients in the order of LEARNED; an empty tensor if one was not asked for."""
+    """Return the gradients in the order of DIFFERENTIABLE.
+
+    One that was not asked for is an empty tensor.
+    """
     ordered = []
-    for name in LEARNED:
+    for name in DIFFERENTIABLE:
         ordered.append(found[name] if name in found else like.new_empty(0))
     return tuple(ordered)
 
@@ -168,10 +171,10 @@ def by_field(gradients: Sequence[Tensor], names: Iterable[str]) -> tuple[Tensor 
     """Return the gradients of the fields of AttentionInputs, as autograd wants them.
 
     Args:
-        gradients: in the order of LEARNED
+        gradients: in the order of DIFFERENTIABLE
         names: names of those that were asked for; all other fields have None
     """
-    found = dict(zip(LEARNED, gradients))
+    found = dict(zip(DIFFERENTIABLE, gradients))
     asked = set(names)
     return tuple(found[field] if field in asked else None for field in AttentionInputs._fields)
 

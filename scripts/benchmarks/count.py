@@ -72,7 +72,7 @@ def passes(
         torch.device("cpu"),
         mixing_dim=CONTENDERS[contender],
     )
-    like = like._replace(mixing=torch.float16 if like.mixing_dim else None)
+    like = like._replace(mixing_dtype=torch.float16 if like.mixing_dim else None)
     inputs, d_out = sample_call(like, length, length, batch=1)
     found: dict[str, dict[str, float]] = {}
 

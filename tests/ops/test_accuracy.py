@@ -52,8 +52,8 @@ MASKS = [
     {"causal": True},
     {"sink": True, "causal": True},
     {"padding": True, "causal": True},
-    {"mask": torch.float32, "padding": True},
-    {"mask": torch.float32, "mask_by": "head"},
+    {"mask_dtype": torch.float32, "padding": True},
+    {"mask_dtype": torch.float32, "mask_by": "head"},
 ]
 
 
@@ -74,7 +74,7 @@ def some_kind(chosen, normalizers, head_dims):
     size = chosen.choice(head_dims)
     dims = chosen.choice([0, 2, 4])
     dtype = chosen.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
-    mixing = {"mixing": dtype, "mixing_dim": dims} if dims else {}
+    mixing = {"mixing_dtype": dtype, "mixing_dim": dims} if dims else {}
     return CallKind(normalizer, heads, size, size, dtype, torch.device("cpu"), **mixing, **masks)
 
 
@@ -119,7 +119,9 @@ def test_right_implementations_pass(among):
 
 def test_some_draws_have_a_causal_mask_and_the_others_a_random_one():
     """Only a mask of -inf and 0 has tiles that the kernels skip, and others that need no mask."""
-    kind = CallKind("softmax", 2, 4, 4, torch.float32, torch.device("cpu"), mask=torch.float32)
+    kind = CallKind(
+        "softmax", 2, 4, 4, torch.float32, torch.device("cpu"), mask_dtype=torch.float32
+    )
     causal = torch.full((5, 7), -torch.inf).triu(3)
     found = [sample_call(kind, 5, 7, nth=nth)[0].attn_mask[0, 0] for nth in range(accuracy.DRAWS)]
     assert [torch.equal(mask, causal) for mask in found] == [False, False, True] * 3
@@ -131,7 +133,7 @@ def test_some_draws_have_a_causal_mask_and_the_others_a_random_one():
 def test_factors_of_m_are_of_the_kind_of_the_m_that_is_built_of_them(dtype, default):
     """The kernels mix by M, and triton compiles one for each of its dtypes."""
     device = torch.device("cpu")
-    kind = CallKind("softmax", 3, 4, 4, torch.float32, device, mixing=dtype, rank=2)
+    kind = CallKind("softmax", 3, 4, 4, torch.float32, device, mixing_dtype=dtype, rank=2)
     call, _ = sample_call(kind, 5, 7)
     built = call_kind(call.with_mixing(call.matrix()))
     before = torch.get_default_dtype()
@@ -243,7 +245,7 @@ def test_the_factors_of_a_single_head_have_gradients_as_near_as_those_of_the_for
 ):
     """torch has a product for few numbers, which adds one after the other."""
     kind = CallKind(
-        normalizer, 1, 1, 1, torch.float32, torch.device("cpu"), mixing=torch.float32, rank=2
+        normalizer, 1, 1, 1, torch.float32, torch.device("cpu"), mixing_dtype=torch.float32, rank=2
     )
     draws = draws_of(kind, lambda call: api.attend(call, "blockwise"), (75, n_keys), 0)
     for name in ("mixing_left", "mixing_right", "mixing_diagonal"):

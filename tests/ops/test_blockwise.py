@@ -14,7 +14,7 @@ from mixhead_plugin.ops import attention
 from mixhead_plugin.ops.blockwise import plan
 from mixhead_plugin.ops.blockwise.buffers import Buffers
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.operators import LEARNED
+from mixhead_plugin.ops.operators import DIFFERENTIABLE
 from tests.covering import covering, each_once
 from tests.ops import calls
 from tests.ops.calls import (
@@ -245,25 +245,25 @@ def test_gradients_lie_in_memory_as_the_compiler_was_told(dtype):
         torch.ops.mixhead_plugin.blockwise, expanded, test_utils="test_faketensor"
     )
     given = dict(zip(AttentionInputs._fields, turned))
-    names = [name for name in LEARNED if given[name] is not None]
+    names = [name for name in DIFFERENTIABLE if given[name] is not None]
     arguments = (d_output, " ".join(names), *turned, *settings)
     torch.library.opcheck(
         torch.ops.mixhead_plugin.blockwise_backward, arguments, test_utils="test_faketensor"
     )
 
 
-@pytest.mark.parametrize("frozen", LEARNED)
+@pytest.mark.parametrize("frozen", DIFFERENTIABLE)
 def test_a_frozen_tensor_gets_no_gradient_and_changes_no_other(frozen):
     mixing = "factors" if frozen.startswith("mixing_") else "per query"
     inputs, settings = operator_inputs(mixing, "past gain scores shared", learned=False)
     given = dict(zip(AttentionInputs._fields, inputs))
-    asked = [name for name in LEARNED if given[name] is not None]
+    asked = [name for name in DIFFERENTIABLE if given[name] is not None]
     assert frozen in asked
     d_output = torch.randn(B, H, NQ, DV, dtype=torch.float64)
 
     def gradients(names):
         operator = torch.ops.mixhead_plugin.blockwise_backward
-        return dict(zip(LEARNED, operator(d_output, " ".join(names), *inputs, *settings)))
+        return dict(zip(DIFFERENTIABLE, operator(d_output, " ".join(names), *inputs, *settings)))
 
     expected = gradients(asked)
     found = gradients([name for name in asked if name != frozen])

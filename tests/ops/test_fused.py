@@ -99,7 +99,7 @@ ORDERS = {  # which dimension of [B, H, N, D] comes first in memory, then the ot
     "fairseq's": (2, 0, 1, 3),
     "Hugging Face's": (0, 2, 1, 3),
 }
-MASKS = {"none": {}, "causal": {"causal": True}, "mask": {"mask": torch.float32}}
+MASKS = {"none": {}, "causal": {"causal": True}, "mask": {"mask_dtype": torch.float32}}
 
 
 def in_order(tensor, order):

@@ -21,8 +21,8 @@ from tests.ops.triton_cases import (
     H,
     Tile,
     a_sentence_of_nothing,
+    by_kernels,
     detached,
-    fused,
     future,
     holes,
     inputs,
@@ -167,7 +167,7 @@ def test_a_query_that_sees_no_key_changes_nothing(normalizer, mixed):
     padding[1, :3] = True
     tensors = inputs(mixed, heads=2, n_queries=12, n_keys=12)
     found = with_gradients(
-        fused, tensors, normalizer=normalizer, causal=True, key_padding_mask=padding
+        by_kernels, tensors, normalizer=normalizer, causal=True, key_padding_mask=padding
     )
     expected = with_gradients(
         lambda **given: attention(**given, impl="reference"),
@@ -197,7 +197,7 @@ def test_factors_are_mixed_by_their_matrix():
 def test_nan_stays_where_it_is(mixed):
     tensors = detached(inputs(mixed, n_queries=7, n_keys=6))
     tensors["query"][1, 2, 5, 0] = float("nan")
-    out = fused(**tensors)
+    out = by_kernels(**tensors)
     spoilt = torch.zeros_like(out, dtype=torch.bool)
     spoilt[1, 2 if mixed is None else slice(None), 5] = True
     assert torch.equal(out.isnan(), spoilt)
@@ -207,7 +207,7 @@ def test_nan_stays_where_it_is(mixed):
 def test_nothing_gives_nothing(sizes, mixed):
     batch, heads, n_queries, n_keys = sizes
     tensors = inputs(mixed, batch=batch, heads=heads, n_queries=n_queries, n_keys=n_keys)
-    for tensor in with_gradients(fused, tensors):
+    for tensor in with_gradients(by_kernels, tensors):
         assert (tensor == 0).all()
 
 
@@ -245,7 +245,7 @@ def test_dropout_repeats_with_the_seed_and_under_activation_checkpointing(mixed)
     names = list(tensors)
 
     def run(*values):
-        return fused(**dict(zip(names, values)), causal=True, dropout_p=0.3)
+        return by_kernels(**dict(zip(names, values)), causal=True, dropout_p=0.3)
 
     runs = []
     for seed, function in (
@@ -261,7 +261,7 @@ def test_dropout_repeats_with_the_seed_and_under_activation_checkpointing(mixed)
 
 def test_all_may_be_dropped():
     for tensor in with_gradients(
-        fused, inputs("shared", batch=1, n_queries=5, n_keys=6), dropout_p=1.0
+        by_kernels, inputs("shared", batch=1, n_queries=5, n_keys=6), dropout_p=1.0
     ):
         assert (tensor == 0).all()
 

@@ -15,7 +15,7 @@ from tests.ops.triton_cases import (
     ON_GPU,
     H,
     Tile,
-    fused,
+    by_kernels,
     future,
     holes,
     inputs,
@@ -100,5 +100,5 @@ def test_programs_stay_inside_their_tensors_and_out_of_each_other(
 
     monkeypatch.setattr(operators, "start", start)
     tensors = inputs(mixed, sink=options == "sink")
-    with_gradients(fused, tensors, **OPTIONS[options](), dropout_p=dropout_p)
+    with_gradients(by_kernels, tensors, **OPTIONS[options](), dropout_p=dropout_p)
     assert len(launches) >= 4

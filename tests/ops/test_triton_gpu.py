@@ -10,7 +10,7 @@ from tests.ops.triton_cases import (
     DEVICE,
     MIXINGS,
     a_sentence_of_nothing,
-    fused,
+    by_kernels,
     future,
     holes,
     inputs,
@@ -85,7 +85,7 @@ def test_the_last_of_a_batch_of_long_sentences(head_dim, normalizer, mixed):
     d_out = torch.randn(16, 8, 4096, head_dim, dtype=torch.bfloat16, device=DEVICE)
     results = []
     for given in (tensors, last):
-        out = fused(**given, normalizer=normalizer, causal=True)
+        out = by_kernels(**given, normalizer=normalizer, causal=True)
         results.append([out, *torch.autograd.grad(out, list(given.values()), d_out[-len(out) :])])
     for together, alone in zip(*results):
         # Another size may take other tiles, and so round differently.
@@ -153,7 +153,7 @@ def test_a_captured_graph_draws_new_zeros_at_each_replay(mixed):
     tensors = inputs(mixed, torch.bfloat16, n_queries=64, n_keys=64)
 
     def run():
-        out = fused(**tensors, causal=True, dropout_p=0.5)
+        out = by_kernels(**tensors, causal=True, dropout_p=0.5)
         return [
             out.detach(),
             *torch.autograd.grad(out, list(tensors.values()), torch.ones_like(out)),

@@ -20,8 +20,8 @@ from tests.ops.triton_cases import (
     B,
     H,
     Tile,
+    by_kernels,
     detached,
-    fused,
     future,
     holes,
     inputs,
@@ -67,7 +67,7 @@ def test_what_it_cannot_do_is_refused_with_the_reason(reason):
     with pytest.raises(
         RuntimeError, match=f"impl 'triton': {reason}; usable here: auto, reference, blockwise"
     ):
-        fused(**tensors, **options)
+        by_kernels(**tensors, **options)
 
 
 def test_more_heads_than_can_be_mixed_are_served_apart():
@@ -86,7 +86,7 @@ def test_bfloat16_is_refused_where_it_would_be_interpreted(monkeypatch):
         RuntimeError,
         match=r"impl 'triton': computes torch.bfloat16 wrongly under TRITON_INTERPRET=1",
     ):
-        fused(**tensors)
+        by_kernels(**tensors)
     assert attention(**tensors).isfinite().all()  # `auto` takes another
 
 
@@ -141,7 +141,7 @@ def test_another_gpu_or_none_is_refused_before_there_are_tensors(
 def test_a_second_derivative_and_a_forward_mode_one_are_refused():
     tensors = inputs("shared", n_queries=4, n_keys=5)
     (gradient,) = torch.autograd.grad(
-        fused(**tensors).square().sum(), tensors["query"], create_graph=True
+        by_kernels(**tensors).square().sum(), tensors["query"], create_graph=True
     )
     with pytest.raises(NotImplementedError, match="no second derivative; impl 'reference' has"):
         gradient.square().sum().backward()
@@ -150,7 +150,7 @@ def test_a_second_derivative_and_a_forward_mode_one_are_refused():
     with pytest.raises(
         NotImplementedError, match="no forward-mode derivative; impl 'reference' has"
     ):
-        torch.func.jvp(lambda q: fused(query=q, **tensors), (query,), (query,))
+        torch.func.jvp(lambda q: by_kernels(query=q, **tensors), (query,), (query,))
 
 
 @first_of(mixed=["per query", "shared", None], backend=["aot_eager", "inductor"])
@@ -160,7 +160,7 @@ def test_it_compiles_without_a_break(mixed, backend):
     mask = padding(6, 1)
 
     def run(*values):
-        out = fused(**dict(zip(names, values)), causal=True, key_padding_mask=mask)
+        out = by_kernels(**dict(zip(names, values)), causal=True, key_padding_mask=mask)
         return (out.transpose(1, 2).flatten(2) * 2).sin()
 
     compiled = torch.compile(run, fullgraph=True, backend=backend)
@@ -233,7 +233,9 @@ def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
     monkeypatch.setattr(
         operators, "spans_of", lambda mask: by_query if mask.stride(3) == 1 else by_key
     )
-    for tensor in with_gradients(fused, inputs(batch=1, n_queries=n, n_keys=n), attn_mask=spoilt):
+    for tensor in with_gradients(
+        by_kernels, inputs(batch=1, n_queries=n, n_keys=n), attn_mask=spoilt
+    ):
         assert not tensor.isnan().any()
 
 
@@ -296,7 +298,7 @@ def test_what_is_beyond_32_bits_is_found(dim, mixed, tmp_path):
     for given in (near, far):
         given = {**given, **{name: given[name].requires_grad_() for name in tensors}}
         d_out = given.pop("d_out")
-        out = fused(**given, causal=True)
+        out = by_kernels(**given, causal=True)
         results.append([out, *torch.autograd.grad(out, [given[name] for name in tensors], d_out)])
     for got, expected in zip(*results):
         torch.testing.assert_close(got, expected)
@@ -323,7 +325,7 @@ def test_a_tile_that_reaches_into_the_next_query_is_refused(monkeypatch):
     """The memory of a strip has a multiple of 128 keys a query."""
     use_tiles(monkeypatch, Tile(32, 32, 4, 1), Tile(16, 256, 4, 1))
     with pytest.raises(Exception, match="a tile reaches into the next query"):
-        fused(**detached(inputs("shared", batch=1, n_queries=2, n_keys=3)))
+        by_kernels(**detached(inputs("shared", batch=1, n_queries=2, n_keys=3)))
 
 
 @each_once(

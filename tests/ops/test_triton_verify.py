@@ -62,7 +62,7 @@ def test_heads_without_numbers_pass(mixed):
     assert verify.fault(empty) == ""
 
 
-THE_DOOR = support.fault
+ORIGINAL_FAULT = support.fault  # the fixture replaces it
 # what a kernel writes, by the names of its arguments
 OUTPUTS = {
     "flash_fwd_kernel": ["o"],
@@ -144,7 +144,7 @@ def test_a_fault_of_any_tile_is_noticed(place, monkeypatch):
 
 
 def test_nothing_is_tried_before_a_call_in_the_interpreter(monkeypatch):
-    monkeypatch.setattr(support, "fault", THE_DOOR)
+    monkeypatch.setattr(support, "fault", ORIGINAL_FAULT)
     monkeypatch.setattr(support, "_interpreted", lambda: True)
     monkeypatch.setattr(verify, "fault", lambda inputs: "was tried")
     assert support.fault(call()) == ""

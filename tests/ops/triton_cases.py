@@ -205,7 +205,7 @@ def formula(
     return weights @ value
 
 
-def fused(**arguments):
+def by_kernels(**arguments):
     return attention(**arguments, impl="triton")
 
 
@@ -233,7 +233,7 @@ def must_be_right(tensors, **options):
     exact = with_gradients(reference, in_float64(tensors), **options)
     must_agree(
         tensors,
-        with_gradients(fused, tensors, **options),
+        with_gradients(by_kernels, tensors, **options),
         with_gradients(formula, tensors, **options),
         exact,
     )
@@ -274,7 +274,7 @@ def kept_weights(p, query, key, mixing=None):
     for columns in torch.eye(key.shape[2], device=DEVICE, dtype=key.dtype).split(128, 1):
         torch.manual_seed(5)
         value = columns.expand(*key.shape[:2], -1, -1)
-        found.append(fused(query=query, key=key, value=value, mixing=mixing, dropout_p=p) != 0)
+        found.append(by_kernels(query=query, key=key, value=value, mixing=mixing, dropout_p=p) != 0)
     return torch.cat(found, 3)
 
 
@@ -298,5 +298,5 @@ def must_be_right_with_dropout(tensors, normalizer, p):
     exact = with_gradients(dropped, in_float64(tensors))
     synchronize()
     torch.manual_seed(5)
-    got = with_gradients(fused, tensors, normalizer=normalizer, dropout_p=p)
+    got = with_gradients(by_kernels, tensors, normalizer=normalizer, dropout_p=p)
     must_agree(tensors, got, with_gradients(dropped, tensors), exact)

@@ -24,8 +24,8 @@ MIXING = {"none": 0, "shared": 2, "per query": 4}  # dimensions of M
 HIDDEN = {
     "causal": {"causal": True},
     "padding": {"padding": True},
-    "mask by head": {"mask": torch.float32, "mask_by": "head"},
-    "mask": {"mask": torch.float32},
+    "mask by head": {"mask_dtype": torch.float32, "mask_by": "head"},
+    "mask": {"mask_dtype": torch.float32},
     "causal padding": {"causal": True, "padding": True},
     "nothing": {},
 }

@@ -42,10 +42,11 @@ def _shared_by_blocks() -> set[str]:
     return names
 
 
-# Blocks add to these gradients. They write all others, completely if `plan.complete`.
+# Blocks add to these gradients. They write all others, and leave nothing out if
+# `plan.has_every_query`.
 ADDED = _shared_by_blocks()
-# To these only blocks of the same site add. The first of them writes instead.
-BY_SITE = ("key", "value")
+# To these only blocks of the same group add. The first of them writes instead.
+BY_GROUP = ("key", "value")
 
 
 def backward(
@@ -67,11 +68,11 @@ def backward(
     terms = {name for name, grad in grads.items() if _has_terms(name, grad)}
     totals = _totals(grads, terms, len(plan.blocks))
 
-    # Blocks of all sites add to these, in the order of their numbers. They must be taken in that
-    # order, or all threads could wait for a block that none has taken. Else blocks go by site,
+    # Blocks of all groups add to these, in the order of their numbers. They must be taken in that
+    # order, or all threads could wait for a block that none has taken. Else blocks go by group,
     # which is faster.
-    added_by_all_sites = ADDED.intersection(names).difference(BY_SITE)
-    blocks = plan.blocks if added_by_all_sites else plan.by_site(threads_for(d_output.device))
+    added_by_all_groups = ADDED.intersection(names).difference(BY_GROUP)
+    blocks = plan.blocks if added_by_all_groups else plan.by_group(threads_for(d_output.device))
     items = []
     for block in blocks:
         block_grads = _grads_of_block(block, totals, terms)
@@ -100,8 +101,8 @@ def _gradients(plan: Plan, names: Sequence[str]) -> dict[str, Tensor]:
     for name in names:
         like = getattr(plan.inputs, name)
         grad = torch.empty_like(like, dtype=plan.inputs.query.dtype)
-        written = name in BY_SITE or name not in ADDED
-        if not (written and plan.complete):
+        written = name in BY_GROUP or name not in ADDED
+        if not (written and plan.has_every_query):
             grad.zero_()
         grads[name] = grad
     return grads
@@ -124,7 +125,7 @@ def _totals(grads: dict[str, Tensor], terms: set[str], n_blocks: int) -> dict[st
 
 
 def _grads_of_block(block: Block, totals: dict[str, Tensor], terms: set[str]) -> dict[str, Tensor]:
-    """Return views of what a block writes or adds to; the first of a site zeroes hidden keys.
+    """Return views of what a block writes or adds to; the first of a group zeroes hidden keys.
 
     Args:
         block: the block
@@ -142,11 +143,11 @@ def _grads_of_block(block: Block, totals: dict[str, Tensor], terms: set[str]) ->
 
 
 def _zero_hidden_keys(grads: dict[str, Tensor], block: Block) -> None:
-    """Zero the gradients of keys and values that the first block of a site does not see.
+    """Zero the gradients of keys and values that the first block of a group does not see.
 
-    It writes all others of its site.
+    It writes all others of its group.
     """
-    for name in BY_SITE:
+    for name in BY_GROUP:
         if name in grads:
             n_keys = grads[name].shape[2]
             for start, stop in ((0, block.keys.start), (block.keys.stop, n_keys)):
@@ -179,7 +180,7 @@ class _Turns:
     def turn(self, name: str, block: Block) -> Iterator[None]:
         """Wait for the last block before this one that adds to the same memory."""
         previous = block.number - 1
-        if name in BY_SITE:
+        if name in BY_GROUP:
             # Blocks of other sentences or heads add to other memory.
             previous = block.previous
         if previous >= 0:

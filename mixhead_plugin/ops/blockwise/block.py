@@ -27,9 +27,9 @@ class Block:
 
     Args:
         number: its number among the blocks of its call
-        site: number of its part of the batch with its heads. Blocks of one site have other queries,
-            and mostly the same keys and values.
-        previous: number of the last block before it of the same site, -1 for none
+        group: number of its part of the batch with its heads. Blocks of one group have other
+            queries, and mostly the same keys and values.
+        previous: number of the last block before it of the same group, -1 for none
         batch: sentences
         heads: heads of queries and keys
         mixed_heads: heads of values and outputs
@@ -41,7 +41,7 @@ class Block:
     """
 
     number: int
-    site: int
+    group: int
     previous: int
     batch: slice
     heads: slice
@@ -54,7 +54,7 @@ class Block:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the first block of its site."""
+        """Whether it is the first block of its group."""
         return self.previous < 0
 
     @cached_property

@@ -30,7 +30,7 @@ def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
 
     Args:
         plan: the blocks of the call
-        output: [B, H', Nq, Dv]; it holds zeros unless `plan.complete`
+        output: [B, H', Nq, Dv]; it holds zeros unless `plan.has_every_query`
         kept: memory of `plan.kept_numbers` for what the backward pass reads again, or None
     """
 
@@ -47,7 +47,7 @@ def forward(plan: Plan, output: Tensor, kept: Tensor | None) -> None:
             out.copy_(attended.view(out.shape))
 
     items = []
-    for block in plan.by_site(threads_for(output.device)):
+    for block in plan.by_group(threads_for(output.device)):
         items.append((block, inputs_of_block(plan, block), block.part("output", output)))
     parallel_for(work, items, output.device)
 

@@ -58,7 +58,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     keep = len(arguments) > _FIELD_COUNT and arguments[_FIELD_COUNT]
     plan = Plan(inputs)
     output = empty_output(upcast(inputs.query), inputs.value)
-    if not plan.complete:
+    if not plan.has_every_query:
         output.zero_()
 
     handle = new_handle()
@@ -82,7 +82,7 @@ def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tupl
 
 
 def _backward(d_output: Tensor, asked: str, *arguments: Any) -> tuple[Tensor, ...]:
-    """Return the gradients in the order of `operators.LEARNED`.
+    """Return the gradients in the order of `operators.DIFFERENTIABLE`.
 
     Args:
         d_output: [B, H', Nq, Dv]

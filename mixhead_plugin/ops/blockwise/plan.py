@@ -49,7 +49,7 @@ class Plan:
         blocks: in the order of their numbers
         largest: the size of the largest block of scores or of mixed weights
         most_distances: the most pairs of a query and a distance in any block
-        complete: whether every query is in a block
+        has_every_query: whether every query is in a block
         keeps: names of what the backward pass reads again if it was kept
         kept_numbers: how much memory that takes, for all blocks
     """
@@ -83,16 +83,16 @@ class Plan:
             self._rooms.append(slice(self.kept_numbers, self.kept_numbers + room))
             self.kept_numbers += room
         all_rows = self.inputs.query.shape[:3].numel()
-        self.complete = bool(self.blocks) and planned_rows == all_rows
+        self.has_every_query = bool(self.blocks) and planned_rows == all_rows
 
-    def by_site(self, threads: int) -> list[Block]:
+    def by_group(self, threads: int) -> list[Block]:
         """Return the blocks in an order in which keys and values stay in a cache.
 
-        All blocks of as many sites as there are threads come one after the other, and among these
-        the last queries come first. In the order of their numbers, all sites would take turns. Then
-        their keys, values and gradients come from memory again and again.
+        All blocks of as many groups as there are threads come one after the other, and among these
+        the last queries come first. In the order of their numbers, all groups would take turns.
+        Then their keys, values and gradients come from memory again and again.
         """
-        return sorted(self.blocks, key=lambda block: (block.site // threads, block.number))
+        return sorted(self.blocks, key=lambda block: (block.group // threads, block.number))
 
     def kept_at(self, name: str, block: Block) -> int:
         """Return where one of `keeps` of a block starts among the kept numbers."""
@@ -130,7 +130,7 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
     visible, biased = masks.visible_and_biased(queries)
     unpadded, padded = masks.unpadded(batches)
     blocks: list[Block] = []
-    # The number of the last block of each site. It adds to the same gradients of keys and values,
+    # The number of the last block of each group. It adds to the same gradients of keys and values,
     # so the backward pass of a block waits for that one.
     latest: dict[int, int] = {}
     for i in reversed(range(len(queries))):
@@ -141,11 +141,11 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
             if keys.start == keys.stop:
                 continue
             for h, some_heads in enumerate(heads):
-                site = s * len(heads) + h
+                group = s * len(heads) + h
                 block = Block(
                     number=len(blocks),
-                    site=site,
-                    previous=latest.get(site, -1),
+                    group=group,
+                    previous=latest.get(group, -1),
                     batch=batches[s],
                     heads=some_heads,
                     mixed_heads=_mixed_heads(inputs, some_heads),
@@ -155,7 +155,7 @@ def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
                     biased=_common(keys, biased[i]),
                     padded=padded[s],
                 )
-                latest[site] = block.number
+                latest[group] = block.number
                 blocks.append(block)
     return blocks
 

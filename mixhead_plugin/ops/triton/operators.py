@@ -32,13 +32,13 @@ STRIP_QUERIES = 64  # a strip has a multiple of them, so that its tiles are full
 class Grid(NamedTuple):
     """How the work of a kernel is split among its programs; `rows.split_program` reads it."""
 
-    heads: int  # B * H: a program has one head of one sentence; B: it has all heads
+    parts: int  # B * H: a program has one head of one sentence; B: it has all heads of one
     queries: int = 1  # a program has a tile of them; 1: it has all
     keys: int = 1  # as queries
 
     def programs(self, tile: Tile) -> int:
         """Return how many programs there are."""
-        return self.heads * ceil_div(self.queries, tile.BM) * ceil_div(self.keys, tile.BN)
+        return self.parts * ceil_div(self.queries, tile.BM) * ceil_div(self.keys, tile.BN)
 
 
 class Strip(NamedTuple):
@@ -110,7 +110,7 @@ class Call:
             self.key_spans = spans_of(self.attn_mask)  # launches a kernel
         self.lengths = {"n_queries": self.n_queries, "n_keys": self.n_keys}
         self.constants = self._constants()
-        self.key = self._tuning_key()
+        self.tuning_key = self._tuning_key()
 
     def _constants(self) -> Constants:
         """Return what the kernels are compiled for, but for the sizes of a tile."""
@@ -176,7 +176,6 @@ class Call:
         if self.empty:
             return out.zero_(), statistics.zero_()
         peak, factor = statistics
-        heads = self.batch * self.heads
         o = strided(out)
         mixes = self.mixing is not None
 
@@ -184,7 +183,7 @@ class Call:
         # those of all heads.
         self.launch(
             flash.flash_fwd_kernel,
-            Grid(heads, queries=self.n_queries),
+            Grid(self.batch * self.heads, queries=self.n_queries),
             q=self.q,
             k=self.k,
             v=None if mixes else self.v,
@@ -259,7 +258,6 @@ class Call:
         Returns:
             delta of each row, [B, H, Nq]
         """
-        heads = self.batch * self.heads
         d_o = strided(d_out)
 
         # delta = P . dP = O . dO of each row, which dQ and dK need. One tile for all devices: this
@@ -268,7 +266,7 @@ class Call:
         self._launch_with(
             Tile(64, 16, 4, 1),
             flash.flash_bwd_delta_kernel,
-            Grid(heads, queries=self.n_queries),
+            Grid(self.batch * self.heads, queries=self.n_queries),
             {"o": strided(out), "d_o": d_o, "delta": delta, "n_queries": self.n_queries},
         )
         given = {
@@ -287,14 +285,14 @@ class Call:
         }
         self.launch(
             flash.flash_bwd_dq_kernel,
-            Grid(heads, queries=self.n_queries),
+            Grid(self.batch * self.heads, queries=self.n_queries),
             d_q=strided(grads["query"]),
             key_spans=self.key_spans,
             **given,
         )
         self.launch(
             flash.flash_bwd_dkv_kernel,
-            Grid(heads, keys=self.n_keys),
+            Grid(self.batch * self.heads, keys=self.n_keys),
             d_k=strided(grads["key"]),
             d_v=strided(grads["value"]),
             query_spans=query_spans,
@@ -636,7 +634,7 @@ class Call:
             # A kernel with fewer candidates than others takes its last one.
             left = tiles[self.tile_index :] or tiles[-1:]
             return tuning.first_fitting(left, launch)[1]
-        return tuning.run((name, self.key), tiles, launch, self.query.device)
+        return tuning.run((name, self.tuning_key), tiles, launch, self.query.device)
 
     def _launch_with(self, tile: Tile, kernel: Any, grid: Grid, arguments: dict[str, Any]) -> None:
         constants = self.constants._replace(BM=tile.BM, BN=tile.BN)

@@ -138,8 +138,8 @@ def run(
         launch: launches the kernel with a tile
         device: the device of the call
     """
-    first = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
-    key = (key, device, first)
+    untimed = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
+    key = (key, device, untimed)
     if key in _chosen:
         try:
             return launch(_chosen[key])
@@ -149,7 +149,7 @@ def run(
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return first_fitting(tiles, launch)[1]
     # A single tile is not timed. Its kernel may write over what it reads, so it is launched once.
-    if first or len(tiles) == 1:
+    if untimed or len(tiles) == 1:
         _chosen[key], result = first_fitting(tiles, launch)
         return result
     _chosen[key] = _fastest(tiles, launch)

@@ -1,7 +1,7 @@
 """Try each kind of the kernels on the device before its first use.
 
-Small problems go forward and backward through every candidate of the tiles; `accuracy.shares`
-judges their results. Compiling the kernels takes longer than the problem; triton keeps them on
+Small calls go forward and backward through every candidate of the tiles; `accuracy.shares`
+judges their results. Compiling the kernels takes longer than the calls; triton keeps them on
 disk. torch's random generators are not used.
 """
 
@@ -25,7 +25,7 @@ from mixhead_plugin.ops.triton.support import UNTRIED, allows_tf32
 
 logger = logging.getLogger(__name__)
 # Numbers of queries and keys, p of dropout and sentences in triton's interpreter, which takes a
-# second for one such problem.
+# second for one such call.
 INTERPRETED = ((19, 18, 0.1, 1),)
 _faults: dict[CallKind, str] = {}  # of the kinds that were tried
 # The kinds that a warning has named, and whether because of a trial. A kind that cannot be tried
@@ -84,8 +84,8 @@ def _try(kind: CallKind) -> str:
     with torch.cuda.device(kind.device if on_gpu else -1):
         try:
             most = tuning.most_candidates(kind.heads, head_dim, kind.dtype.itemsize)
-            problems = SIZES if on_gpu else INTERPRETED
-            for tile_index, sizes in itertools.product(range(most), problems):
+            all_sizes = SIZES if on_gpu else INTERPRETED
+            for tile_index, sizes in itertools.product(range(most), all_sizes):
                 found = _fault_with(kind, sizes, tile_index)
                 if found:
                     return found
@@ -102,17 +102,17 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], tile_index: int) -> str:
 
     Args:
         kind: the kind of the calls
-        sizes: sizes of the problems, as further arguments of `call_kinds.sample_call`
+        sizes: sizes of the calls, as further arguments of `call_kinds.sample_call`
         tile_index: the place of the tile in the list of each kernel
     """
-    kept = torch.ones(1, device=kind.device)
+    dropout_factors = torch.ones(1, device=kind.device)
     inputs, _ = sample_call(kind, *sizes)
     if inputs.dropout_p > 0:  # all draws drop the same
-        kept = _not_dropped(inputs, tile_index)
-        share = float(kept.mean())
+        not_dropped = _not_dropped(inputs, tile_index)
+        share = float(not_dropped.mean())
         if not abs(share - (1 - inputs.dropout_p)) < 0.05:  # which is true of NaN
             return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
-        kept = kept / (1 - inputs.dropout_p)
+        dropout_factors = not_dropped / (1 - inputs.dropout_p)
 
     def draw(nth: int) -> Draw:
         inputs, d_out = sample_call(kind, *sizes, nth=nth)  # type: ignore[misc]
@@ -120,7 +120,7 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], tile_index: int) -> str:
         call = Call(inputs, tile_index, poison=True, short_strips=nth % 2 == 1)
         out, statistics = call.forward()
         grads = call.backward(d_out, statistics, out)
-        return compare(inputs, d_out, kept, {"output": out, **grads})
+        return compare(inputs, d_out, dropout_factors, {"output": out, **grads})
 
     draws = 1
     if kind.device.type == "cuda":
