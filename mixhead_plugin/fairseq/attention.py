@@ -16,7 +16,7 @@ from mixhead_plugin.fairseq.relative import refuse_relative
 from mixhead_plugin.fairseq.shared_methods import SharedMethods
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.masks import as_added_mask
+from mixhead_plugin.ops.masks import as_added_mask, as_bool
 from mixhead_plugin.ops.reference import masked_scores
 from mixhead_plugin.parts import MIXINGS, Assembly, Variant
 
@@ -329,11 +329,6 @@ class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
         if need_head_weights:
             return out, weights.permute(2, 0, 1, 3)
         return out, weights.mean(2)
-
-
-def as_bool(mask: Tensor | None) -> Tensor | None:
-    """Return a padding mask as booleans: in its cache fairseq keeps it as floats."""
-    return None if mask is None else mask.to(torch.bool)
 
 
 def _check_input(name: str, size: int | None, embed_dim: int) -> None:

@@ -60,10 +60,12 @@ def fold(file: str, out: str) -> None:
             f"{file}: its tensors are not those of --arch {arch} with its flags: {text}"
         ) from error
 
+    # Of all criterions, because examples register further `orthogonal_*`.
     names = {f"orthogonal_{name}": name for name in CRITERION_REGISTRY}
     names[arch] = fairseqs_arch
     cfg = _without_plugin(cfg, names)
-    criterion = CRITERION_REGISTRY.get((cfg.get("criterion") or {}).get("_name"))
+    criterion_flags = cfg.get("criterion") or {}
+    criterion = CRITERION_REGISTRY.get(criterion_flags.get("_name"))
     if criterion is not None:  # one of another plugin keeps its name
         for update in state["optimizer_history"]:
             update["criterion_name"] = criterion.__name__

@@ -38,6 +38,7 @@ IMPLEMENTATIONS = {
 
 # What every implementation computes with.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS_IN_WORDS = "float16, bfloat16, float32 or float64"
 # These have one dtype.
 AS_THE_QUERY = ("query", "key", "value", "relative_query", "relative_key")
 # Up to as many keys, blocks are not faster, however many queries there are.
@@ -309,9 +310,7 @@ def _check_dtypes(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
     """Refuse dtypes that no implementation computes with, and ones that differ from the query's."""
     for name, tensor in given.items():
         if tensor.dtype not in FLOATS:
-            raise TypeError(
-                f"{_shown(name)} is {tensor.dtype}: must be float16, bfloat16, float32 or float64"
-            )
+            raise TypeError(f"{_shown(name)} is {tensor.dtype}: must be {FLOATS_IN_WORDS}")
         if name in AS_THE_QUERY and tensor.dtype != inputs.query.dtype:
             raise TypeError(
                 f"{_shown(name)} is {tensor.dtype}: must be {inputs.query.dtype}, as the query"
@@ -350,9 +349,9 @@ def _check_attn_mask(inputs: AttentionInputs) -> None:
     if mask is None:
         return
     if mask.dtype not in FLOATS:
-        floats = "float16, bfloat16, float32 or float64"
         raise TypeError(
-            f"attn_mask is {mask.dtype}: must be {floats}, which is added; -inf hides a key"
+            f"attn_mask is {mask.dtype}: must be {FLOATS_IN_WORDS}, which is added; -inf hides a "
+            "key"
         )
     full = [*inputs.query.shape[:3], inputs.key.shape[2]]
     fits = mask.dim() <= 4

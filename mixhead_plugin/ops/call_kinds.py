@@ -1,6 +1,5 @@
 """Group calls of attention by the compiled kernels that serve them, and draw calls of a group."""
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.low_rank import LowRank
+from mixhead_plugin.ops.rounding import round_up
 
 SampleCall = tuple[AttentionInputs, Tensor]  # a call and the gradient of its output
 # How a tensor lies in memory: its dimensions from the innermost on, and whether the stride of each
@@ -124,7 +124,7 @@ def copy_in_layout(tensor: Tensor, layout: MemoryLayout) -> Tensor:
     extent = 1  # numbers in memory that the dimensions so far take
     for dim, is_multiple_of_16 in layout:
         if is_multiple_of_16:
-            strides[dim] = math.ceil(extent / 16) * 16
+            strides[dim] = round_up(extent, 16)
         elif extent % 16 == 0:
             strides[dim] = extent + 1
         else:

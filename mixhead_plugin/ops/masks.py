@@ -51,6 +51,14 @@ def with_four_dimensions(mask: Tensor) -> Tensor:
     return mask
 
 
+def as_bool(mask: Tensor | None) -> Tensor | None:
+    """Return a padding mask as booleans, non-zero as True.
+
+    In its cache fairseq keeps it as floats, and callers of a module may pass numbers.
+    """
+    return None if mask is None else mask.to(torch.bool)
+
+
 def as_added_mask(attn_mask: Tensor | None, num_heads: int, dtype: torch.dtype) -> Tensor | None:
     """Return a mask as floats to add, with four dimensions: broadcastable to [B, H, Nq, Nk].
 

@@ -141,19 +141,22 @@ def _flops(schema: str, backward: bool, *shapes: Any, out_shape: Any = None, **_
     mixed_heads, n_keys, value_dim = given["value"][1:]
 
     pairs = 2 * batch * n_queries * n_keys
-    weights = pairs * heads * head_dim
+    for_weights = pairs * heads * head_dim
     if given["mixing"] is not None:
-        weights += pairs * heads * mixed_heads
+        for_weights += pairs * heads * mixed_heads
     if given["mixing_left"] is not None:
         rank = given["mixing_left"][-1]
-        weights += 2 * pairs * heads * rank
+        for_weights += 2 * pairs * heads * rank
     if given["score_mixing"] is not None:
-        weights += pairs * heads * heads
+        for_weights += pairs * heads * heads
     if given["relative_query"] is not None:
         distances, size = given["relative_key"][1:]
-        weights += 2 * batch * heads * n_queries * distances * size
-    values = pairs * mixed_heads * value_dim
-    return 3 * weights + 2 * values if backward else weights + values
+        for_weights += 2 * batch * heads * n_queries * distances * size
+    for_outputs = pairs * mixed_heads * value_dim
+    if not backward:
+        return for_weights + for_outputs
+    # Two products for each one of the forward pass, and the weights once more.
+    return 3 * for_weights + 2 * for_outputs
 
 
 def all_gradients(found: Mapping[str, Tensor], like: Tensor) -> tuple[Tensor, ...]:

@@ -75,6 +75,8 @@ def backward(
     blocks = plan.blocks if added_by_all_groups else plan.by_group(threads_for(d_output.device))
     items = []
     for block in blocks:
+        if block.is_first:
+            _zero_hidden_keys(totals, block)
         block_grads = _grads_of_block(block, totals, terms)
         d_out = block.matrices("output", d_output)
         items.append((block, inputs_of_block(plan, block), d_out, block_grads))
@@ -125,15 +127,13 @@ def _totals(grads: dict[str, Tensor], terms: set[str], n_blocks: int) -> dict[st
 
 
 def _grads_of_block(block: Block, totals: dict[str, Tensor], terms: set[str]) -> dict[str, Tensor]:
-    """Return views of what a block writes or adds to; the first of a group zeroes hidden keys.
+    """Return views of what a block writes or adds to.
 
     Args:
         block: the block
         totals: what all blocks write or add to, by name
         terms: names of those to which each block has a term of its own
     """
-    if block.is_first:
-        _zero_hidden_keys(totals, block)
     grads = {}
     for name, total in totals.items():
         if name in terms:

@@ -25,6 +25,7 @@ from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mixhead_plugin.ops.environment import bytes_from
+from mixhead_plugin.ops.rounding import round_up
 
 # One causal call of 4,096 tokens and 8 heads needs a little more, so it keeps nothing.
 DEFAULT_MIB = 256
@@ -86,7 +87,7 @@ class Memory:
         for piece in sorted(self.pieces.values(), key=lambda piece: piece.start):
             if start + size <= piece.start:
                 break
-            start = -(-piece.stop // ALIGNMENT) * ALIGNMENT
+            start = round_up(piece.stop, ALIGNMENT)
         return start if start + size <= most else None
 
 

@@ -1,6 +1,5 @@
 """Divide one call into blocks of queries, each with the keys that its queries may see."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from mixhead_plugin.ops.blockwise.masks import BlockMasks
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.precision import upcast
+from mixhead_plugin.ops.rounding import ceil_div, round_up
 
 # Scores in one block: on a CPU they stay in the cache of one core, elsewhere they fill the device.
 BLOCK_SIZE = {"cpu": 2**18}
@@ -79,7 +79,7 @@ class Plan:
             self.largest = max(self.largest, b * max(h, mixed_heads) * n * (k + sink))
             self.most_distances = max(self.most_distances, b * h * n * (n + k - 1))
 
-            room = len(self.keeps) * _whole_lines(b * h * n * (k + sink))
+            room = len(self.keeps) * round_up(b * h * n * (k + sink), LINE)
             self._rooms.append(slice(self.kept_numbers, self.kept_numbers + room))
             self.kept_numbers += room
         all_rows = self.inputs.query.shape[:3].numel()
@@ -99,10 +99,6 @@ class Plan:
         room = self._rooms[block.number]
         each = (room.stop - room.start) // len(self.keeps)
         return room.start + self.keeps.index(name) * each
-
-
-def _whole_lines(numbers: int) -> int:
-    return math.ceil(numbers / LINE) * LINE
 
 
 def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
@@ -225,7 +221,7 @@ def _sizes(inputs: AttentionInputs) -> BlockSizes:
     # More sentences, if there is room for them beside all heads.
     sentences = 1
     if heads == n_heads:
-        needed = math.ceil(queries / CAUSAL_QUERIES)  # to fill a causal block again
+        needed = ceil_div(queries, CAUSAL_QUERIES)  # to fill a causal block again
         if inputs.causal and needed <= n_sentences:
             queries = _without_small_rest(n_queries, min(queries, CAUSAL_QUERIES))
         fitting = usual_rows // (heads * queries)
@@ -239,8 +235,8 @@ def _without_small_rest(n_queries: int, queries: int) -> int:
     rest = n_queries % queries
     if rest == 0 or rest >= MIN_QUERIES:
         return queries
-    blocks = math.ceil(n_queries / queries)
-    return math.ceil(n_queries / blocks)
+    blocks = ceil_div(n_queries, queries)
+    return ceil_div(n_queries, blocks)
 
 
 def _slices(n: int, size: int) -> list[slice]:

@@ -74,7 +74,10 @@ def parallel_for(
     try:
         try:
             pool = _pool()
-            results.extend(pool.submit(run) for _ in range(threads))
+            for _ in range(threads):
+                # One by one: where a later thread cannot be had, `wait` below still has the earlier
+                # ones to wait for.
+                results.append(pool.submit(run))
         except RuntimeError:
             # Python starts no thread and takes no work once the main thread has ended.
             run()

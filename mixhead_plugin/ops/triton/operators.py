@@ -19,11 +19,12 @@ from mixhead_plugin.ops.operators import (
     save_inputs,
     saved_inputs,
 )
+from mixhead_plugin.ops.rounding import ceil_div, round_up
 from mixhead_plugin.ops.triton import flash, mixed, tuning
 from mixhead_plugin.ops.triton.records import Constants, Dropout, Masks, Strided
 from mixhead_plugin.ops.triton.rows import LOG2E, spans_kernel
 from mixhead_plugin.ops.triton.support import allows_tf32
-from mixhead_plugin.ops.triton.tuning import Tile, ceil_div, power_of_2
+from mixhead_plugin.ops.triton.tuning import Tile, power_of_2
 
 Result = TypeVar("Result")
 STRIP_QUERIES = 64  # a strip has a multiple of them, so that its tiles are full
@@ -575,7 +576,7 @@ class Call:
         Args:
             count: how many memories are needed at once
         """
-        width = ceil_div(self.n_keys, mixed.STRIP_KEYS.value) * mixed.STRIP_KEYS.value
+        width = round_up(self.n_keys, mixed.STRIP_KEYS.value)
         bytes_of_query = self.batch * self.heads * width * self.query.element_size()
         at_once = tuning.strip_bytes() // count // bytes_of_query
         at_once = max(1, at_once // STRIP_QUERIES) * STRIP_QUERIES

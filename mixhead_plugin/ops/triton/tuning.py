@@ -15,11 +15,6 @@ from triton.runtime.errors import OutOfResources
 from mixhead_plugin.ops.environment import bytes_from
 
 
-def ceil_div(a: int, b: int) -> int:
-    """Return a / b rounded up, 40 times as fast as triton.cdiv."""
-    return -(-a // b)
-
-
 def power_of_2(n: int) -> int:
     """Return the smallest power of 2 that is at least n, faster than triton.next_power_of_2."""
     return 1 << (n - 1).bit_length() if n > 1 else 1

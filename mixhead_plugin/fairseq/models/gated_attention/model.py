@@ -88,7 +88,7 @@ class GatedLanguageModelConfig(GatedOptions, MixheadLanguageModelConfig):
 class ForeignFlag(NamedTuple):
     """A flag of other models and attentions that means nothing to a unit."""
 
-    neutral: tuple[Any, ...]  # the values that ask for nothing, and are not refused
+    neutral: tuple[Any, ...]  # values beside None that ask for nothing, and are not refused
     reason: str  # why the flag must be left out
 
 
@@ -97,15 +97,15 @@ NOT_FOR_UNITS = {
     "head_mixing": ForeignFlag(("none",), ONE_HEAD),
     "score_mixing": ForeignFlag(("none",), ONE_HEAD),
     "feature_mixing": ForeignFlag(("none",), ONE_HEAD),
-    "head_dim": ForeignFlag((None,), ONE_HEAD),
-    "value_head_dim": ForeignFlag((None,), "values have the size that --gau-expansion asks for"),
-    "heads_per_layer": ForeignFlag((None,), ONE_HEAD),
-    "{side}_attention_heads": ForeignFlag((None,), ONE_HEAD),
+    "head_dim": ForeignFlag((), ONE_HEAD),
+    "value_head_dim": ForeignFlag((), "values have the size that --gau-expansion asks for"),
+    "heads_per_layer": ForeignFlag((), ONE_HEAD),
+    "{side}_attention_heads": ForeignFlag((), ONE_HEAD),
     "scale_heads": ForeignFlag((False,), ONE_HEAD),
     "mha_heads_to_keep": ForeignFlag((-1,), ONE_HEAD),
     "mha_reg_scale_factor": ForeignFlag((0,), ONE_HEAD),
     "attention_gate": ForeignFlag(("none",), "a gated attention unit has its own gate"),
-    "{side}_ffn_embed_dim": ForeignFlag((None,), NO_FEED_FORWARD),
+    "{side}_ffn_embed_dim": ForeignFlag((), NO_FEED_FORWARD),
     "activation_dropout": ForeignFlag((0,), NO_FEED_FORWARD),
     "relu_dropout": ForeignFlag((0,), NO_FEED_FORWARD),
     "scale_fc": ForeignFlag((False,), NO_FEED_FORWARD),
@@ -230,7 +230,7 @@ class GatedLanguageModel(GatedModel, MixheadLanguageModel):
     # fairseq's RoBERTa always sets it, so there it tells nothing of what a user has asked for.
     not_for_units: ClassVar[dict[str, ForeignFlag]] = {
         **NOT_FOR_UNITS,
-        "activation_fn": ForeignFlag((None,), SWISH),
+        "activation_fn": ForeignFlag((), SWISH),
     }
 
     @classmethod

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mixhead_plugin.fairseq.record import Recorded
 from mixhead_plugin.fairseq.shared_methods import SharedMethods
 from mixhead_plugin.ops import NORMALIZERS
-from mixhead_plugin.ops.masks import as_added_mask
+from mixhead_plugin.ops.masks import as_added_mask, as_bool
 from mixhead_plugin.parts import Assembly
 
 
@@ -151,9 +151,7 @@ class GatedAttentionUnit(Recorded, Assembly, SharedMethods, FairseqIncrementalSt
         q = self._one_head(self.query_affine(z))  # [B, 1, N, s]
         k = self._one_head(self.key_affine(z))  # [B, 1, N, s]
         v = self._one_head(F.silu(self.v_proj(h)))  # [B, 1, N, e]
-        if key_padding_mask is not None:
-            # fairseq's own masks are bool, those of other callers may be numbers
-            key_padding_mask = key_padding_mask.to(torch.bool)
+        key_padding_mask = as_bool(key_padding_mask)
         if incremental_state is not None:
             k, v, key_padding_mask = self._after_cached(k, v, key_padding_mask, incremental_state)
 

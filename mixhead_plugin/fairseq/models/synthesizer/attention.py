@@ -14,10 +14,10 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.attention import MixheadAttention, as_bool
+from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.record import RECORDED_TABLES
 from mixhead_plugin.fairseq.relative import refuse_relative_position
-from mixhead_plugin.ops.masks import as_added_mask
+from mixhead_plugin.ops.masks import as_added_mask, as_bool
 from mixhead_plugin.ops.precision import upcast
 
 
@@ -332,7 +332,7 @@ class SynthesizerAttention(MixheadAttention):
         if incremental_state is not None:
             saved = self._get_input_buffer(incremental_state)
             v = self._append_to_cache(saved, "prev_value", v)  # [B, H', Nk, Dv]
-            key_padding_mask = self._append_padding(saved, key_padding_mask, v, False)
+            key_padding_mask = self._append_padding(saved, key_padding_mask, v, static_kv=False)
             self._set_input_buffer(incremental_state, saved)
         n_keys = v.size(2)
         if n_keys > self.max_length:
@@ -361,5 +361,10 @@ class SynthesizerAttention(MixheadAttention):
             scale=self.scaling,
         )
         return self._attend_and_project(
-            inputs, query, 1, before_softmax, need_weights, need_head_weights
+            inputs,
+            query,
+            beams=1,
+            before_softmax=before_softmax,
+            need_weights=need_weights,
+            need_head_weights=need_head_weights,
         )

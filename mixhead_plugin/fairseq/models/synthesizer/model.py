@@ -112,19 +112,10 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
                 "--max-target-positions is missing: a synthesizer has scores only up to this "
                 "position"
             )
-        if longest is not None and longest < 1:
-            raise OptionError(f"--max-target-positions {longest}: must be at least 1")
-        # With --sample-break-mode eos, fairseq leaves out sentences that are too long. All other
-        # modes cut the text into blocks of --tokens-per-sample.
-        in_blocks = getattr(args, "sample_break_mode", "eos") != "eos"
-        if longest is not None and in_blocks and longest < _longest_block(args):
-            raise OptionError(
-                f"--max-target-positions {longest}: must be at least {_longest_block(args)}, for "
-                f"--tokens-per-sample {args.tokens_per_sample}; a synthesizer has scores only up "
-                "to this position"
-            )
         if longest is None:
             longest = _longest_block(args)
+        else:
+            _check_longest(args, longest)
         _check_name(options)
         _check_rank_or_factor(options, longest)
         _check_variant(options)
@@ -139,6 +130,22 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
         model = super().build_model(args, task)
         set_longest_input(task, args.max_target_positions)
         return model
+
+
+def _check_longest(args: Any, longest: int) -> None:
+    """Refuse a maximal length below 1, or below that of the blocks that the task cuts."""
+    if longest < 1:
+        raise OptionError(f"--max-target-positions {longest}: must be at least 1")
+    # With --sample-break-mode eos, fairseq leaves out sentences that are too long. All other modes
+    # cut the text into blocks of --tokens-per-sample.
+    if getattr(args, "sample_break_mode", "eos") == "eos":
+        return
+    needed = _longest_block(args)
+    if longest < needed:
+        raise OptionError(
+            f"--max-target-positions {longest}: must be at least {needed}, for --tokens-per-sample "
+            f"{args.tokens_per_sample}; a synthesizer has scores only up to this position"
+        )
 
 
 def _longest_block(args: Any) -> int:
