@@ -95,9 +95,11 @@ def losses(result):
 
 def preprocess(texts, data, *flags):
     """Run fairseq-preprocess in this process on the file of each set; return the folder `data`."""
-    prefixes = [part for split, path in texts.items() for part in (f"--{split}pref", path)]
-    arguments = map(str, [*prefixes, "--destdir", data, *flags])
-    fairseq_preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+    arguments = ["--destdir", str(data), *flags]
+    for split, path in texts.items():
+        arguments += [f"--{split}pref", str(path)]
+    parser = options.get_preprocessing_parser()
+    fairseq_preprocess.main(parser.parse_args(arguments))
     return data
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import itertools
 import os
 import shutil
 import sys
@@ -134,13 +135,11 @@ def once_a_run(folder_of_the_run):
 def corpus(tmp_path_factory):
     """A few hundred sentences of three words, the object in another place on each side."""
     folder = tmp_path_factory.mktemp("corpus")
-    pairs = [
-        (f"{s} {o} {v}", f"{NOUNS[s]} {VERBS[v]} {NOUNS[o]}")
-        for s in NOUNS
-        for v in VERBS
-        for o in NOUNS
-        if s != o
-    ]
+    pairs = []
+    for subject, verb, object_ in itertools.product(NOUNS, VERBS, NOUNS):
+        if subject != object_:
+            source = f"{subject} {object_} {verb}"
+            pairs.append((source, f"{NOUNS[subject]} {VERBS[verb]} {NOUNS[object_]}"))
     # Shuffled: steps of 37 reach every pair once, because 37 is prime and does not divide 120.
     pairs = [pairs[i * 37 % len(pairs)] for i in range(len(pairs))]
     for split, chosen in {"train": pairs[:90], "valid": pairs[90:105], "test": pairs[105:]}.items():

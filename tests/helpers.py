@@ -97,11 +97,15 @@ def shake(model: torch.nn.Module, size: float = 0.3) -> torch.nn.Module:
     """
     generator = torch.Generator().manual_seed(7)
     for module in model.modules():
-        if isinstance(module, MixheadAttention):
-            for part in (module.relative_gain, *(getattr(module, option) for option in PARTS)):
-                for parameter in () if part is None else part.parameters():
-                    noise = torch.randn(parameter.shape, generator=generator)
-                    parameter.data.add_(size * noise.to(parameter))
+        if not isinstance(module, MixheadAttention):
+            continue
+        for name in ("relative_gain", *PARTS):
+            part = getattr(module, name)
+            if part is None:
+                continue
+            for parameter in part.parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data.add_(size * noise.to(parameter))
     return model
 
 

@@ -69,7 +69,9 @@ class Started:
     """A command that was started."""
 
     def __init__(self, launcher, command, folder, pid):
-        self.launcher, self.command, self.pid = launcher, command, pid
+        self.launcher = launcher
+        self.command = command
+        self.pid = pid
         self.status = None  # the exit status, once `wait` has seen the end
         self.folder = folder  # holds stdin, stdout and stderr, as long as this object lives
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)

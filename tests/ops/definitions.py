@@ -25,9 +25,11 @@ def _entmax15(s, v):
     for _ in range(60):
         middle = (low + high) / 2
         above = (x.detach() - middle).clamp(min=0).square().sum(-1, True) >= 1
-        low, high = middle.where(above, low), high.where(above, middle)
+        low = middle.where(above, low)
+        high = high.where(above, middle)
     inside = x > high
-    n, x = inside.sum(-1, True).clamp(min=1), x.where(inside, 0.0)
+    n = inside.sum(-1, True).clamp(min=1)
+    x = x.where(inside, 0.0)
     mean = x.sum(-1, True) / n
     spread = (x - mean).where(inside, 0.0).square().sum(-1, True)
     return (x - mean + ((1 - spread) / n).clamp(min=0).sqrt()).where(inside, 0.0).square()
@@ -80,7 +82,8 @@ def attention(
     scale=None,
 ):
     """Compute `ops.attention` by definition, all of it in the dtype of the inputs."""
-    (batch, heads, n_queries, head_dim), n_keys = query.shape, key.shape[2]
+    batch, heads, n_queries, head_dim = query.shape
+    n_keys = key.shape[2]
     distances = [[k - t + n_queries - 1 for k in range(n_keys)] for t in range(n_queries)]
     distances = torch.tensor(distances, dtype=torch.long).view(n_queries, n_keys)
     scores = torch.einsum("bhtd,bhkd->bhtk", query, key) * (

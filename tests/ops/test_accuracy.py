@@ -44,7 +44,6 @@ RIGHT = {
     "blockwise": lambda call: api.attend(call, "blockwise"),
     "reference": lambda call: api.attend(call, "reference"),
     "by tiles": by_tiles,
-    # in half precision the order of sums in float32 changes next to nothing
     "in another order": in_another_order,
 }
 MASKS = [
@@ -100,7 +99,11 @@ def alarms(trials, among, seed=0):
     for _ in range(trials):
         kind = some_kind(chosen, **among)
         sizes = chosen.choice([(37, 35), (48, 48), (75, 70)])
-        name = chosen.choice([*RIGHT][: 4 if kind.dtype == torch.float32 else 3])
+        names = list(RIGHT)
+        if kind.dtype != torch.float32:
+            # There the order of sums in float32 changes next to nothing, so it is no other way.
+            names.remove("in another order")
+        name = chosen.choice(names)
         draws = draws_of(kind, RIGHT[name], sizes, chosen.randrange(10**6))
         largest = max(largest, *shares(draws).values())
         faults = {fault_in(draws)}

@@ -97,7 +97,9 @@ class _Elsewhere:
     """Hold a tensor's shape and dtype on a device that this machine lacks."""
 
     def __init__(self, tensor):
-        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, torch.device("cuda")
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.device = torch.device("cuda")
 
 
 @pytest.mark.parametrize("impl", [name for name in IMPLEMENTATIONS if implementation_problem(name)])

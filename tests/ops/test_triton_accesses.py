@@ -80,7 +80,8 @@ def test_programs_stay_inside_their_tensors_and_out_of_each_other(
     launch = operators.start
 
     def start(kernel, programs, arguments, tile):
-        read.clear(), written.clear()
+        read.clear()
+        written.clear()
         launch(kernel, programs, arguments, tile)
         inside = addresses_of(arguments.values())
         places_read, readers = np.concatenate(read, 1)

@@ -105,8 +105,11 @@ def compile_kernel(kernel, arguments, tile, machine, stage=None):
         else GPUTarget("cuda", machine, 32)
     )
     source, options, _ = launch.prepare(kernel, arguments, tile.warps, tile.stages, target)
-    knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
-    knobs.runtime.add_stages_inspection_hook = stage and functools.partial(stop_at, stage)
+    knobs.compilation.always_compile = True
+    knobs.nvidia.dump_ptxas_log = True
+    knobs.runtime.add_stages_inspection_hook = None
+    if stage is not None:
+        knobs.runtime.add_stages_inspection_hook = functools.partial(stop_at, stage)
     try:
         with contextlib.redirect_stdout(io.StringIO()) as log:
             compiled = triton.compile(source, target=target, options=options.__dict__)
@@ -174,14 +177,14 @@ def compile_all(machine, tiles, calls):
     def run(key, candidates, launch, device):
         nonlocal likeliest
         likeliest = candidates[0]
-        return [
-            made
-            for _, made in tuning._fitting(
-                candidates if tiles == "every" else candidates[:1], launch
-            )
-        ][-1]
+        tried = candidates if tiles == "every" else candidates[:1]
+        last = None
+        for _, made in tuning._fitting(tried, launch):
+            last = made
+        return last
 
-    operators.start, tuning.run = start, run
+    operators.start = start
+    tuning.run = run
     for call in calls:
         dtype = getattr(torch, call.get("dtype", "bfloat16"))
         torch.backends.cuda.matmul.allow_tf32 = call.get("tf32", False)
@@ -198,11 +201,8 @@ def compile_all(machine, tiles, calls):
             torch.empty(b, h, n, stride, dtype=dtype)[..., :size]
             for size, stride in zip(sizes, strides)
         )
-        mixing = (
-            None
-            if mixed is None
-            else torch.empty((h, h) if mixed == "shared" else (b, n, h, h), dtype=dtype)
-        )
+        shape = {None: None, "shared": (h, h), "per query": (b, n, h, h)}[mixed]
+        mixing = None if shape is None else torch.empty(shape, dtype=dtype)
         mask = torch.empty(*call["mask"], n, n) if "mask" in call else None
         padding = torch.zeros(b, n, dtype=torch.bool) if call.get("padding") else None
         inputs = AttentionInputs(

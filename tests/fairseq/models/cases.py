@@ -1,5 +1,6 @@
 """Provide models and values to the tests of the models."""
 
+import itertools
 import math
 from argparse import Namespace
 from types import SimpleNamespace
@@ -9,12 +10,14 @@ from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
+from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.options import SCOPES
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.parts import PARTS
+from tests.helpers import dictionary, tokens
 
 POSITIONS = [{"relative_position": name} for name in PARTS["relative_position"]]
 POSITIONS += [{"relative_gain": 3}, {"head_dim": 5, "value_head_dim": 3}]
@@ -55,6 +58,28 @@ def step_by_step(decoder, prefix, encoder_out=None):
         step, _ = decoder(words, encoder_out=encoder_out, incremental_state=state)
         logits.append(step)
     return torch.cat(logits, 1), state
+
+
+def continuations(model, **search):
+    """Return the hypotheses by which a beam search goes on from two prefixes.
+
+    The prefixes have different lengths.
+    """
+    words = dictionary()
+    generator = SequenceGenerator([model], words, beam_size=3, normalize_scores=False, **search)
+    prefix = tokens(batch=2, length=3)
+    prefix[1, 2:] = words.pad()
+    sample = {"net_input": {"src_tokens": prefix, "src_lengths": prefix.ne(words.pad()).sum(1)}}
+    found = generator.generate([model], sample, prefix_tokens=prefix, bos_token=words.eos())
+    return list(itertools.chain.from_iterable(found))
+
+
+def assert_scored_as_by_the_full_pass(model, hypothesis):
+    target = hypothesis["tokens"][None]
+    inputs = torch.cat([torch.tensor([[dictionary().eos()]]), target[:, :-1]], 1)
+    log_probs = model(inputs)[0].log_softmax(-1)  # [1, T, V]
+    expected = log_probs.gather(2, target[..., None])[0, :, 0]
+    torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
 
 
 def usual_task(arch):

@@ -209,9 +209,10 @@ TOLD_BY_THE_RECORD = [
 def test_a_checkpoint_of_other_flags_is_refused_by_flag(trained, into, flag):
     state = build(trained[0], **trained[1]).state_dict()
     model = build(into[0], **into[1])
-    by_tensors = (trained, into, flag) in TOLD_BY_TENSORS
-    # a plain dict has no record of the flags
-    for known in (state, dict(state)) if by_tensors else (state,):
+    states = [state]
+    if (trained, into, flag) in TOLD_BY_TENSORS:
+        states.append(dict(state))  # a plain dict has no record of the flags
+    for known in states:
         with pytest.raises(CheckpointError) as error:
             model.load_state_dict(known)
         assert flag in str(error.value) and "\n" not in str(error.value)

@@ -93,9 +93,8 @@ def test_a_yaml_file_gets_the_preset_of_the_family(arch):
 
 
 def test_a_users_own_architecture_has_the_family_of_its_model(monkeypatch):
-    for registry in ("ARCH_MODEL_REGISTRY", "ARCH_MODEL_NAME_REGISTRY"):
-        table = getattr(__import__("fairseq.models", fromlist=[registry]), registry)
-        monkeypatch.setitem(table, "mine_transformer", table["l2_transformer"])
+    for registry in (ARCH_MODEL_REGISTRY, ARCH_MODEL_NAME_REGISTRY):
+        monkeypatch.setitem(registry, "mine_transformer", registry["l2_transformer"])
     monkeypatch.setitem(
         ARCH_CONFIG_REGISTRY, "mine_transformer", ARCH_CONFIG_REGISTRY["transformer"]
     )

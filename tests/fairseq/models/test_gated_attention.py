@@ -1,13 +1,11 @@
 """Gated attention units are their equations, in a language model and in a masked one."""
 
-import itertools
 import math
 
 import pytest
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, build_model
 from fairseq.modules import FairseqDropout
-from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -17,8 +15,15 @@ from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUni
 from mixhead_plugin.ops import NORMALIZERS, api
 from mixhead_plugin.ops.triton import support
 from tests.covering import each_once
-from tests.fairseq.models.cases import command, forward, step_by_step, yaml
-from tests.helpers import build, dictionary, task, tokens
+from tests.fairseq.models.cases import (
+    assert_scored_as_by_the_full_pass,
+    command,
+    continuations,
+    forward,
+    step_by_step,
+    yaml,
+)
+from tests.helpers import build, task, tokens
 from tests.ops import definitions
 
 MODELS = ("gau_lm", "gau_roberta")
@@ -182,17 +187,8 @@ def test_a_sink_and_a_gain_of_distances_act_in_training_and_in_steps():
 
 def test_generation_from_prefixes_of_several_lengths_scores_as_the_full_pass():
     model = build("gau_lm").eval()
-    words = dictionary()
-    generator = SequenceGenerator([model], words, beam_size=3, max_len_b=8, normalize_scores=False)
-    prefix = tokens(batch=2, length=3)
-    prefix[1, 2:] = words.pad()
-    sample = {"net_input": {"src_tokens": prefix, "src_lengths": prefix.ne(words.pad()).sum(1)}}
-    found = generator.generate([model], sample, prefix_tokens=prefix, bos_token=words.eos())
-    for hypothesis in itertools.chain.from_iterable(found):
-        target = hypothesis["tokens"][None]
-        inputs = torch.cat([torch.tensor([[words.eos()]]), target[:, :-1]], 1)
-        expected = model(inputs)[0].log_softmax(-1).gather(2, target[..., None])[0, :, 0]
-        torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
+    for hypothesis in continuations(model, max_len_b=8):
+        assert_scored_as_by_the_full_pass(model, hypothesis)
 
 
 @each_once(normalizer=NORMALIZERS, arch=MODELS)

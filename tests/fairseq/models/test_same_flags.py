@@ -46,15 +46,16 @@ def flags_of(name):
     for action in parser._actions:
         if action.dest in NOT_HERE | {"help"}:
             continue
-        usual = "8" if "int" in str(action.type) else "0.3"
-        chosen = [str(choice) for choice in action.choices or [VALUES.get(action.dest, usual)]]
-        for value in [[]] if action.nargs == 0 else [[each] for each in chosen]:
+        flag = action.option_strings[0]
+        typed = [[flag]]  # a switch has no value
+        if action.nargs != 0:
+            usual = "8" if "int" in str(action.type) else "0.3"
+            values = action.choices or [VALUES.get(action.dest, usual)]
+            typed = [[flag, str(value)] for value in values]
+        for words in typed:
             with contextlib.redirect_stderr(io.StringIO()):
-                yield {
-                    action.dest: getattr(
-                        parser.parse_args([action.option_strings[0], *value]), action.dest
-                    )
-                }
+                parsed = parser.parse_args(words)
+            yield {action.dest: getattr(parsed, action.dest)}
 
 
 def built(arch, name, flags):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from fairseq.models import build_model
-from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from mixhead_plugin.errors import OptionError
@@ -16,8 +15,12 @@ from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 from tests.covering import each_once
 from tests.fairseq.criterions.cases import criterion, lm_batch
-from tests.fairseq.models.cases import attentions
-from tests.helpers import OWN, build, dictionary, shake, task, tokens
+from tests.fairseq.models.cases import (
+    assert_scored_as_by_the_full_pass,
+    attentions,
+    continuations,
+)
+from tests.helpers import OWN, build, shake, task, tokens
 
 ARCH = "mixhead_synthesizer_lm"
 LONGEST = OWN["synthesizer_lm"]["max_target_positions"]
@@ -66,22 +69,9 @@ def test_generation_scores_its_hypotheses_as_the_full_pass_does_and_stops_in_tim
     model = shake(
         build(ARCH, synthesizer=synthesizer, head_mixing=mixing, max_target_positions=9)
     ).eval()
-    words = dictionary()
-    generator = SequenceGenerator([model], words, beam_size=3, max_len_b=50, normalize_scores=False)
-    prefix = tokens(batch=2, length=3)
-    prefix[1, 2:] = words.pad()
-    sample = {"net_input": {"src_tokens": prefix, "src_lengths": prefix.ne(words.pad()).sum(1)}}
-    for hypotheses in generator.generate(
-        [model], sample, prefix_tokens=prefix, bos_token=words.eos()
-    ):
-        for hypothesis in hypotheses:
-            target = hypothesis["tokens"][None]
-            assert target.shape[1] <= 9
-            inputs = torch.cat([torch.tensor([[words.eos()]]), target[:, :-1]], 1)
-            expected = model(inputs)[0].log_softmax(-1).gather(2, target[..., None])[0, :, 0]
-            torch.testing.assert_close(
-                hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4
-            )
+    for hypothesis in continuations(model, max_len_b=50):
+        assert len(hypothesis["tokens"]) <= 9
+        assert_scored_as_by_the_full_pass(model, hypothesis)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tests.fairseq.models.cases import (
     command,
     in_real_size,
     parameters,
+    step_by_step,
     task_of,
     yaml,
 )
@@ -170,19 +171,13 @@ def test_a_checkpoint_of_two_workers_is_validated_by_one(text_data):
 # ---- step by step ------------------------------------------------------------------------------
 
 
-def step_by_step(model, tokens, state):
-    steps = [
-        model.decoder(tokens[:, : t + 1], incremental_state=state)[0] for t in range(tokens.size(1))
-    ]
-    return model.get_normalized_probs((torch.cat(steps, 1), None), log_probs=True)
-
-
 @every_entry
 def test_step_by_step_is_the_full_pass(normalizer, mixing, same_length):
     model = variant(normalizer, mixing, same_length=same_length, mem_len=5)
     tokens = text(8)
-    state = {}
-    torch.testing.assert_close(step_by_step(model, tokens, state), log_probs(model, tokens, 0))
+    logits, state = step_by_step(model.decoder, tokens)
+    found = model.get_normalized_probs((logits, None), log_probs=True)
+    torch.testing.assert_close(found, log_probs(model, tokens, 0))
     order = torch.tensor([1, 1])
     model.decoder.reorder_incremental_state_scripting(state, order)
     longer = torch.cat([tokens[order], text(1)], 1)
@@ -197,7 +192,7 @@ def test_steps_leave_the_memory_alone():
     first, second = text(16).split(8, 1)
     expected = in_windows(model, torch.cat([first, second], 1), [8, 8])[:, 8:]
     log_probs(model, first, 0)
-    step_by_step(model, first, {})
+    step_by_step(model.decoder, first)
     torch.testing.assert_close(log_probs(model, second, 1), expected)
 
 
