@@ -60,8 +60,8 @@ def load(
             `attn_implementation`
 
     Raises:
-        ValueError: no folder, no config.json, or no entry in it, tensors that are missing or have
-            no place, another class, or a `tp_plan`
+        ValueError: no folder, no config.json, or no entry in it, tensors that are missing, do not
+            fit or have no place, another class, or a `tp_plan`
     """
     saved = _saved_config(folder, settings)
     _refuse_split(settings)
@@ -121,7 +121,7 @@ def _saved_config(folder: str | PathLike[str], settings: dict[str, Any]) -> dict
 def _refuse_incomplete(
     folder: str | PathLike[str], model: PreTrainedModel, info: dict[str, Any]
 ) -> None:
-    """Raise ValueError if tensors of the mixing are missing, or have no place.
+    """Raise ValueError if tensors of the mixing are missing, do not fit, or have no place.
 
     Args:
         folder: where the model comes from
@@ -131,6 +131,14 @@ def _refuse_incomplete(
     missing = sorted(_of_parts(info["missing_keys"]))
     if missing:
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
+
+    # Here only with `ignore_mismatched_sizes=True`, under which transformers leaves them out.
+    for name, saved, wanted in sorted(info["mismatched_keys"]):
+        if is_of_a_part(name):
+            raise ValueError(
+                f"{folder}: its {name} is {[*saved]}, must be {[*wanted]}; the mixing of other "
+                "heads cannot be loaded"
+            )
 
     # A class may have some of the attentions alone, as CLIPTextModel of a CLIPModel. What is of the
     # others is left out, as by `from_pretrained`. But a tensor that no attention of the model knows

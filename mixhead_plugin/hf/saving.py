@@ -3,6 +3,9 @@
 `save_pretrained` writes the tensors of a whole model, but only the config of the outermost. A model
 that is made from a config has the plain attentions, whatever the config says. None of them asks the
 modules inside. So `guard_models` puts a check in front of each.
+
+What `from_pretrained` finds no tensors for is memory with any numbers in it, until the class of the
+model fills it. No class of transformers knows our parts, so `guard_models` fills them before.
 """
 
 import functools
@@ -12,12 +15,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 from transformers.models.auto import modeling_auto
 from transformers.utils import CONFIG_NAME, cached_file
 
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.parts import PARTS, Variant, is_of_a_part, record
+from mixhead_plugin.parts import PARTS, Variant, is_of_a_part, name_in_attention, record
+from mixhead_plugin.parts.head_mixing import forked_rng
+from mixhead_plugin.parts.kinds import Part
 
 # The file in the folder of a mixed model that the Auto classes of transformers import, if the user
 # trusts it; hf/auto.py has the classes.
@@ -42,7 +48,8 @@ AUTO_CLASSES = [
 def guard_models() -> None:
     """Let models refuse to be made from the config of a mixed model, or to be saved without one.
 
-    Mixed ones are saved with what the Auto classes load them by.
+    Mixed ones are saved with what the Auto classes load them by. Parts that a folder has no tensors
+    for start as they do in a new model.
     """
     if hasattr(PreTrainedModel.save_pretrained, MIXHEAD):
         return  # patched already: this module was imported a second time, as by importlib.reload
@@ -69,6 +76,12 @@ def guard_models() -> None:
     from_pretrained = _with_given_state(model.from_pretrained.__func__)
     model.from_pretrained = classmethod(
         _call_first(from_pretrained, _refuse_plain_config_for_mixed_folder)
+    )
+
+    # A class of one's own may mix where it is made, or have a `MixedAttention`, and load a folder
+    # without a mixing.
+    model._initialize_missing_keys = _call_first(
+        model._initialize_missing_keys, _start_what_was_not_loaded
     )
 
     # `Trainer.train(resume_from_checkpoint=...)` reads the tensors alone into its own model.
@@ -114,10 +127,10 @@ def _with_given_state(from_pretrained: Any) -> Any:
         if state_dict is None:
             return made
         model = made[0] if isinstance(made, tuple) else made
-        mixed = _mixed_in(state_dict)
-        if mixed and not any(MIXHEAD in vars(module) for module in model.modules()):
+        lost = _lost_in(model, state_dict)
+        if lost:
             raise ValueError(
-                f"{cls.__name__}: the given state_dict has mixed heads in {mixed[0]}, the model "
+                f"{cls.__name__}: the given state_dict has mixed heads in {lost[0]}, the model "
                 "has not; make a plain model, call hf.mix in the same way, and load_state_dict"
             )
         return made
@@ -125,13 +138,20 @@ def _with_given_state(from_pretrained: Any) -> Any:
     return loaded
 
 
-def _mixed_in(state_dict: Mapping[str, Any]) -> list[str]:
-    """Return the names of mixed attentions, or of tensors of a mixing, in a state dict."""
+def _lost_in(model: Any, state_dict: Mapping[str, Any]) -> list[str]:
+    """Return the names of mixed attentions, or of tensors of a mixing, that a model has not."""
+    if any(MIXHEAD in vars(module) for module in model.modules()):
+        return []
     names = []
     # A variant may have no tensors, but a copy of the dict has no metadata.
     for path, metadata in getattr(state_dict, "_metadata", {}).items():
         names += [f"{path}.{name}".strip(".") for name in metadata.get(MIXED_INSIDE, ())]
-    return names + [name for name in state_dict if is_of_a_part(name)]
+    # A model of one's own may have parts that no `mix` made, as in a `MixedAttention`.
+    known = {name_in_attention(name) for name in model.state_dict() if is_of_a_part(name)}
+    for name in state_dict:
+        if is_of_a_part(name) and name_in_attention(name) not in known:
+            names.append(name)
+    return names
 
 
 def auto_map_of(config: PreTrainedConfig) -> dict[str, str]:
@@ -167,6 +187,29 @@ def _refuse_new_model_from_mixed_config(model: Any, config: Any, *args: Any, **k
             f"{type(model).__name__}: its config is for mixed heads, load this model by "
             "mixhead_plugin.hf.load, or make a new one from a plain config and call hf.mix"
         )
+
+
+@torch.no_grad()
+def _start_what_was_not_loaded(model: Any, *args: Any, **kwargs: Any) -> None:
+    """Give the tensors of parts that `from_pretrained` has not loaded what they start as."""
+    with forked_rng():
+        for module in model.modules():
+            if not isinstance(module, Part):
+                continue
+            tensors = module.state_dict(keep_vars=True)
+            loaded = {}
+            for name, tensor in tensors.items():
+                if getattr(tensor, "_is_hf_initialized", False):  # so transformers marks them
+                    loaded[name] = tensor.clone()
+            if len(loaded) == len(tensors):
+                continue
+
+            part: Any = module
+            part.reset_parameters()
+            for name, tensor in loaded.items():
+                tensors[name].copy_(tensor)
+            # As in `place_parts`: else parts that start at random would all have the same numbers.
+            torch.rand((), device="cpu")
 
 
 def _refuse_plain_config_for_mixed_folder(

@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartKind
+from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 
 
-class AttentionSink(nn.Module):
+class AttentionSink(Part):
     """Give the sink a score in each head.
 
     Args:

@@ -15,6 +15,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from mixhead_plugin import nn as mixed_nn
+from mixhead_plugin.parts import is_of_a_part
 from tests.hf.models import CONFIG, build, hf, shake, transformers, whole
 
 
@@ -474,6 +475,110 @@ def test_a_class_that_mixes_where_it_is_made_is_loaded(tmp_path):
     inputs = {"input_ids": torch.randint(3, 31, (2, 5))}
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(hf.load(tmp_path, Own)(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.fixture
+def empty_is_nan():
+    """Let torch fill memory that it does not initialise with NaN, so that nobody can read it."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def that_mixes(**variant):
+    """Return a class of one's own that mixes where it is made."""
+
+    class Own(transformers.BertForMaskedLM):
+        def __init__(self, config):
+            super().__init__(config)
+            hf.mix(self, **variant)
+
+    return Own
+
+
+def parts_of(model):
+    return {name: tensor for name, tensor in model.state_dict().items() if is_of_a_part(name)}
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"head_mixing": "position-wise", "feature_mixing": "heads", "attention_gate": "element"},
+        {"head_mixing": "differential", "score_mixing": "position-independent"},
+        {"head_mixing": "average", "attention_sink": "learned"},
+    ],
+    ids=str,
+)
+def test_a_class_that_mixes_where_it_is_made_starts_what_its_folder_lacks(
+    variant, empty_is_nan, tmp_path
+):
+    plain = transformers.BertForMaskedLM(transformers.BertConfig(**CONFIG))
+    plain.save_pretrained(tmp_path)
+    loaded = that_mixes(**variant).from_pretrained(tmp_path)
+    torch.testing.assert_close(parts_of(loaded), parts_of(hf.mix(plain, **variant)))
+
+
+@pytest.mark.parametrize("head_mixing", ["random", "low-rank"])
+def test_what_starts_at_random_where_a_folder_lacks_it_differs_between_layers(
+    head_mixing, empty_is_nan, tmp_path
+):
+    transformers.BertForMaskedLM(transformers.BertConfig(**CONFIG)).save_pretrained(tmp_path)
+    numbers = torch.random.get_rng_state()
+    loaded = that_mixes(head_mixing=head_mixing).from_pretrained(tmp_path)
+    assert torch.equal(torch.random.get_rng_state(), numbers)
+    first, second = (each.attention.self.head_mixing for each in loaded.bert.encoder.layer)
+    for name, tensor in first.state_dict().items():
+        assert tensor.isfinite().all()
+        assert not tensor.any() or not torch.equal(tensor, second.state_dict()[name])
+
+
+class OwnModel(transformers.PreTrainedModel):
+    """A model of one's own with an attention of `nn`."""
+
+    config_class = transformers.BertConfig
+    head_mixing = "none"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.attention = mixed_nn.MixedAttention(32, 4, head_mixing=self.head_mixing)
+        self.post_init()
+
+
+class OwnMixedModel(OwnModel):
+    head_mixing = "position-wise"
+
+
+def test_a_model_of_ones_own_starts_what_its_folder_lacks(empty_is_nan, tmp_path):
+    config = transformers.BertConfig(**CONFIG)
+    OwnModel(config).save_pretrained(tmp_path / "plain")
+    loaded = OwnMixedModel.from_pretrained(tmp_path / "plain").attention.head_mixing
+    assert torch.equal(loaded.bias, torch.eye(4))
+    assert not loaded.query_weight.any()
+
+    # What the folder has stays as it was trained.
+    model = shake(OwnMixedModel(config))
+    state = model.state_dict()
+    model.save_pretrained(tmp_path / "mixed")
+    torch.testing.assert_close(
+        OwnMixedModel.from_pretrained(tmp_path / "mixed").state_dict(), state
+    )
+    del state["attention.head_mixing.query_weight"]
+    half = OwnMixedModel.from_pretrained(None, config=config, state_dict=state)
+    assert torch.equal(half.attention.head_mixing.bias, state["attention.head_mixing.bias"])
+    assert not half.attention.head_mixing.query_weight.any()
+
+
+def test_the_mixing_of_another_number_of_heads_is_refused(tmp_path):
+    build("BertForMaskedLM", head_mixing="position-independent")[0].save_pretrained(tmp_path)
+    with pytest.raises(ValueError) as refused:
+        hf.load(tmp_path, num_attention_heads=2, ignore_mismatched_sizes=True)
+    name = "bert.encoder.layer.0.attention.self.head_mixing.weight"
+    assert str(refused.value) == (
+        f"{tmp_path}: its {name} is [4, 4], must be [2, 2]; the mixing of other heads cannot be "
+        "loaded"
+    )
+    # Other tensors may have other sizes, as a head for other classes.
+    hf.load(tmp_path, vocab_size=7, ignore_mismatched_sizes=True)
 
 
 @torch.no_grad()
