@@ -23,6 +23,7 @@ from mixhead_plugin.hf.refusals import (
     refuse_adapters,
     refuse_computed,
     refuse_offloaded,
+    refuse_own_functions,
     refuse_quantised,
     refuse_shared_outputs,
     refuse_shared_weights,
@@ -95,7 +96,8 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
         inputs: the arguments of one call of the model, which is made without dropout and cache
 
     Raises:
-        ValueError: a model without attentions that are known, or inputs that are no dict of tensors
+        ValueError: a model without attentions that are known, one whose attention or mask function
+            is not of transformers, or inputs that are no dict of tensors
     """
     check_model(model)
     layers = attentions_of(model)
@@ -109,8 +111,11 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
     arguments = dict(inputs)
     if model.can_generate():
         arguments["use_cache"] = False
+    plain = [each for each in layers if each.mixed is None]
+    for each in plain:
+        refuse_own_functions(each.attention)
     with contextlib.ExitStack() as stack:
-        if any(each.mixed is None for each in layers):
+        if plain:
             # No other attention of transformers returns weights. Towers that are mixed stay mixed.
             stack.enter_context(_eager(model))
         stack.enter_context(evaluating(model))

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.parts import AttentionSizes
@@ -257,19 +258,29 @@ def calls_the_interface(module: nn.Module) -> bool:
 
     Whole models name it, too, because they choose it; they are no attentions.
     """
+    return not isinstance(module, PreTrainedModel) and interface_of(module) is not None
+
+
+def interface_of(module: nn.Module) -> AttentionInterface | None:
+    """Return the table of attention functions that the code of a module names; None for none.
+
+    A file may have one of its own, as that of Doge.
+    """
     cls: Any = type(module)
-    return not isinstance(module, PreTrainedModel) and _names_the_interface(cls)
+    return _interface_of(cls)
 
 
 @functools.cache
-def _names_the_interface(cls: Any) -> bool:
+def _interface_of(cls: Any) -> AttentionInterface | None:
     for base in cls.__mro__:
         for method in vars(base).values():
-            if inspect.isfunction(method):
-                code = inspect.unwrap(method).__code__
-                if INTERFACE in code.co_names:
-                    return True
-    return False
+            if not inspect.isfunction(method):
+                continue
+            function = inspect.unwrap(method)
+            if INTERFACE in function.__code__.co_names:
+                # Not there if the function imports it itself.
+                return function.__globals__.get(INTERFACE, ALL_ATTENTION_FUNCTIONS)
+    return None
 
 
 def find_attentions(model: nn.Module) -> list[FoundAttention]:

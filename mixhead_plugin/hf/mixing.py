@@ -33,6 +33,7 @@ from mixhead_plugin.hf.refusals import (
     refuse_computed,
     refuse_offloaded,
     refuse_own_forward,
+    refuse_own_functions,
     refuse_quantised,
     refuse_shared_weights,
     refuse_split,
@@ -80,6 +81,7 @@ def mix(
             - a keyword is for what the model has already, such as head_dim
             - it has no such attentions, or none of them can be mixed
             - attentions that cannot be mixed share a config with those that can
+            - its attention or mask function is not one of transformers
             - it is mixed or pruned already
             - it has adapters: mix it before they are added
             - it is offloaded or quantised: mix it before
@@ -147,6 +149,7 @@ def unfit(
         try:
             attention.check_sizes(model)
             check_row(attention, model, variant)
+            refuse_own_functions(attention)
         except ValueError as error:
             if attention.layout is not USUAL:
                 raise  # whoever writes a row wants this class to be mixed

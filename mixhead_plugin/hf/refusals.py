@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mixhead_plugin.errors import wrong_argument
-from mixhead_plugin.hf.layouts import FoundAttention
+from mixhead_plugin.hf.layouts import FoundAttention, interface_of
 
 SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
 
@@ -178,3 +180,38 @@ def refuse_own_forward(attentions: Iterable[FoundAttention]) -> None:
                 f"{attention.name}: has a forward of its own, as device_map and accelerate put "
                 "there; must be mixed before"
             )
+
+
+def refuse_own_functions(attention: FoundAttention) -> None:
+    """Raise ValueError if an attention is computed, or masked, by a function that a user has made.
+
+    Ours, and eager of transformers, compute what the functions of transformers compute. What
+    another one adds, as a bias or a mask of its own, would be lost.
+    """
+    config = getattr(attention.module, "config", None)
+    name = getattr(config, "_attn_implementation", None)
+    if name is None:
+        return
+    interface = interface_of(attention.module) or ALL_ATTENTION_FUNCTIONS
+    computing = interface.get(name)
+    # Each class has an eager attention in its own file, unless somebody has registered another.
+    if not (computing is None and name == "eager") and not _is_of_transformers(computing):
+        raise ValueError(_not_of_transformers(attention, "attention", name))
+    if not _is_of_transformers(ALL_MASK_ATTENTION_FUNCTIONS.get(name)):
+        raise ValueError(_not_of_transformers(attention, "mask", name))
+
+
+def _is_of_transformers(function: Any) -> bool:
+    """Return whether a function was written in a file of transformers.
+
+    Not by its `__module__`, which `functools.wraps` copies to a function around it.
+    """
+    written_in = getattr(function, "__globals__", {}).get("__name__", "")
+    return written_in.startswith("transformers.")
+
+
+def _not_of_transformers(attention: FoundAttention, what: str, name: str) -> str:
+    return (
+        f"{attention.class_name}: its {what} function {name} is not one of transformers, and would "
+        "be lost; model.set_attn_implementation must choose one that is, such as sdpa"
+    )
