@@ -37,7 +37,8 @@ def mixed_attention(
         value: [B, G, Nk, D]
         attention_mask: broadcastable to [B, H, Nq, Nk]; bool, True is visible; or floats that are
             added to the scores, the least number of their type hides; None hides the future where
-            the module is causal, but nothing if `attn_implementation` is eager
+            the module is causal, but nothing if `attn_implementation` is eager. A causal module
+            with more keys than queries needs one
         scaling: factor on query . key; None for D ** -0.5
         dropout: probability of dropping a weight
         is_causal: whether the module is causal, if there is no mask; None for its attribute
@@ -71,7 +72,7 @@ def mixed_attention(
     if attention_mask is None and is_causal is None:
         # as in sdpa; eager always has a mask where it hides something
         is_causal = implementation != "eager" and getattr(module, "is_causal", True)
-    masks = _masks(mixed, attention_mask, bool(is_causal), position_bias, query)
+    masks = _masks(mixed, attention_mask, bool(is_causal), position_bias, query, key.size(2))
     # Whoever asks for weights asks by an argument of the model, by its config, or by "eager".
     asked = output_attentions or THREADS.own.wants_weights() or mixed.config.output_attentions
 
@@ -129,6 +130,7 @@ def _masks(
     is_causal: bool,
     position_bias: Tensor | None,
     query: Tensor,
+    n_keys: int,
 ) -> _Masks:
     """Return the masks of a call, whose arguments are those of `mixed_attention`."""
     batch, heads, n_queries, _ = query.shape
@@ -154,6 +156,14 @@ def _masks(
         added = added[:, mixed.kept["source"]]
     # One query is that of a step with a cache: it sees all keys.
     causal = mask is None and is_causal and n_queries > 1
+    # The first query sees the first key alone in sdpa of transformers, the last one sees all keys
+    # in flash attention, and eager hides nothing.
+    if causal and n_queries != n_keys:
+        raise ValueError(
+            f"{type(mixed.host).__name__}: is causal, and has {n_queries} queries and {n_keys} "
+            "keys; attention_mask must say which keys a query sees, because the attentions of "
+            "transformers differ there"
+        )
     return _Masks(added, padding, causal)
 
 

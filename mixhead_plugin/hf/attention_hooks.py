@@ -9,8 +9,10 @@ model(output_attentions=True)           notes what it is asked for
 
 import copy
 import dataclasses
+import inspect
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -32,11 +34,16 @@ class Call:
     Args:
         mixed: what `mix` has added to the attention
         projections: the modules that give its queries, keys and values in this call
+        outer: the call in which this one began, as in a hook of a projection that calls another
+            mixed model; None for none
     """
 
-    def __init__(self, mixed: "MixedHeads", projections: dict[str, nn.Module]):
+    def __init__(
+        self, mixed: "MixedHeads", projections: dict[str, nn.Module], outer: "Call | None"
+    ):
         self.mixed = mixed
         self.projections = projections
+        self.outer = outer
         self.x: Tensor | None = None  # the input of the queries [B, Nq, C]
         # all that the projection of the queries gave [B, Nq, H * D or more]
         self.projected: Any = None
@@ -53,13 +60,13 @@ class ThreadState:
     """The call of an attention and the calls of models that this thread is in.
 
     Attributes:
-        call: the call of an attention. One is enough, because no attention contains another
+        call: the innermost call of an attention
         wishes: the id of each model that runs, and whether it was asked for weights. The outermost
             is first, because a model may call others
 
-    Ctrl-C leaves both as they are, because torch calls no hook after it. The next call of a model
-    drops what is left of the attention and of this model. What is left of another model has no
-    effect, and keeps no memory, because it is an id.
+    Ctrl-C leaves both as they are, because torch calls no hook after it. The next call drops what
+    is left of attentions, and that of a model what is left of this model. What is left of another
+    model has no effect, and keeps no memory, because it is an id.
     """
 
     def __init__(self) -> None:
@@ -69,6 +76,23 @@ class ThreadState:
     def wants_weights(self) -> bool:
         """Return whether the innermost model was asked for weights."""
         return self.wishes[-1][1] if self.wishes else False
+
+    def drop_interrupted(self) -> None:
+        """Forget calls of attentions that have not ended as usual."""
+        while self.call is not None and not _runs(self.call.mixed.host):
+            self.call = self.call.outer
+
+
+@torch.compiler.disable  # which does not follow frames; between two calls there is nothing to drop
+def _runs(module: nn.Module) -> bool:
+    """Return whether this thread is in a call of a module."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        is_call = frame.f_code is nn.Module._call_impl.__code__
+        if is_call and frame.f_locals["self"] is module:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Threads(threading.local):
@@ -98,7 +122,7 @@ def remove_model_hooks(model: nn.Module) -> None:
 
 def _note_wish(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     own = THREADS.own
-    own.call = None  # no attention contains a model
+    own.drop_interrupted()
     wishes = own.wishes
     running = [number for number, _ in wishes]
     if id(model) in running:  # no model calls itself: this call has not ended as usual
@@ -240,7 +264,9 @@ class MixedHeads(HostedAttention):
             if not hooks or getattr(hooks[-1], "__self__", None) is not self:
                 self._put_hooks_last()
                 break
-        THREADS.own.call = Call(self, projections)
+        own = THREADS.own
+        own.drop_interrupted()
+        own.call = Call(self, projections, outer=own.call)
 
     def widths(self) -> dict[str, int]:
         """Return how many features queries, keys and values have now, as their projections do."""
@@ -302,8 +328,11 @@ class MixedHeads(HostedAttention):
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Refuse what another implementation computed. After an exception there is no output."""
         call = THREADS.own.call
-        THREADS.own.call = None
-        if output is None or (call is not None and call.mixed is self and call.attended):
+        attended = False
+        if call is not None and call.mixed is self:  # else it was refused before it began
+            attended = call.attended
+            THREADS.own.call = call.outer
+        if output is None or attended:
             return
         class_name = type(module).__name__
         raise RuntimeError(

@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mixhead_plugin.hf.attention_hooks import THREADS
 from tests.attention_equations import COMBINATIONS
 from tests.covering import each_once
-from tests.hf.models import FEW, build, hf, shake, whole
+from tests.hf.models import FEW, build, hf, shake, transformers, whole
 
 VARIANT = dict(head_mixing="position-wise", feature_mixing="shared")
 
@@ -181,6 +182,37 @@ def test_a_model_that_is_called_inside_has_its_own_wish_for_weights(refuses):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("inner", ["model", "layer", "same class, refused"])
+def test_a_hook_of_a_projection_may_call_another_mixed_model(inner):
+    student, inputs = mixed_llama()
+    expected = student(**inputs).logits
+    teacher, _ = mixed_llama(seed=1)
+    expected_of_teacher = teacher(**inputs).logits
+    layer = attention(teacher)
+    seen = []
+
+    def call_teacher(*_):
+        if inner == "model":
+            seen.append(teacher(**inputs).logits)
+            return
+        queries = torch.randn(1, 3, 32).double()
+        rotation = torch.ones(1, 3, 8).double(), torch.zeros(1, 3, 8).double()
+        if inner == "layer":
+            layer(queries, rotation, None)
+            return
+        with pytest.raises(ValueError, match="its queries have 16 features"):
+            layer(queries, rotation, None)
+
+    if inner == "same class, refused":
+        layer.q_proj = nn.Linear(32, 16, bias=False).double()
+    attention(student).q_proj.register_forward_hook(call_teacher)
+    torch.testing.assert_close(student(**inputs).logits, expected)
+    for found in seen:
+        torch.testing.assert_close(found, expected_of_teacher)
+    assert THREADS.own.call is None
+
+
+@torch.no_grad()
 def test_threads_do_not_see_each_others_calls():
     model, inputs = mixed_llama()
     ids = [inputs["input_ids"], inputs["input_ids"].flip(1)]
@@ -298,6 +330,65 @@ def test_an_integer_mask_of_four_dimensions_is_refused():
         "attention_mask is torch.int64: a mask of four dimensions must be bool, True is visible, "
         "or floats, which are added"
     )
+
+
+class AttentionWithMemory(nn.Module):
+    """A causal attention without a mask, whose keys may begin before its queries."""
+
+    is_causal = True
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.num_heads = 4
+        self.head_dim = 8
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(self, name, nn.Linear(32, 32))
+
+    def forward(self, x, memory=None, attention_mask=None):
+        keys = x if memory is None else torch.cat([memory, x], 1)
+        q, k, v = (
+            projection(inputs).unflatten(-1, (4, 8)).transpose(1, 2)
+            for projection, inputs in (
+                (self.q_proj, x),
+                (self.k_proj, keys),
+                (self.v_proj, keys),
+            )
+        )
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        out, _ = attend(self, q, k, v, attention_mask, scaling=8**-0.5)
+        return self.o_proj(out.flatten(2))
+
+
+class ModelWithMemory(transformers.PreTrainedModel):
+    config_class = transformers.BertConfig
+    _supports_sdpa = True
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.attention = AttentionWithMemory(config)
+        self.post_init()
+
+    def forward(self, *inputs):
+        return self.attention(*inputs)
+
+
+@torch.no_grad()
+def test_causal_attention_without_a_mask_is_refused_where_transformers_hides_different_keys():
+    plain = ModelWithMemory(transformers.BertConfig()).eval()
+    model = hf.mix(copy.deepcopy(plain), "position-wise")
+    x = torch.randn(2, 5, 32)
+    memory = torch.randn(2, 3, 32)
+    with pytest.raises(ValueError) as refused:
+        model(x, memory)
+    assert str(refused.value) == (
+        "AttentionWithMemory: is causal, and has 5 queries and 8 keys; attention_mask must say "
+        "which keys a query sees, because the attentions of transformers differ there"
+    )
+    mask = torch.ones(2, 1, 5, 8, dtype=torch.bool).tril(3)
+    one = x[:, :1]  # as in a step with a cache
+    for inputs in ((x,), (x, memory, mask), (one, memory)):
+        torch.testing.assert_close(model(*inputs), plain(*inputs))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
