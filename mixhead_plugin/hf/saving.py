@@ -21,7 +21,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import CONFIG_NAME, cached_file
 
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.parts import PARTS, Variant, is_of_a_part, name_in_attention, record
+from mixhead_plugin.parts import Variant, is_of_a_part, name_in_attention, record
 from mixhead_plugin.parts.head_mixing import forked_rng
 from mixhead_plugin.parts.kinds import Part
 
@@ -59,10 +59,10 @@ def guard_models() -> None:
     model.__init__ = _call_first(model.__init__, _refuse_new_model_from_mixed_config)
 
     # Of a model that is mixed inside alone, the file would have the tensors, but no entry.
-    # Of one whose mixing PEFT has left wrapped, it would have tensors of other names.
+    # Of one whose mixing is wrapped by PEFT, or parametrized, it would have tensors of other names.
     with_file = _with_file(model.save_pretrained)
     with_entry = _call_first(with_file, _refuse_config_without_entry)
-    model.save_pretrained = _call_first(with_entry, _refuse_wrapped_parts)
+    model.save_pretrained = _call_first(with_entry, _refuse_parts_of_other_tensors)
 
     # Another program saves and loads state dicts itself. An attention that is plain there asks
     # nothing, so the model around it names the mixed ones, and compares.
@@ -270,20 +270,32 @@ def _refuse_config_without_entry(model: Any, *args: Any, **kwargs: Any) -> None:
             )
 
 
-def _refuse_wrapped_parts(model: Any, *args: Any, **kwargs: Any) -> None:
-    """Refuse to save a whole model in which PEFT's modules_to_save are around parts of a mixing."""
+def _refuse_parts_of_other_tensors(model: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse to save a whole model in which parts have other tensors than `hf.load` looks for.
+
+    PEFT's modules_to_save, parametrizations and torch's pruning give tensors other names.
+    """
     if getattr(model, "_hf_peft_config_loaded", False):
         return  # transformers saves the adapter alone
     for name, module in model.named_modules():
         if MIXHEAD not in vars(module):
             continue
-        for option in PARTS:
+        for option, kind in vars(module)[MIXHEAD].variant.part_kinds().items():
             part = getattr(module, option)
-            if part is not None and "_adapters" in vars(part):
+            if part is None:
+                continue
+            if "_adapters" in vars(part):
                 raise ValueError(
                     f"{type(model).__name__}: {name}.{option} is in modules_to_save of PEFT still, "
                     "which hf.load could not read; the adapter must be saved, or merged by a kind "
                     "that merges modules_to_save, as LoRA"
+                )
+            others = sorted(part.state_dict().keys() - kind.parameters.keys())
+            if others:
+                raise ValueError(
+                    f"{type(model).__name__}: {name}.{option} has a tensor {others[0]}, as of a "
+                    "parametrization or of pruning, which hf.load could not read; that must be "
+                    "removed before the model is saved"
                 )
 
 

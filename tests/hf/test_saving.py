@@ -13,6 +13,7 @@ import torch
 from accelerate import cpu_offload
 from safetensors.torch import load_model, save_model
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from mixhead_plugin import nn as mixed_nn
 from mixhead_plugin.parts import is_of_a_part
@@ -579,6 +580,47 @@ def test_the_mixing_of_another_number_of_heads_is_refused(tmp_path):
     )
     # Other tensors may have other sizes, as a head for other classes.
     hf.load(tmp_path, vocab_size=7, ignore_mismatched_sizes=True)
+
+
+class Softmax(nn.Module):
+    def forward(self, matrix):
+        return matrix.softmax(0)
+
+    def right_inverse(self, matrix):
+        return matrix.clamp_min(1e-6).log()
+
+
+# What computes M of tensors of other names, what takes it away again, and one of these names.
+COMPUTED = {
+    "parametrization": (
+        lambda part: parametrize.register_parametrization(part, "weight", Softmax()),
+        lambda part: parametrize.remove_parametrizations(part, "weight"),
+        "parametrizations.weight.original",
+    ),
+    "pruning": (
+        lambda part: prune.l1_unstructured(part, "weight", 1),
+        lambda part: prune.remove(part, "weight"),
+        "weight_mask",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_a_mixing_of_tensors_of_other_names_is_not_saved(kind, tmp_path):
+    change, undo, tensor = COMPUTED[kind]
+    model, inputs = build("BertForMaskedLM", head_mixing="position-independent")
+    part = model.bert.encoder.layer[1].attention.self.head_mixing
+    change(part)
+    with pytest.raises(ValueError) as refused:
+        model.save_pretrained(tmp_path)
+    assert str(refused.value) == (
+        "BertForMaskedLM: bert.encoder.layer.1.attention.self.head_mixing has a tensor "
+        f"{tensor}, as of a parametrization or of pruning, which hf.load could not read; that "
+        "must be removed before the model is saved"
+    )
+    undo(part)
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(hf.load(tmp_path)(**inputs).logits, model(**inputs).logits)
 
 
 @torch.no_grad()
