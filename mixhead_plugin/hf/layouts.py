@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ MIXHEAD = "mixhead"
 ROLES = ("queries", "keys", "values")
 # The name that all files of transformers give to the AttentionInterface.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+# The function of torch by which other modules attend.
+TORCH_FUNCTION = "scaled_dot_product_attention"
 
 
 class Layout(NamedTuple):
@@ -272,15 +275,27 @@ def interface_of(module: nn.Module) -> AttentionInterface | None:
 
 @functools.cache
 def _interface_of(cls: Any) -> AttentionInterface | None:
+    for function in _functions_of(cls):
+        if INTERFACE in function.__code__.co_names:
+            # Not there if the function imports it itself.
+            return function.__globals__.get(INTERFACE, ALL_ATTENTION_FUNCTIONS)
+    return None
+
+
+def _functions_of(cls: Any) -> Iterator[FunctionType]:
+    """Yield the functions in a class and its bases, without what is wrapped around them."""
     for base in cls.__mro__:
         for method in vars(base).values():
-            if not inspect.isfunction(method):
-                continue
-            function = inspect.unwrap(method)
-            if INTERFACE in function.__code__.co_names:
-                # Not there if the function imports it itself.
-                return function.__globals__.get(INTERFACE, ALL_ATTENTION_FUNCTIONS)
-    return None
+            if inspect.isfunction(method):
+                yield inspect.unwrap(method)
+
+
+def _is_named_or_computes_attention(module: nn.Module) -> bool:
+    """Return whether a module is an attention by its name, or by the function of torch it calls."""
+    cls: Any = type(module)
+    if cls.__name__.endswith("Attention"):
+        return True
+    return any(TORCH_FUNCTION in each.__code__.co_names for each in _functions_of(cls))
 
 
 def find_attentions(model: nn.Module) -> list[FoundAttention]:
@@ -382,11 +397,10 @@ def left_out(model: nn.Module, found: Sequence[FoundAttention]) -> dict[str, lis
     """
     names_of: dict[str, list[str]] = {}
     for name, module in model.named_modules():
-        class_name = type(module).__name__
         # A BertAttention is around a BertSelfAttention, which was found.
         related = any(is_inside(each.name, name) or is_inside(name, each.name) for each in found)
         weights = [getattr(child, "weight", None) for child in module.children()]
         has_projections = any(isinstance(w, torch.Tensor) and w.dim() == 2 for w in weights)
-        if class_name.endswith("Attention") and has_projections and not related:
-            names_of.setdefault(class_name, []).append(name)
+        if has_projections and not related and _is_named_or_computes_attention(module):
+            names_of.setdefault(type(module).__name__, []).append(name)
     return names_of

@@ -493,6 +493,16 @@ def test_a_tower_that_computes_its_attention_itself_is_named():
     ]
 
 
+def test_a_module_that_computes_an_attention_is_named_whatever_it_is_called():
+    config = transformers.Aimv2VisionConfig(**CONFIG)
+    with pytest.warns(UserWarning) as said:
+        hf.mix(transformers.Aimv2VisionModel(config), "position-wise")
+    assert [str(each.message) for each in said] == [
+        "Aimv2VisionModel: was mixed without 1 Aimv2AttentionPoolingHead, as head; it does not go "
+        "through the AttentionInterface, or its projections are not known"
+    ]
+
+
 def test_attentions_with_one_config_are_mixed_together_or_not_at_all(monkeypatch):
     monkeypatch.setitem(hf.LAYOUTS, "BertCrossAttention", None)
     config = transformers.BertConfig(**CONFIG, is_decoder=True, add_cross_attention=True)
