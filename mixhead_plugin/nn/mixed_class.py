@@ -58,12 +58,27 @@ class CallsSdpa(nn.Module):
         if type(self) is not mixed_class(self._mixhead_class):
             return super().__reduce_ex__(protocol)  # another tool has put its class in front
         how: tuple[Any, ...] = super().__reduce_ex__(max(2, protocol))  # type: ignore[assignment]
-        function, arguments, *rest = how
-        if function is not copyreg.__newobj__:  # type: ignore[attr-defined]
-            raise pickle.PicklingError(
-                f"{type(self).__name__}: is pickled in its own way; must be unmixed before"
-            )
-        return _new, (self._mixhead_class, *arguments[1:]), *rest
+        function, arguments, state, *rest = how
+        is_ours = function is copyreg.__newobj__  # type: ignore[attr-defined]
+        # A `__getstate__` of its own may not know of a mixing.
+        if not is_ours or (is_mixed(self) and not _has_mixing(state)):
+            raise pickle.PicklingError(_in_its_own_way(self))
+        return _new, (self._mixhead_class, *arguments[1:]), state, *rest
+
+    def __setstate__(self, state: Any) -> None:
+        """Refuse a `__setstate__` of its own that leaves the mixing out."""
+        super().__setstate__(state)
+        if _has_mixing(state) and not is_mixed(self):
+            raise pickle.PicklingError(_in_its_own_way(self))
+
+
+def _has_mixing(state: Any) -> bool:
+    """Return whether pickle or a copy gets the mixing of a module with its attributes."""
+    return isinstance(state, dict) and ATTRIBUTE in state
+
+
+def _in_its_own_way(module: Any) -> str:
+    return f"{type(module).__name__}: is copied or pickled in its own way; must be unmixed before"
 
 
 def _new(plain: Any, *arguments: Any) -> nn.Module:
@@ -90,8 +105,9 @@ def mixed_class(plain: Any) -> type[nn.Module]:
             namespace[name] = getattr(plain, name)
         for name, method in methods_to_wrap(plain).items():
             namespace[name] = _listening(method)
-        if hasattr(plain, "__deepcopy__"):
-            namespace["__deepcopy__"] = _deepcopy
+        for name in ("__copy__", "__deepcopy__"):
+            if hasattr(plain, name):
+                namespace[name] = _copying(getattr(plain, name))
         namespace["forward"] = forward
         namespace["_mixhead_class"] = plain
 
@@ -112,11 +128,16 @@ def _listening(unmixed: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    """Copy a module in the way of its own class, which may not know of a mixing."""
-    copied = self._mixhead_class.__deepcopy__(self, memo)
-    if is_mixed(self) and not is_mixed(copied):
-        raise copy.Error(f"{type(self).__name__}: is copied in its own way; must be unmixed before")
+def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method by which a class copies its modules, and which may not know of a mixing."""
+
+    @functools.wraps(method)
+    def copied(self: Any, *memo: dict[int, Any]) -> Any:
+        result = method(self, *memo)
+        if is_mixed(self) and not is_mixed(result):
+            raise copy.Error(_in_its_own_way(self))
+        return result
+
     return copied
 
 

@@ -415,14 +415,43 @@ def test_a_copy_of_the_whole_model_is_mixed_too(copied):
 class Copied(Attention):
     """Makes its copies itself, without what it does not know."""
 
+    def __copy__(self):
+        return type(self)()
+
     def __deepcopy__(self, memo):
         return Copied()
 
 
-def test_a_copy_that_its_class_makes_without_the_mixing_is_refused():
-    with pytest.raises(copy.Error) as refused:
-        copy.deepcopy(mixed(Copied))
-    assert str(refused.value) == "Copied: is copied in its own way; must be unmixed before"
+class Pickled(Attention):
+    """Tells pickle what it knows."""
+
+    def __getstate__(self):
+        return {"state": self.state_dict()}
+
+    def __setstate__(self, state):
+        self.__init__()
+        self.load_state_dict(state["state"])
+
+
+class Unpickled(Attention):
+    """Takes from pickle what it knows."""
+
+    def __setstate__(self, state):
+        self.__init__()
+        self.q = state["_modules"]["q"]
+
+
+@pytest.mark.parametrize("kind", [Copied, Pickled, Unpickled])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_that_its_class_makes_without_the_mixing_is_refused(kind, copied):
+    attention = mixed(kind).layers[0]
+    with pytest.raises((copy.Error, pickle.PicklingError)) as refused:
+        copied(attention)
+    assert str(refused.value) == (
+        f"{kind.__name__}: is copied or pickled in its own way; must be unmixed before"
+    )
+    # One that such a model has made of the same class, and which is not mixed, is free.
+    assert isinstance(copied(type(attention)()), kind)
 
 
 def test_one_instance_is_changed_and_neither_its_class_nor_torch():
