@@ -151,7 +151,8 @@ class MixedAttention(Assembly):
     ) -> None:
         """Split the packed projections of `nn.MultiheadAttention`.
 
-        A part that the state lacks wholly starts anew. The state of another variant is refused.
+        A part that the state lacks wholly starts anew, except by `strict=False`. The state of
+        another variant is refused.
         """
         for kind in ("weight", "bias"):
             packed = state_dict.pop(f"{prefix}in_proj_{kind}", None)
@@ -228,7 +229,7 @@ class MixedAttention(Assembly):
         if unbatched and key_padding_mask is not None:
             key_padding_mask = key_padding_mask[None]  # [1, Nk]
 
-        q = self.queries(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, H, Nq, D]
+        q = self._by_head("q_proj", self.queries(x), self.num_heads, self.head_dim)  # [B, H, Nq, D]
         self._check_masks(q, key, key_padding_mask, attn_mask, cache)
         k, v = self._keys_and_values(key, value, cache)
         if cache is not None:
@@ -284,6 +285,19 @@ class MixedAttention(Assembly):
         if added is not None:
             of_keys = added + of_keys
         return of_keys, None
+
+    def _by_head(self, projection: str, features: Tensor, heads: int, size: int) -> Tensor:
+        """Return what a projection gives, [B, N, heads * size], by head: [B, heads, N, size].
+
+        Refuse another number of features. They would be as many heads of another size.
+        """
+        width = features.size(-1)
+        if width != heads * size:
+            raise ShapeError(
+                f"{projection}: gives {width} features, must give {heads * size}, as when it was "
+                "built; heads that are split between processes cannot be mixed"
+            )
+        return features.unflatten(2, (heads, size)).transpose(1, 2)
 
     def _to_batch_first(self, x: Tensor) -> Tensor:
         """Return an input of `forward` as [B, N, C]."""
@@ -422,8 +436,8 @@ class MixedAttention(Assembly):
         if key is None or value is None:
             raise ValueError("key, value: must both be given, or both be in the cache and None")
 
-        k = self.keys(key).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-        v = self.values(value).unflatten(2, (self.num_mixed_heads, -1)).transpose(1, 2)
+        k = self._by_head("k_proj", self.keys(key), self.num_heads, self.head_dim)
+        v = self._by_head("v_proj", self.values(value), self.num_mixed_heads, self.value_dim)
         if cache:
             k = torch.cat([cache["key"], k], dim=2)
             v = torch.cat([cache["value"], v], dim=2)

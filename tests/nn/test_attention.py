@@ -267,6 +267,20 @@ def test_a_module_that_is_there_twice_is_mixed_once():
     assert new["a"] is new["b"]
 
 
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
+def test_a_projection_to_fewer_features_is_refused(name):
+    """As torch's ColwiseParallel and structured pruning leave it: a part of the heads."""
+    attention = MixedAttention(E, H, head_mixing="position-independent")
+    half = E // 2
+    setattr(attention, name, nn.Linear(E, half))
+    with pytest.raises(ShapeError) as refused:
+        attention(X, X, X)
+    assert str(refused.value) == (
+        f"{name}: gives {half} features, must give {E}, as when it was built; heads that are split "
+        "between processes cannot be mixed"
+    )
+
+
 def test_a_checkpoint_with_a_part_of_a_mixing_is_refused():
     ours = MixedAttention(E, H, head_mixing="position-wise")
     state = ours.state_dict()
