@@ -33,7 +33,10 @@ class CallsSdpa(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *settings: Any
     ) -> None:
-        """Let a checkpoint of the plain module start the mixing anew; refuse another variant's."""
+        """Let a checkpoint of the plain module start the mixing anew; refuse another variant's.
+
+        By `strict=False` the mixing stays.
+        """
         if is_mixed(self):
             own = [name for name in self.state_dict() if name.partition(".")[0] not in PARTS]
             is_whole = all(f"{prefix}{name}" in state_dict for name in own)

@@ -4,13 +4,19 @@ Two variants may have the same tensors, so tensors alone cannot tell them apart.
 """
 
 import dataclasses
+import inspect
+import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 from torch import nn
 
 from mixhead_plugin.parts.parameters import PART_NAMES
 from mixhead_plugin.parts.variant import OPTIONS, Variant
+
+# A tool may put another function around it.
+_LOAD_STATE_DICT = inspect.unwrap(nn.Module.load_state_dict).__code__
 
 METADATA_KEY = "mixhead"  # of the entry in the metadata of a module
 
@@ -87,16 +93,33 @@ def add_missing_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str
     """Add each part that a state dict lacks wholly, with its start, so that a plain one loads.
 
     A differential mixing and a learned sink have no such start, so torch says what is missing.
+    By `strict=False` a part stays as it is, and its tensors are among the missing ones.
 
     Args:
         module: what is loaded
         state_dict: the one that torch is loading, changed in place
         prefix: what the names of the module's tensors begin with
     """
+    if not _is_strict():
+        return
     for name in PART_NAMES:
         upgrade = getattr(getattr(module, name, None), "upgrade_state_dict_named", None)
         if upgrade is not None:
             upgrade(state_dict, f"{prefix}{name}")
+
+
+def _is_strict() -> bool:
+    """Return whether the state dict that torch is loading must have all tensors.
+
+    torch does not tell modules: it calls each `_load_from_state_dict` with strict=True in either
+    case. So the frame of `load_state_dict` tells. Whoever calls the module without it is strict.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _LOAD_STATE_DICT:
+            return frame.f_locals["strict"]
+        frame = frame.f_back
+    return True
 
 
 def entries(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -140,8 +140,23 @@ def test_a_part_that_always_changes_the_outputs_is_not_started_by_a_plain_state_
 def test_a_part_is_not_started_anew_by_tensors_of_another_module():
     model = move(mix(Apart().double(), "position-wise", example=(inputs(3),)))
     before = model.function.head_mixing.bias.clone()
-    model.load_state_dict({"q.bias": model.q.bias}, strict=False)
+    with pytest.raises(RuntimeError, match=r"Missing key.*function\.head_mixing\.bias"):
+        model.load_state_dict({"q.bias": model.q.bias})
     assert torch.equal(model.function.head_mixing.bias, before)
+
+
+@pytest.mark.parametrize("kind", [Mixed, Apart])
+def test_a_mixing_that_a_state_dict_may_lack_stays_and_is_among_the_missing_keys(kind):
+    model = move(mix(kind().double(), "position-wise", example=(inputs(3),)))
+    x = inputs()
+    before = model(x)
+    own = model.state_dict()
+    mixing = [*mixing_parameters(model)]
+    for name in mixing:
+        del own[name]
+    told = model.load_state_dict(own, strict=False)
+    assert told.missing_keys == mixing
+    assert torch.equal(model(x), before)
 
 
 def test_a_state_dict_of_another_variant_is_refused():
