@@ -103,10 +103,12 @@ def _holds_tensors(value: object) -> bool:
 def _not_told(model: nn.Module, state_dict: Mapping[str, Any]) -> str:
     """Return why a state dict without metadata cannot be loaded."""
     own = model.state_dict()
-    of_parts = [name for name in state_dict if is_of_a_part(name)]
+    # What the model has itself, too, tells nothing, whatever its name is.
+    others = [name for name in state_dict if name not in own]
+    of_parts = [name for name in others if is_of_a_part(name)]
     # Every `MixedAttention` has a q_proj, also one without parts.
-    projections = [name for name in state_dict if name.endswith("q_proj.weight")]
-    telling = of_parts + [name for name in projections if name not in own]
+    projections = [name for name in others if name.endswith("q_proj.weight")]
+    telling = of_parts + projections
     if telling:
         return (
             f"state_dict: has {telling[0]}, but no metadata of the mixing, as in a file of "

@@ -3,7 +3,6 @@
 Such a part computes in float32, and what it gives to the model is in half precision again.
 """
 
-import itertools
 from collections.abc import Mapping
 
 import torch
@@ -15,6 +14,7 @@ from mixhead_plugin.parts.parameters import (
     mixing_parameters,
     name_in_attention,
     part_of,
+    tensors_of_parts,
 )
 
 HALF = (torch.bfloat16, torch.float16)
@@ -59,17 +59,22 @@ def keep_float32(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
         saved: the tensors to be loaded, or their shapes on the device meta. Their names may begin
             in another way than those of the model, as where the encoder alone is loaded
     """
+    parts: dict[str, list[Tensor]] = {}  # by what a tensor is called in its attention
+    for name, tensor in tensors_of_parts(model).items():
+        parts.setdefault(name_in_attention(name), []).append(tensor)
+
     in_float32 = set()
     was_half = False
     for name, tensor in saved.items():
-        if not is_of_a_part(name):
+        name_of_part = name_in_attention(name) if is_of_a_part(name) else ""
+        if name_of_part not in parts:
             was_half = was_half or tensor.dtype in HALF
         elif tensor.dtype in (torch.float32, torch.float64):
-            in_float32.add(name_in_attention(name))
+            in_float32.add(name_of_part)
     if not was_half:
         return
 
-    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        is_half = tensor.dtype in HALF
-        if is_half and is_of_a_part(name) and name_in_attention(name) in in_float32:
-            tensor.data = tensor.data.float()
+    for name_of_part in in_float32:
+        for tensor in parts[name_of_part]:
+            if tensor.dtype in HALF:
+                tensor.data = tensor.data.float()

@@ -76,7 +76,10 @@ class AttentionSizes(NamedTuple):
 
 
 class Part(nn.Module):
-    """A part of an attention whose parameters may do nothing, as at the start of the training.
+    """A part of an attention. Its parameters may do nothing, as at the start of the training.
+
+    Every part is of this class, so that it is known in a model whose other modules may have any
+    name.
 
     Each part with tensors of its own has `reset_parameters`, which gives them their start again:
     programs that build a model on the device meta call it after `to_empty`, on every module that
@@ -116,7 +119,7 @@ class PartKind(NamedTuple):
 
     # Called with `AttentionSizes`, and with the fields of `Variant` in `options` as keywords.
     # None for the value `none`.
-    build: Callable[..., nn.Module] | None
+    build: Callable[..., Part] | None
     formula: str
     source: str
     # Its parameters and buffers, and along which dimensions heads are cut from them: () where none

@@ -1,5 +1,6 @@
 """List the tables of the parts; find, group and cut the parameters of parts."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ PARTS = {
     "relative_position": RELATIVE_POSITIONS,
 }
 
-# The names of the modules that parts are: no other tensor has one of them in its name.
+# The names of the modules that parts are. A module of somebody else may have such a name, too: in a
+# model, the class `Part` tells; the names in a file tell only together with a model.
 # The gain has no table, because it is a number that is asked for (`relative_gain`), not a kind.
 PART_NAMES = (*PARTS, "relative_gain")
 
@@ -34,12 +36,12 @@ MIXINGS = ("head_mixing", "score_mixing", "feature_mixing")
 
 
 def part_of(tensor_name: str) -> str:
-    """Return the name in PART_NAMES of the part that a tensor belongs to; empty for none.
+    """Return the name in PART_NAMES of the part that a tensor may belong to; empty for none.
 
     Args:
         tensor_name: as in a state dict, "decoder.layers.0.self_attn.head_mixing.weight"
     """
-    for module in tensor_name.split("."):
+    for module in reversed(tensor_name.split(".")):  # a part has no other one inside
         if module in PART_NAMES:
             return module
     return ""
@@ -51,13 +53,24 @@ def name_in_attention(tensor_name: str) -> str:
     Args:
         tensor_name: as in `part_of`; must be of a part
     """
-    modules = tensor_name.split(".")
-    return ".".join(modules[modules.index(part_of(tensor_name)) :])
+    part = part_of(tensor_name)
+    _, _, inside = f".{tensor_name}".rpartition(f".{part}.")
+    return f"{part}.{inside}"
 
 
 def is_of_a_part(tensor_name: str) -> bool:
-    """Return whether a tensor belongs to a part; the name is as in `part_of`."""
+    """Return whether a tensor may belong to a part; the name is as in `part_of`."""
     return part_of(tensor_name) != ""
+
+
+def tensors_of_parts(model: nn.Module) -> dict[str, Tensor]:
+    """Return by name the parameters and buffers that belong to parts of a model."""
+    ids: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, Part):
+            ids.update(id(tensor) for tensor in (*module.parameters(), *module.buffers()))
+    named = itertools.chain(model.named_parameters(), model.named_buffers())
+    return {name: tensor for name, tensor in named if id(tensor) in ids}
 
 
 def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -72,7 +85,8 @@ def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """
     if not isinstance(model, nn.Module):
         raise ValueError(wrong_argument("model", model, "a module of torch"))
-    return {name: p for name, p in model.named_parameters() if is_of_a_part(name)}
+    of_parts = tensors_of_parts(model)
+    return {name: p for name, p in model.named_parameters() if name in of_parts}
 
 
 def parameter_groups(

@@ -14,7 +14,7 @@ from mixhead_plugin.ops.relative import RelativeScores
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartError, PartKind
 
 
-class RotaryPosition(nn.Module):
+class RotaryPosition(Part):
     """Rotate each pair of features (d, d + D / 2) of queries and keys by angles (RoPE).
 
     The angles grow with the position, so products of rotated vectors depend on the distance alone
