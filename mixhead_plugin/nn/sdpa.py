@@ -25,7 +25,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias, CausalVariant
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from mixhead_plugin.nn.example import (
     CallSizes,
@@ -94,13 +94,15 @@ class MixedCall(TorchFunctionMode):
         self.attention: MixedSdpa = module.__dict__[ATTRIBUTE]
         self.x = x
         self.attended = 0
+        # Whether a mixed module that this one has called computes its attention now.
+        self.inner_attends = False
         self.has_gradients = torch.is_grad_enabled()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if is_sdpa(func):
+        if is_sdpa(func) and not self.inner_attends:
             return self.attend(*args, **kwargs)
 
         if (
@@ -158,18 +160,27 @@ class MixedCall(TorchFunctionMode):
             # but other normalizers count the visible keys.
             mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
 
-        out, _ = self.attention.attend_in(
-            self.module,
-            query,
-            key,
-            value,
-            projected=query,
-            x=x,
-            attn_mask=mask,
-            causal=causal,
-            dropout_p=dropout_p,
-            scale=self.attention.sizes.head_dim**-0.5 if scale is None else scale,
-        )  # [B, Nq, H', ...]
+        # Without mixing, the attention is computed by the function itself, which is no call of the
+        # modules around. `try`, because older compilers do not know context managers of ours.
+        around = _calls_around()
+        for call in around:
+            call.inner_attends = True
+        try:
+            out, _ = self.attention.attend_in(
+                self.module,
+                query,
+                key,
+                value,
+                projected=query,
+                x=x,
+                attn_mask=mask,
+                causal=causal,
+                dropout_p=dropout_p,
+                scale=self.attention.sizes.head_dim**-0.5 if scale is None else scale,
+            )  # [B, Nq, H', ...]
+        finally:
+            for call in around:
+                call.inner_attends = False
 
         several = self.attention.heads_per_mixed
         if several > 1:  # the module wants the outputs of as many heads as it has
@@ -310,6 +321,11 @@ def _masks(
         nothing = torch.zeros_like(attn_mask, dtype=query.dtype)
         return nothing.masked_fill(~attn_mask, -torch.inf), False
     return attn_mask, False
+
+
+def _calls_around() -> list[MixedCall]:
+    """Return the calls of mixed modules that have called the one whose attention is computed."""
+    return [mode for mode in _get_current_function_mode_stack() if isinstance(mode, MixedCall)]
 
 
 def run(

@@ -341,6 +341,35 @@ def test_a_function_around_the_call_may_delete_its_arguments():
     torch.testing.assert_close(model(inputs()), expected)
 
 
+class Calling(Attention):
+    """Calls another mixed module, which is beside it, before it attends itself."""
+
+    def forward(self, x, other=None):
+        return super().forward(x if other is None else other(x))
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = Calling()
+        self.second = Calling()
+
+    def forward(self, x):
+        return self.first(x, self.second)
+
+
+@pytest.mark.parametrize("variant", [{"head_mixing": "none"}, {"head_mixing": "position-wise"}])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_mixed_module_may_call_another_one(variant, compiled):
+    """Without mixing, the inner one computes by the function that the outer one listens to."""
+    x = inputs()
+    model = Pair().double()
+    expected = model(x)
+    mix(model, example=(inputs(3),), **variant)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    torch.testing.assert_close(run(x), expected)
+
+
 def test_an_attention_inside_that_the_example_did_not_reach_is_refused_when_it_is_called():
     class SelfOrCross(Attention):
         def __init__(self):

@@ -70,5 +70,7 @@ def test_only_parts_stay_in_float32_where_the_model_is_in_half_precision():
 
 def test_a_plain_state_dict_with_such_names_tells_of_no_mixing():
     plain = nn.ModuleDict({"attention_gate": nn.Linear(C, C), "inner": nn.ModuleDict()})
-    with pytest.raises(ValueError, match=r"^state_dict: has no metadata of a mixing; the arguments"):
+    with pytest.raises(
+        ValueError, match=r"^state_dict: has no metadata of a mixing; the arguments"
+    ):
         load(plain, dict(plain.state_dict()))
