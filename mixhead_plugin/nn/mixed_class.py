@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import new_class
 from typing import Any
 
+import torch.fx
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
@@ -111,6 +112,8 @@ def mixed_class(plain: Any) -> type[nn.Module]:
         for name in ("__copy__", "__deepcopy__"):
             if hasattr(plain, name):
                 namespace[name] = _copying(getattr(plain, name))
+        if issubclass(plain, torch.fx.GraphModule):
+            namespace["recompile"] = _refuse_to_recompile
         namespace["forward"] = forward
         namespace["_mixhead_class"] = plain
 
@@ -142,6 +145,14 @@ def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return copied
+
+
+def _refuse_to_recompile(self: Any) -> Any:
+    """Stand where torch.fx writes the code of a graph that was changed over the class's forward."""
+    raise RuntimeError(
+        f"{type(self).__name__}: is a mixed graph, whose new code would not mix; must be recompiled "
+        "before it is mixed"
+    )
 
 
 def plain_class(module: nn.Module) -> Any:

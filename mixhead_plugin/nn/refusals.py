@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.nn import multihead, sdpa
@@ -171,6 +172,7 @@ def _refuse_nested(
 def refuse_host(model: nn.Module, module: nn.Module) -> None:
     """Raise ValueError if a module cannot get the parts, or the class, of a mixed one."""
     _refuse_taken(model, module)
+    _refuse_parametrized(model, module)
     _refuse_final(model, module)
     _refuse_suspended(model, module)
 
@@ -185,6 +187,20 @@ def _refuse_taken(model: nn.Module, module: nn.Module) -> None:
     for taken in (sdpa.ATTRIBUTE, *PARTS):
         if hasattr(module, taken):
             raise ValueError(f"{name}.{taken}: is an attribute, must be free for the mixing")
+
+
+def _refuse_parametrized(model: nn.Module, module: nn.Module) -> None:
+    """Raise ValueError if a module computes tensors of its own by torch's parametrizations.
+
+    Their class is in front of the module's. To remove them, torch goes back from the class of the
+    module, and would find ours.
+    """
+    if parametrize.is_parametrized(module):
+        name = next(iter(module.parametrizations))  # type: ignore[arg-type, call-overload]
+        raise ValueError(
+            f"{name_of(model, module)}: is parametrized ({name}); must be mixed before, and "
+            "parametrized afterwards"
+        )
 
 
 def _refuse_final(model: nn.Module, module: nn.Module) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.utils import parametrize
 
 import mixhead_plugin.nn as door
 from mixhead_plugin.nn import (
@@ -173,6 +174,22 @@ def changed(change):
     return model
 
 
+class Scaled(Attention):
+    """Has a tensor of its own beside its projections."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def attend(self, *tensors):
+        return super().attend(*tensors) * self.factor
+
+
+def parametrized(attention):
+    parametrize.register_parametrization(attention, "factor", nn.Tanh())
+    return attention
+
+
 class Quantised(nn.Parameter):
     pass
 
@@ -276,6 +293,11 @@ REFUSED = {
         lambda: patched(Attention()),
         ONE,
         "Attention: has a forward of its own, which a tool has put there; must be mixed before",
+    ),
+    "a parametrized tensor of its own": (
+        lambda: nn.Sequential(parametrized(Scaled())),
+        ONE,
+        "0: is parametrized (factor); must be mixed before, and parametrized afterwards",
     ),
     "a class without subclasses": (
         Final,
@@ -631,6 +653,31 @@ def test_an_attention_that_was_replaced_refuses_to_go_on_where_it_is_kept(place)
     with pytest.raises(RuntimeError, match=r"^0: was replaced by a MultiheadAttention, but"):
         call(kept, x)
     torch.testing.assert_close(model[0](x, x, x)[0], expected)
+
+
+def test_a_parametrization_that_came_after_the_mixing_may_go_again():
+    x = inputs()
+    model = mix(nn.Sequential(Scaled()).double(), "position-wise", example=(inputs(3),))
+    before = model(x)
+    attention = parametrized(move(model[0]))
+    moved = model(x)
+    assert not torch.allclose(moved, before)
+    parametrize.remove_parametrizations(attention, "factor")
+    torch.testing.assert_close(model(x), moved)
+
+
+def test_a_graph_is_not_recompiled_while_it_is_mixed():
+    """torch.fx writes the new code over the forward of the class."""
+    graph = torch.fx.symbolic_trace(Plain())
+    model = move(mix(nn.Sequential(graph), "position-wise", example=(HEADS[0],)))
+    expected = model(HEADS[0])
+    with pytest.raises(RuntimeError) as refused:
+        graph.recompile()
+    assert str(refused.value) == (
+        "Plain: is a mixed graph, whose new code would not mix; must be recompiled before it is "
+        "mixed"
+    )
+    assert torch.equal(model(HEADS[0]), expected)
 
 
 def test_what_a_program_has_written_on_an_attention_of_torch_stays():
