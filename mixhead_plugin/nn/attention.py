@@ -158,7 +158,9 @@ class MixedAttention(Assembly):
             packed = state_dict.pop(f"{prefix}in_proj_{kind}", None)
             if packed is not None:
                 for name, tensor in zip("qkv", packed.chunk(3)):
-                    state_dict[f"{prefix}{name}_proj.{kind}"] = tensor
+                    # A copy: by `assign=True` the parameters would be views of one storage, which
+                    # safetensors refuses.
+                    state_dict[f"{prefix}{name}_proj.{kind}"] = tensor.clone()
         # torch calls it so where queries, keys and values have their own sizes.
         for name in "qkv":
             weight = state_dict.pop(f"{prefix}{name}_proj_weight", None)
