@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.heads.attention import Attention, HeadsError
@@ -41,6 +42,7 @@ def refuse_what_cannot_go(
             raise HeadsError(f"heads {some} of layer {layer}: {problem}")
 
 
+@torch.inference_mode(False)  # of tensors that were made in it, none can be trained
 def cut_chosen(attentions: Sequence[Attention], chosen: Mapping[int, Sequence[int]]) -> None:
     """Remove chosen heads for good; `refuse_what_cannot_go` must have let them pass."""
     for layer, some in chosen.items():

@@ -1,5 +1,6 @@
 """The module `MixedAttention`, which takes the place of `nn.MultiheadAttention`."""
 
+import contextlib
 import dataclasses
 import inspect
 from numbers import Real
@@ -112,13 +113,16 @@ class MixedAttention(Assembly):
 
         inner_dim = num_heads * sizes.head_dim
         mixed_dim = sizes.mixed_heads * sizes.value_dim
-        self.q_proj = nn.Linear(embed_dim, inner_dim, bias)
-        self.k_proj = nn.Linear(self.kdim, inner_dim, bias)
-        self.v_proj = nn.Linear(self.vdim, mixed_dim, bias)
-        self.out_proj = nn.Linear(mixed_dim, embed_dim, bias)
-        self.reset_parameters()
-
-        self.add_parts(variant, sizes)
+        # Parts draw on the CPU, and are moved. So where a device is given, the default one does not
+        # matter, which may be meta.
+        default = contextlib.nullcontext() if device is None else torch.device("cpu")
+        with default:
+            self.q_proj = nn.Linear(embed_dim, inner_dim, bias)
+            self.k_proj = nn.Linear(self.kdim, inner_dim, bias)
+            self.v_proj = nn.Linear(self.vdim, mixed_dim, bias)
+            self.out_proj = nn.Linear(mixed_dim, embed_dim, bias)
+            self.reset_parameters()
+            self.add_parts(variant, sizes)
         self.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:

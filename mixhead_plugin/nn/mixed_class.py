@@ -150,8 +150,8 @@ def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse_to_recompile(self: Any) -> Any:
     """Stand where torch.fx writes the code of a graph that was changed over the class's forward."""
     raise RuntimeError(
-        f"{type(self).__name__}: is a mixed graph, whose new code would not mix; must be recompiled "
-        "before it is mixed"
+        f"{type(self).__name__}: is a mixed graph, whose new code would not mix; must be "
+        "recompiled before it is mixed"
     )
 
 

@@ -16,6 +16,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _FORWARD = nn.MultiheadAttention.forward
 
 
+@torch.inference_mode(False)  # of tensors that were made in it, none can be trained
 def mixed_of(old: nn.MultiheadAttention, keywords: dict[str, Any]) -> MixedAttention:
     """Return a mixed attention with the weights, hooks, mode and frozen parameters of torch's.
 
@@ -87,6 +88,7 @@ def _former_name(name: str, given: dict[str, Any]) -> str:
     return f"in_{apart[2:]}"  # "q_proj_weight" -> "in_proj_weight"
 
 
+@torch.inference_mode(False)  # as above
 def plain_of(mixed: MixedAttention) -> nn.MultiheadAttention:
     """Return torch's attention with the weights of a mixed one whose mixing does nothing."""
     weight = mixed.out_proj.weight

@@ -142,6 +142,7 @@ def _repeat_kv(shared: Tensor, heads: int) -> Tensor:
     return shared.repeat_interleave(heads // shared.size(1), 1)
 
 
+@torch.inference_mode(False)  # of tensors that were made in it, none can be trained
 def place_parts(attentions: Iterable[tuple[nn.Module, HostedAttention, Tensor]]) -> None:
     """Build the parts of attentions, and make them children of their hosts.
 
@@ -149,7 +150,8 @@ def place_parts(attentions: Iterable[tuple[nn.Module, HostedAttention, Tensor]])
         attentions: for each, its host, the attention, and a tensor with the device and the type of
             floats that its parts get
     """
-    with forked_rng():
+    # On the CPU, whatever the default device is, because parts draw there.
+    with forked_rng(), torch.device("cpu"):
         for host, attention, like in attentions:
             assembly = Assembly()
             assembly.add_parts(attention.variant, attention.sizes)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -100,7 +101,8 @@ class Part(nn.Module):
             state_dict: the tensors of the checkpoint, changed in place
             name: the name of this module in the model
         """
-        identity = self.identity()
+        with torch.device("cpu"):  # whatever the default device is
+            identity = self.identity()
         is_trained = next(self.parameters(), None) is not None
         if is_trained and not identity:
             return

@@ -137,7 +137,8 @@ def _does_nothing(part: nn.Module) -> bool:
     if not isinstance(part, Part):
         return False
     state = part.state_dict()
-    start = part.identity()
+    with torch.device("cpu"):  # whatever the default device is
+        start = part.identity()
     if not start:  # frozen parts and the differential mixing have none
         return False
     # A parametrization, or torch's pruning, computes them from tensors of other names.

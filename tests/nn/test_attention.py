@@ -407,6 +407,22 @@ def test_states_may_be_assigned_and_may_be_parts(variant):
     assert (module.head_mixing.bias == 2).all()
 
 
+def test_a_packed_state_that_is_assigned_gives_projections_of_their_own():
+    """safetensors refuses tensors that share a storage."""
+    module = MixedAttention(E, H, head_mixing="position-wise")
+    module.load_state_dict(nn.MultiheadAttention(E, H).state_dict(), assign=True)
+    tensors = list(module.parameters())
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_given_device_counts_and_not_the_default_one(device):
+    other = "cpu" if device == "meta" else "meta"
+    with torch.device(other):
+        module = MixedAttention(E, H, device=device, head_mixing="random", attention_gate="head")
+    assert {tensor.device.type for tensor in module.state_dict().values()} == {device}
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("position", ["rotary", "t5"])
 def test_a_query_may_lie_before_all_keys(position):

@@ -655,6 +655,48 @@ def test_an_attention_that_was_replaced_refuses_to_go_on_where_it_is_kept(place)
     torch.testing.assert_close(model[0](x, x, x)[0], expected)
 
 
+EXAMPLE = (inputs(3),)
+
+
+def mixed():
+    return mix(Mixed().double(), "position-independent", example=EXAMPLE)
+
+
+# What builds tensors of a model: the model before, and what is done with it.
+BUILDING = {
+    "mix": (
+        lambda: Mixed().double(),
+        lambda model: mix(model, "position-independent", attention_gate="head", example=EXAMPLE),
+    ),
+    "unmix": (mixed, unmix),
+    "load": (lambda: Mixed().double(), lambda model: load(model, STATE)),
+    "load_state_dict": (mixed, lambda model: model.load_state_dict(PLAIN_STATE)),
+    "prune": (mixed, lambda model: door.prune(model, {"packed": [1]})),
+}
+STATE = mixed().state_dict()
+PLAIN_STATE = Mixed().state_dict()
+
+
+@pytest.mark.parametrize("function", BUILDING)
+def test_what_is_built_in_inference_mode_can_be_trained(function):
+    made, build = BUILDING[function]
+    model = made()
+    with torch.inference_mode():
+        build(model)
+    model(inputs()).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("function", BUILDING)
+def test_what_is_built_is_where_the_model_is_whatever_the_default_device_is(function):
+    made, build = BUILDING[function]
+    model = made()
+    with torch.device("meta"):
+        build(model)
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"cpu"}
+    model(inputs())
+
+
 def test_a_parametrization_that_came_after_the_mixing_may_go_again():
     x = inputs()
     model = mix(nn.Sequential(Scaled()).double(), "position-wise", example=(inputs(3),))
