@@ -19,7 +19,7 @@ def warn_of_others(
     Args:
         model: was mixed
         hosted: the modules that call scaled_dot_product_attention and were mixed
-        others: modules that call another function, with its name, and were not replaced
+        others: modules that call another function, with its name
     """
     classes = {plain_class(host) for host in hosted}
     missed = [
@@ -34,7 +34,7 @@ def warn_of_others(
         )
     by_function: dict[str, list[str]] = {}
     for module, function in others.items():
-        if not isinstance(module, Assembly):
+        if not isinstance(module, (nn.MultiheadAttention, Assembly)):
             by_function.setdefault(function, []).append(name_of(model, module))
     for function, names in by_function.items():
         warn_caller(

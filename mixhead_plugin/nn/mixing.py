@@ -4,7 +4,6 @@ mix(model, example=...)
   which modules compute attention?             nn/example.py
   can they be mixed?                           nn/refusals.py
   nn.MultiheadAttention -> MixedAttention      nn/multihead.py, nn/attention.py
-    the former one refuses to run              nn/replaced.py
   a module that calls F.scaled_dot_product_attention
     gets the parts as its children             parts/hosted.py
     and a subclass of its class                nn/mixed_class.py
@@ -40,12 +39,11 @@ from mixhead_plugin.nn.refusals import (
     name_of,
     nothing_found,
     of_transformers,
-    refuse_compiled,
+    refuse_kept,
     refuse_loss,
     refuse_mixed,
     refuse_tied,
 )
-from mixhead_plugin.nn.replaced import retire
 from mixhead_plugin.ops.api import FLOATS
 from mixhead_plugin.parts import (
     Assembly,
@@ -142,8 +140,7 @@ def mix_as_asked(
             hosted[module] = sdpa.MixedSdpa(name_of(model, module), fields, sizes)
     put(model, replaced)
     mix_calling(model, hosted)
-    others = {module: name for module, name in seen.others.items() if module not in replaced}
-    warn_of_others(model, hosted, others)
+    warn_of_others(model, hosted, seen.others)
     if example is None:
         warn_of_callers(model)
 
@@ -163,18 +160,13 @@ def asked_for(head_mixing: str | None, variant: Mapping[str, Any]) -> dict[str, 
 def put(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
     """Put new modules in the place of old ones, wherever they are in the model.
 
-    The old ones refuse to run from now on.
-
     Raises:
-        ValueError: an old one is compiled alone. Nothing was changed yet.
+        ValueError: something keeps an old one. Nothing was changed yet.
     """
-    refuse_compiled(model, new)
-    names = {old: name_of(model, old) for old in new}
+    refuse_kept(model, new)
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module in new:
             model.set_submodule(name, new[module])
-    for old, name in names.items():
-        retire(old, name, new[old])
 
 
 def mix_calling(model: nn.Module, hosted: Mapping[nn.Module, sdpa.MixedSdpa]) -> None:

@@ -1,6 +1,8 @@
 """What stands in the way of mixing, unmixing or loading a model, each in one line."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -237,8 +239,12 @@ def _refuse_unknown_input(
         )
 
 
-def refuse_compiled(model: nn.Module, old: Iterable[nn.Module]) -> None:
-    """Raise ValueError if a module that is replaced is compiled alone, by `torch.compile`."""
+def refuse_kept(model: nn.Module, old: Iterable[nn.Module]) -> None:
+    """Raise ValueError if something goes on with a module that is replaced, and not with the new.
+
+    So does the wrapper that `torch.compile(attention)` is, whoever has put the module into a list
+    of Python, and whoever keeps one of its methods.
+    """
     old = set(old)
     for path, module in model.named_modules():
         if getattr(module, "_orig_mod", None) in old:
@@ -246,6 +252,54 @@ def refuse_compiled(model: nn.Module, old: Iterable[nn.Module]) -> None:
                 f"{path or 'the model'}: is compiled, and its graph would go on with the former "
                 "attention; must be compiled afterwards"
             )
+    for place, kept in _holders(model, old):
+        raise ValueError(
+            f"{name_of(model, kept)}: is kept as {place}, too, which would go on without the "
+            "change; must not be kept there"
+        )
+
+
+def _holders(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the attributes of a model that hold modules of `old`, each with the module."""
+    # By their ids, because what a program keeps need not have a hash.
+    by_id = {id(module): module for module in old}
+    for place, value in _attributes(model, old):
+        for owner in map(_owner, _inside(value)):
+            if id(owner) in by_id:
+                yield place, by_id[id(owner)]
+
+
+def _attributes(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes in a model that stay when the modules of `old` are replaced."""
+    for path, module in model.named_modules():
+        if module in old:
+            continue  # what it has is replaced with it
+        for name, value in vars(module).items():
+            if name != "_modules":  # the new modules are put there
+                yield f"{path}.{name}" if path else name, value
+
+
+def _owner(kept: Any) -> Any:
+    """Return the object of a method, also of one in a `functools.partial`; others as they are."""
+    if isinstance(kept, functools.partial):
+        kept = kept.func
+    return kept.__self__ if isinstance(kept, MethodType) else kept
+
+
+def _inside(value: Any) -> list[Any]:
+    """Return what an attribute holds: itself, or the elements of containers, however deep."""
+    leaves = []
+    waiting = [value]
+    seen = set()  # a list may contain itself
+    while waiting:
+        held = waiting.pop()
+        if isinstance(held, (Mapping, list, tuple, set)):
+            if id(held) not in seen:
+                seen.add(id(held))
+                waiting.extend(held.values() if isinstance(held, Mapping) else held)
+        else:
+            leaves.append(held)
+    return leaves
 
 
 def refuse_loss(model: nn.Module, module: nn.Module, lost: str) -> None:

@@ -1,6 +1,6 @@
 """`mix` finds every attention or says why not, and `unmix` removes what it did."""
 
-import copy
+import functools
 import inspect
 import itertools
 import sys
@@ -190,8 +190,18 @@ def parametrized(attention):
     return attention
 
 
+def keeping(keep):
+    """Return a model that has what `keep` makes of its attention as an attribute, too."""
+    model = nn.Sequential(nn.MultiheadAttention(C, H))
+    model.kept = keep(model[0])
+    return model
+
+
 class Quantised(nn.Parameter):
     pass
+
+
+KEPT = "0: is kept as kept, too, which would go on without the change; must not be kept there"
 
 
 def tied():
@@ -387,6 +397,16 @@ REFUSED = {
         {"head_mixing": "average"},
         "0: is compiled, and its graph would go on with the former attention; must be compiled "
         "afterwards",
+    ),
+    "an attention of torch in a list": (
+        lambda: keeping(lambda attention: {"all": [attention]}),
+        {"head_mixing": "average"},
+        KEPT,
+    ),
+    "a method of an attention of torch": (
+        lambda: keeping(lambda attention: functools.partial(attention.forward, None)),
+        {"head_mixing": "average"},
+        KEPT,
     ),
     "a name of ours": (
         lambda: changed(lambda old: setattr(old, "causal", True)),
@@ -613,46 +633,6 @@ def test_a_mixing_that_half_precision_would_not_train_is_warned_of():
         # What is loaded is often only used.
         load(Mixed().bfloat16(), mixed.state_dict())
         load(Mixed().bfloat16(), dict(mixed.state_dict()), "position-wise", example=example)
-
-
-# How a program may keep an attention beside the model: what it makes of one, and how it calls that.
-KEEPING = {
-    "a list": (lambda attention: [attention], lambda kept, x: kept[0](x, x, x)),
-    "an object": (
-        lambda attention: types.SimpleNamespace(inner=attention),
-        lambda kept, x: kept.inner(x, x, x),
-    ),
-    "a closure": (lambda attention: lambda x: attention(x, x, x), lambda kept, x: kept(x)),
-    "a bound method": (lambda attention: attention.forward, lambda kept, x: kept(x, x, x)),
-    "a copy made afterwards": (
-        lambda attention: [attention],
-        lambda kept, x: copy.deepcopy(kept)[0](x, x, x),
-    ),
-    "its weights": (lambda attention: [attention], lambda kept, x: kept[0].out_proj.weight),
-}
-
-
-@pytest.mark.parametrize("place", KEEPING)
-def test_an_attention_that_was_replaced_refuses_to_go_on_where_it_is_kept(place):
-    keep, call = KEEPING[place]
-    x = torch.ones(2, 3, C)
-    model = nn.Sequential(nn.MultiheadAttention(C, H))
-    expected, _ = model[0](x, x, x)
-
-    kept = keep(model[0])
-    mix(model, "position-wise")
-    with pytest.raises(RuntimeError) as refused:
-        call(kept, x)
-    assert str(refused.value) == (
-        "0: was replaced by a MixedAttention, but the former attention is kept as something else, "
-        "too, as in a list or a closure; must be taken from the model in each call"
-    )
-
-    kept = keep(model[0])
-    unmix(model)
-    with pytest.raises(RuntimeError, match=r"^0: was replaced by a MultiheadAttention, but"):
-        call(kept, x)
-    torch.testing.assert_close(model[0](x, x, x)[0], expected)
 
 
 EXAMPLE = (inputs(3),)
