@@ -1,11 +1,11 @@
 """What stands in the way of mixing, unmixing or loading a model, each in one line."""
 
-import functools
+import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from types import MethodType
+from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from mixhead_plugin.errors import wrong_argument
@@ -242,8 +242,8 @@ def _refuse_unknown_input(
 def refuse_kept(model: nn.Module, old: Iterable[nn.Module]) -> None:
     """Raise ValueError if something goes on with a module that is replaced, and not with the new.
 
-    So does the wrapper that `torch.compile(attention)` is, whoever has put the module into a list
-    of Python, and whoever keeps one of its methods.
+    So does the wrapper that `torch.compile(attention)` is, and whatever else in the model keeps the
+    module or one of its methods: a list, an object, a closure, a hook.
     """
     old = set(old)
     for path, module in model.named_modules():
@@ -263,10 +263,11 @@ def _holders(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str
     """Yield the attributes of a model that hold modules of `old`, each with the module."""
     # By their ids, because what a program keeps need not have a hash.
     by_id = {id(module): module for module in old}
+    own = {id(module) for module in model.modules()}
     for place, value in _attributes(model, old):
-        for owner in map(_owner, _inside(value)):
-            if id(owner) in by_id:
-                yield place, by_id[id(owner)]
+        for held in _inside(value, own):
+            if id(held) in by_id:
+                yield place, by_id[id(held)]
 
 
 def _attributes(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str, Any]]:
@@ -279,27 +280,33 @@ def _attributes(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[
                 yield f"{path}.{name}" if path else name, value
 
 
-def _owner(kept: Any) -> Any:
-    """Return the object of a method, also of one in a `functools.partial`; others as they are."""
-    if isinstance(kept, functools.partial):
-        kept = kept.func
-    return kept.__self__ if isinstance(kept, MethodType) else kept
+# What a module does not keep as its own, though it leads there: the globals of a file, the classes,
+# and the local variables of a program that runs.
+_NOT_KEPT = (type, ModuleType, FrameType, GeneratorType, CodeType, Tensor)
 
 
-def _inside(value: Any) -> list[Any]:
-    """Return what an attribute holds: itself, or the elements of containers, however deep."""
-    leaves = []
+def _inside(value: Any, own: Collection[int]) -> Iterator[Any]:
+    """Yield what an attribute holds, however deep: in containers, objects, closures and methods.
+
+    The garbage collector knows what any object refers to, so no kind of holder is left out.
+
+    Args:
+        value: the attribute
+        own: ids of the modules of the model, whose attributes are looked at by themselves
+    """
     waiting = [value]
     seen = set()  # a list may contain itself
     while waiting:
         held = waiting.pop()
-        if isinstance(held, (Mapping, list, tuple, set)):
-            if id(held) not in seen:
-                seen.add(id(held))
-                waiting.extend(held.values() if isinstance(held, Mapping) else held)
-        else:
-            leaves.append(held)
-    return leaves
+        if id(held) in seen or isinstance(held, _NOT_KEPT):
+            continue
+        seen.add(id(held))
+        yield held
+
+        if isinstance(held, FunctionType):  # not its globals
+            waiting += [held.__closure__, held.__defaults__, held.__kwdefaults__, vars(held)]
+        elif id(held) not in own:
+            waiting += gc.get_referents(held)
 
 
 def refuse_loss(model: nn.Module, module: nn.Module, lost: str) -> None:

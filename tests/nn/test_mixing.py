@@ -1,5 +1,6 @@
 """`mix` finds every attention or says why not, and `unmix` removes what it did."""
 
+import collections
 import functools
 import inspect
 import itertools
@@ -204,6 +205,54 @@ class Quantised(nn.Parameter):
 KEPT = "0: is kept as kept, too, which would go on without the change; must not be kept there"
 
 
+class Slots:
+    __slots__ = ("attention",)
+
+    def __init__(self, attention):
+        self.attention = attention
+
+
+# What a model may keep of an attention, beside the module that is its child.
+KEEPING = {
+    "a list in a dict": lambda attention: {"all": [attention]},
+    "a queue": lambda attention: collections.deque([attention]),
+    "an object": lambda attention: types.SimpleNamespace(inner=attention),
+    "an object with slots": Slots,
+    "another module": lambda attention: [nn.Sequential(attention)],
+    "a closure": lambda attention: lambda x: attention(x, x, x),
+    "a default": lambda attention: lambda x, attend=attention: attend(x, x, x),
+    "a bound method": lambda attention: attention.forward,
+    "a partial of a method": lambda attention: functools.partial(attention.forward, None),
+    "an argument of a partial": lambda attention: functools.partial(print, attention),
+}
+
+
+@pytest.mark.parametrize("keep", KEEPING.values(), ids=list(KEEPING))
+def test_an_attention_of_torch_that_the_model_keeps_elsewhere_is_refused(keep):
+    model = keeping(keep)
+    with pytest.raises(ValueError) as refused:
+        mix(model, "average")
+    assert str(refused.value) == KEPT
+    assert type(model[0]) is nn.MultiheadAttention
+
+
+def test_an_attention_of_torch_that_a_hook_of_the_model_keeps_is_refused():
+    model = nn.Sequential(nn.MultiheadAttention(C, H))
+    attention = model[0]
+    model.register_forward_pre_hook(lambda module, inputs: attention(*inputs))
+    with pytest.raises(ValueError, match=r"^0: is kept as _forward_pre_hooks, too"):
+        mix(model, "average")
+
+
+def test_what_a_program_keeps_of_an_attention_is_no_matter_of_the_model():
+    x = torch.ones(2, 3, C)
+    attention = nn.MultiheadAttention(C, H)
+    model = nn.Sequential(attention)
+    model.of_this_file = keeping  # whose globals hold everything in this file
+    mix(model, "average")
+    assert model[0](x, x, x)[0].shape == attention(x, x, x)[0].shape
+
+
 def tied():
     model = nn.Sequential(nn.MultiheadAttention(C, H), nn.MultiheadAttention(C, H))
     model[1].in_proj_weight = model[0].in_proj_weight
@@ -397,16 +446,6 @@ REFUSED = {
         {"head_mixing": "average"},
         "0: is compiled, and its graph would go on with the former attention; must be compiled "
         "afterwards",
-    ),
-    "an attention of torch in a list": (
-        lambda: keeping(lambda attention: {"all": [attention]}),
-        {"head_mixing": "average"},
-        KEPT,
-    ),
-    "a method of an attention of torch": (
-        lambda: keeping(lambda attention: functools.partial(attention.forward, None)),
-        {"head_mixing": "average"},
-        KEPT,
     ),
     "a name of ours": (
         lambda: changed(lambda old: setattr(old, "causal", True)),
