@@ -125,7 +125,7 @@ def longer(n: int) -> list[int]:
 
 
 class Result(NamedTuple):
-    """What was measured of one model."""
+    """Hold the measurements of one model."""
 
     setting: Setting
     outcome: Outcome  # after its training

@@ -4,8 +4,8 @@
 that is made from a config has the plain attentions, whatever the config says. None of them asks the
 modules inside. So `guard_models` puts a check in front of each.
 
-What `from_pretrained` finds no tensors for is memory with any numbers in it, until the class of the
-model fills it. No class of transformers knows our parts, so `guard_models` fills them before.
+`from_pretrained` leaves a parameter that the folder lacks uninitialised, until the class of the
+model gives it a start. No class of transformers knows our parts, so `guard_models` starts them.
 """
 
 import functools

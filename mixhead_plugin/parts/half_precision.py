@@ -51,7 +51,7 @@ def warn_of_half_precision(model: nn.Module) -> None:
 def keep_float32(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Make tensors of parts float32 that were saved so beside a model in half precision.
 
-    What is loaded takes the dtype of the model's own tensor, which would round it. Where the whole
+    A loaded tensor takes the dtype of the model's own, which would round it. Where the whole
     model was saved in float32, half precision is what the caller asks for, and its parts get it.
 
     Args:
