@@ -104,10 +104,19 @@ def give_configs(model: nn.Module, attentions: Sequence[FoundAttention], variant
             config._attn_implementation_internal = MIXHEAD
 
 
-def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
-    """Remove all that `mix` and `prune` have written into a config, and into those inside it."""
+def forget(config: PreTrainedConfig, attn_implementation: str | None = None) -> None:
+    """Remove all that `mix` and `prune` have written into a config, and into those inside it.
+
+    Args:
+        config: of a mixed model, or read from its folder
+        attn_implementation: the attention of transformers that it has then; None for the one that
+            a config asks for, or else the one that transformers chooses
+    """
     if MIXHEAD in vars(config):
-        config._attn_implementation_internal = attn_implementation
+        asks_for = config._attn_implementation_internal
+        if asks_for in (MIXHEAD, _ADVICE):
+            asks_for = None
+        config._attn_implementation_internal = attn_implementation or asks_for
         if saving.auto_map_of(config):  # which is empty if it is not ours
             vars(config).pop("auto_map", None)
     for name in (MIXHEAD, ATTENTIONS, saving.PRUNED, *REFUSED):

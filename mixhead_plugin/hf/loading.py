@@ -49,8 +49,6 @@ def load(
     A mixing that was saved in float32 beside a model in half precision stays in float32, so it
     comes back as it was trained. If the whole model was saved in float32, `dtype` holds for all.
 
-    Raise ValueError if it lacks a part of the mixing.
-
     Args:
         folder: the first argument of `from_pretrained`: a folder, or a name on the hub
         cls: the class of the model; None for the one that was saved. It may have some of the
@@ -72,7 +70,7 @@ def load(
     @functools.wraps(base, updated=())  # transformers chooses the loss by the name of the class
     class MixedModel(base):
         def __init__(self, config: Any, *args: Any, **kwargs: Any):
-            forget(config, None)  # a model made from it has no mixing at first
+            forget(config)  # a model made from it has no mixing at first
             super().__init__(config, *args, **kwargs)
             if not is_mixed(self):  # a class of one's own may mix where it is made
                 add_mixing(self, variant, attentions_of_classes(self, classes))

@@ -65,19 +65,39 @@ def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, 
     assert torch.equal(mixed(**inputs).logits, model(**inputs).logits)
 
 
-def test_unmixing_gives_each_tower_the_attention_that_it_had():
+def two_towers():
     sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     text = dict(sizes, vocab_size=9, max_position_embeddings=8, bos_token_id=1, eos_token_id=2)
     vision = dict(sizes, image_size=8, patch_size=4)
-    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision))
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision))
+
+
+def implementations(model):
+    """Return the attention of transformers that a model with two towers, and each tower, has."""
+    configs = [model.config, model.text_model.config, model.vision_model.config]
+    return [config._attn_implementation for config in configs]
+
+
+def test_unmixing_gives_each_tower_the_attention_that_it_had():
+    model = two_towers()
     model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
-    before = [model.config, model.text_model.config, model.vision_model.config]
-    expected = [config._attn_implementation for config in before]
+    before = implementations(model)
     hf.unmix(hf.mix(model, "position-wise"))
-    after = [model.config, model.text_model.config, model.vision_model.config]
-    assert (
-        [config._attn_implementation for config in after] == expected == ["sdpa", "eager", "sdpa"]
-    )
+    assert implementations(model) == before == ["sdpa", "eager", "sdpa"]
+
+
+@pytest.mark.parametrize(
+    "asked, expected",
+    [
+        (None, ["sdpa", "sdpa", "sdpa"]),
+        ("eager", ["eager", "eager", "eager"]),
+        ({"text_config": "eager"}, ["sdpa", "eager", "sdpa"]),
+    ],
+)
+def test_unmixing_gives_each_tower_the_attention_that_it_was_loaded_with(asked, expected, tmp_path):
+    hf.mix(two_towers(), "position-wise").save_pretrained(tmp_path)
+    model = hf.load(tmp_path, attn_implementation=asked)
+    assert implementations(hf.unmix(model)) == expected
 
 
 @each_once(name=GENERATING, mixing=COMBINATIONS, beams=[1, 3], normalizer=SOME_NORMALIZERS)
