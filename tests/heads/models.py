@@ -25,12 +25,37 @@ class Case(NamedTuple):
     output_projection: Callable[[nn.Module, str], Any]  # of the attention of this name
     head_mixing: Callable[[nn.Module, str], nn.Module | None]  # likewise
     prune: Callable[[nn.Module, dict[int, list[int]]], object]
+    # the mixed weights [B, H', Nq, Nk] that each attention returns in a call on that batch
+    weights: Callable[[nn.Module], list[Tensor]]
 
 
 def build(door: str, variant: dict[str, str]) -> Case:
     """Return the model of a door with an attention of a variant, keywords of `parts.Variant`."""
     makers = {"fairseq": _fairseq, "torch": _torch, "transformers": _transformers}
     return makers[door](variant)
+
+
+def _returned_weights(
+    attentions: list[Attention], asked: dict[str, bool], call: Callable[[], object]
+) -> list[Tensor]:
+    """Return the weights that attentions return in a call if keywords ask them for some."""
+    found = []
+    handles = []
+    for attention in attentions:
+        module = attention.module
+
+        def ask(module, args, kwargs):
+            return args, {**kwargs, **asked}
+
+        def keep(module, args, output):
+            found.append(output[1])
+
+        handles.append(module.register_forward_pre_hook(ask, with_kwargs=True))
+        handles.append(module.register_forward_hook(keep))
+    call()
+    for handle in handles:
+        handle.remove()
+    return found
 
 
 def _fairseq(variant: dict[str, str]) -> Case:
@@ -45,6 +70,11 @@ def _fairseq(variant: dict[str, str]) -> Case:
         lengths = source.ne(helpers.dictionary().pad()).sum(1)
         return model(source, lengths, source.roll(1, 1))[0]
 
+    def weights(model: nn.Module) -> list[Tensor]:
+        asked = {"need_head_weights": True}
+        found = _returned_weights(attentions_of(model), asked, lambda: outputs(model))
+        return [by_head.transpose(0, 1) for by_head in found]  # of [H', B, Nq, Nk]
+
     return Case(
         model,
         attentions_of,
@@ -52,6 +82,7 @@ def _fairseq(variant: dict[str, str]) -> Case:
         lambda model, name: model.get_submodule(name).out_proj,
         lambda model, name: model.get_submodule(name).head_mixing,
         lambda model, heads: cutting.prune(attentions_of(model), heads),
+        weights,
     )
 
 
@@ -80,6 +111,11 @@ def torch_model(variant: dict[str, str]) -> nn.Module:
 def _torch(variant: dict[str, str]) -> Case:
     source = helpers.tokens()
     target = helpers.tokens(length=5)
+
+    def weights(model: nn.Module) -> list[Tensor]:
+        asked = {"need_weights": True, "average_attn_weights": False}
+        return _returned_weights(torch_attentions_of(model), asked, lambda: model(source, target))
+
     return Case(
         torch_model(variant),
         torch_attentions_of,
@@ -87,6 +123,7 @@ def _torch(variant: dict[str, str]) -> Case:
         lambda model, name: model.get_submodule(name).out_proj,
         lambda model, name: model.get_submodule(name).head_mixing,
         torch_door.prune,
+        weights,
     )
 
 
@@ -97,6 +134,12 @@ def _transformers(variant: dict[str, str]) -> Case:
     sizes = dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers"), 1)
     model, inputs = models.build("BartForConditionalGeneration", sizes, **variant)
     inputs = models.whole(model, inputs)
+
+    def weights(model: nn.Module) -> list[Tensor]:
+        found = model(**inputs, output_attentions=True)
+        # one layer each, in the order of the model
+        return [*found.encoder_attentions, *found.decoder_attentions, *found.cross_attentions]
+
     return Case(
         model,
         attentions_of,
@@ -104,4 +147,5 @@ def _transformers(variant: dict[str, str]) -> Case:
         lambda model, name: model.get_submodule(name).out_proj,
         lambda model, name: getattr(model.get_submodule(name), "head_mixing", None),
         models.hf.prune,
+        weights,
     )

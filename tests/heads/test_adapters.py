@@ -15,7 +15,6 @@ from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.choosing import Head, all_heads, choose
 from mixhead_plugin.heads.importance import importance
 from mixhead_plugin.heads.views import seen
-from mixhead_plugin.ops.reference import mix_heads
 from tests import attention_equations
 from tests.covering import each_once
 from tests.heads.models import DOORS, HEADS, build
@@ -142,6 +141,14 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
     assert numbers == [HEADS - 2, HEADS, HEADS - 1]
 
 
+def mixed_by(mixing, source):
+    """Return sum_j M[j, i] P_j by the equation; P without a mixing."""
+    if mixing is None:
+        return source
+    equation = "bjqk,ji->biqk" if mixing.dim() == 2 else "bjqk,bqji->biqk"
+    return torch.einsum(equation, source, mixing)
+
+
 @EVERY
 def test_what_is_seen_are_the_weights_and_the_m_of_a_call(door, variant):
     case = build(door, variant)
@@ -150,13 +157,11 @@ def test_what_is_seen_are_the_weights_and_the_m_of_a_call(door, variant):
     attentions = case.find(case.model)
     found = seen(attentions, lambda: case.outputs(case.model))
     assert [heads.name for heads in found.values()] == [each.name for each in attentions]
-    for heads in found.values():
+    for heads, returned in zip(found.values(), case.weights(case.model), strict=True):
         assert heads.source.shape[:2] == (3, HEADS)
-        torch.testing.assert_close(
-            heads.source.sum(-1).max(), heads.source.new_ones(()), atol=1, rtol=0
-        )
         assert (heads.mixing is None) == (variant.get("head_mixing", "none") == "none")
-        assert torch.equal(heads.mixed, mix_heads(heads.source, heads.mixing))
+        torch.testing.assert_close(heads.mixed, returned)
+        torch.testing.assert_close(mixed_by(heads.mixing, heads.source), returned)
 
 
 @EVERY
@@ -259,10 +264,18 @@ def test_weights_that_are_seen_are_exact_under_autocast():
     module = attention_equations.build(mixing="position-independent")
     attention = AssemblyAttention("one", module)
     query, key, masks = attention_equations.inputs()
+    calls = []
+    module.register_attention_hook(lambda module, inputs, outputs: calls.append(inputs))
     with torch.autocast("cpu", torch.bfloat16):
         found = seen([attention], lambda: module(query, key, key, **masks))[0]
-    assert found.source.dtype == torch.float32
-    assert torch.equal(found.mixed, mix_heads(found.source, found.mixing))
+
+    (call,) = calls
+    assert call.query.dtype == torch.bfloat16
+    scores = call.query.double() @ call.key.double().mT * call.scale + masks["attn_mask"]
+    source = scores.softmax(-1)
+    torch.testing.assert_close(found.source, source.float())
+    mixed = mixed_by(found.mixing.double(), source)
+    torch.testing.assert_close(found.mixed, mixed.float())
 
 
 def test_the_m_that_was_seen_stays_as_it_was_and_needs_no_gradient():
