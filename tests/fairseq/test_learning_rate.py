@@ -1,9 +1,9 @@
 """Test the factor on the learning rate of the mixing."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.dataclass.configs import FairseqConfig
 
 # It registers the configs of the optimizers.
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: F401
@@ -12,9 +12,8 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
-from mixhead_plugin.fairseq import hooks
-from mixhead_plugin.fairseq.learning_rate import mark_learning_rate, scale_steps
-from tests.helpers import build, tokens
+from mixhead_plugin.fairseq.learning_rate import scale_steps
+from tests.helpers import build, task, tokens
 
 OPTIMIZERS = {
     "adam": {
@@ -88,17 +87,21 @@ def test_the_float32_copies_of_half_precision_training_are_scaled_too():
 
 
 def test_fairseqs_trainer_scales_the_steps_of_its_optimizer():
-    mixing = torch.nn.Linear(1, 1, bias=False)
-    trainer = SimpleNamespace()
-    mark_learning_rate(mixing, 3)
-    torchs = torch.optim.SGD(mixing.parameters(), lr=0.1)
+    model = build("mixhead_transformer_lm", mixing_lr_scale=3)
+    cfg = OmegaConf.structured(FairseqConfig)
+    OmegaConf.set_struct(cfg, False)
+    cfg.common.cpu = True
+    cfg.model = {"_name": "mixhead_transformer_lm", "mixing_lr_scale": 3}
+    cfg.criterion = {"_name": "cross_entropy"}
+    cfg.optimizer = {**optimizer_config("sgd", 0.1), "weight_decay": 0.0}
+    cfg.lr_scheduler = {"_name": "fixed", "lr": [0.1]}
+    trainer = Trainer(cfg, None, model, CrossEntropyCriterion(task(), sentence_avg=False))
 
-    def build(trainer):
-        trainer.optimizer = SimpleNamespace(optimizer=torchs)
-
-    assert hasattr(Trainer._build_optimizer, "__wrapped__")
-    hooks.scale_marked_steps(build, trainer)
-    before = mixing.weight.item()
-    mixing.weight.grad = torch.ones(1, 1)
-    torchs.step()
-    assert mixing.weight.item() == pytest.approx(before - 0.3)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    trainer.optimizer.step()
+    for name, parameter in model.named_parameters():
+        factor = 3 if ".head_mixing." in name else 1
+        moved = torch.full_like(parameter, -0.1 * factor)
+        torch.testing.assert_close(parameter - before[name], moved, rtol=0, atol=1e-5, msg=name)
