@@ -61,11 +61,21 @@ def test_the_factor_acts_on_the_mixing_alone():
     assert not torch.equal(parts[0.0]["q_proj.weight"], start)
 
 
-@pytest.mark.parametrize("steps", [2, 7, 300, 500])
+# Steps -> the factor on the rate in each of them.
+SHARES = {
+    2: [1, 1],
+    7: [1, 1, 1, 1, 1, 1, 5 / 7],
+    10: [1, 1, 1, 1, 1, 1, 1, 1, 1, 1 / 2],
+    20: [1 / 2, *[1] * 16, 3 / 4, 1 / 2, 1 / 4],
+    40: [1 / 4, 1 / 2, 3 / 4, *[1] * 30, 7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8],
+}
+
+
+@pytest.mark.parametrize("steps", SHARES)
 def test_the_rate_warms_up_over_a_tenth_of_the_steps_and_falls_over_the_last_fifth(steps):
     usual = setting("B", 3)._replace(steps=steps)
-    expected = [min(1.0, 10 * (step + 1) / steps, 5 * (1 - step / steps)) for step in range(steps)]
-    assert [share_of_rate(usual, step) for step in range(steps)] == expected
+    shares = [share_of_rate(usual, step) for step in range(steps)]
+    assert shares == pytest.approx(SHARES[steps])
 
 
 def test_the_rate_can_have_a_warm_up_and_a_decay_of_its_own():
