@@ -75,6 +75,13 @@ def test_the_next_url_is_tried(archive, server, tmp_path):
     assert [path for path, _ in server.requests] == ["/gone", "/text.bin"]
 
 
+def test_a_mirror_replaces_everything_before_the_name(archive, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("MIRROR", f"{server.url}/")
+    elsewhere = archive._replace(urls=("http://127.0.0.1:9/somewhere/else/text.bin",))
+    assert obtain(elsewhere, tmp_path).read_bytes() == CONTENT
+    assert server.requests == [("/text.bin", None)]
+
+
 def test_what_has_another_sum_is_removed_and_named(archive, server, tmp_path, capsys):
     (server.folder / "text.bin").write_bytes(b"an error page")
     assert archive.sha256 in refused_here(capsys, obtain, archive, tmp_path)

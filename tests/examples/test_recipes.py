@@ -178,28 +178,12 @@ def test_paths_are_taken_from_where_the_user_stands(tmp_path):
     "line, message",
     [
         (
-            "examples/wikitext2/train.sh",
-            "/nowhere/lines: no such folder; examples/wikitext2/prepare.sh makes it",
-        ),
-        (
-            "ARCHIVES=/no/archives examples/wikitext2/prepare.sh",
-            "ARCHIVES=/no/archives: no such folder",
-        ),
-        (
-            "MODEL=gpt DRY_RUN=1 examples/wikitext2/train.sh",
-            "MODEL=gpt: must be vanilla, transformer-xl or masked",
-        ),
-        (
             "GPUS=1 DRY_RUN=1 examples/wikitext2/train.sh --cpu",
             "--cpu: this machine has GPUs; give GPUS=0 instead",
         ),
         (
             "GPUS=08 DRY_RUN=1 examples/wikitext2/train.sh",
             "GPUS=08: must be a number such as 0, 1 or 8",
-        ),
-        (
-            "GPUS=1000 examples/wikitext2/train.sh",
-            f"GPUS=1000: torch sees {torch.cuda.device_count()} on this machine",
         ),
     ],
 )

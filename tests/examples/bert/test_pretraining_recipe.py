@@ -261,6 +261,36 @@ def write_pieces(folder, words):
     return folder
 
 
+def test_the_second_phase_begins_before_the_first_has_ended_only_with_early(
+    tmp_path, monkeypatch, capsys
+):
+    binary = write_pieces(tmp_path / "binary", "abcd")
+    save = tmp_path / "save"
+    checkpoint = save / "128" / "checkpoint_last.pt"
+    checkpoint.parent.mkdir(parents=True)
+    state = {
+        "model": {"weight": torch.zeros(1)},
+        "optimizer_history": [{"num_updates": 3}],
+        "cfg": {"model": {}, "optimization": {"max_update": 5}},
+    }
+    torch.save(state, checkpoint)
+
+    for early in ("", "0"):
+        monkeypatch.setenv("EARLY", early)
+        with pytest.raises(SystemExit):
+            begin.main(str(binary), str(save), "512")
+        assert capsys.readouterr().err == (
+            f"train: error: VARIANT=512: {checkpoint} is of update 3 of 5; EARLY=1 begins with it "
+            "anyway\n"
+        )
+        assert not (save / "dict.txt").exists()
+
+    monkeypatch.setenv("EARLY", "1")
+    begin.main(str(binary), str(save), "512")
+    assert capsys.readouterr().err == f"train: begins with {checkpoint}, update 3 of 5\n"
+    assert (save / "dict.txt").exists()
+
+
 PLACES = {"pretraining/evaluate": "binary", "squad/train": "text", "glue/train": "bert/RTE/input0"}
 
 
