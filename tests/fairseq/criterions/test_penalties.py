@@ -1,5 +1,7 @@
 """Test training passes with penalties on the heads."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -47,7 +49,6 @@ def test_passes_do_not_disturb_each_other(order, checkpointing):
         found = gradients(made, first + 3 * last)
     else:
         one = gradients(made, first if order == "first" else 3 * last)
-        other = None
         other = gradients(made, 3 * last if order == "first" else first)
         found = {name: gradient + other[name] for name, gradient in one.items()}
     for name, gradient in found.items():
@@ -59,18 +60,21 @@ def test_passes_do_not_disturb_each_other(order, checkpointing):
     )
 
 
+class OutOfMemory(Exception):
+    """What a pass that fails raises."""
+
+
 @covering(fails=[False, True], checkpointing=[False, True])
 def test_afterwards_the_attentions_are_as_before(fails, checkpointing):
     made = model(checkpoint_activations=checkpointing)
     source = tokens()
     expected = made(source)[0]
     real = {"encoder": source.ne(PAD), "decoder": source.ne(PAD)}
-    try:
-        with RegularizedPass(made, WEIGHTS, real):
-            made(source)
-            assert not fails, "out of memory"
-    except AssertionError:
-        assert fails
+    ends = pytest.raises(OutOfMemory) if fails else contextlib.nullcontext()
+    with ends, RegularizedPass(made, WEIGHTS, real):
+        made(source)
+        if fails:
+            raise OutOfMemory
     again = made(source)[0]
     again.sum().backward()  # raises if a penalty were still in it
     assert torch.equal(again, expected)
