@@ -2,17 +2,17 @@
 # Train fairseq's model and the Mixhead one with the same flags, and print both scores: examples/demo/README.md.
 set -euo pipefail
 
-if [[ ${DATA-} ]]; then DATA=$(realpath -- "$DATA"); fi
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# No cd: DATA, --folder and PYTHON may be relative to the caller's folder.
+root=$(dirname -- "${BASH_SOURCE[0]}")/..
 
 # Setting up takes minutes, so --help and a wrong flag answer before. Without a Python, setup.sh says what it needs.
 python=${PYTHON:-python3}
 if command -v -- "$python" >/dev/null; then
-    "$python" examples/demo/demo_flags.py "$@"
+    "$python" "$root/examples/demo/demo_flags.py" "$@"
     for argument in "$@"; do
         if [[ $argument == -h || $argument == --help ]]; then exit; fi
     done
 fi
 
-./scripts/setup.sh
-exec .venv/bin/python examples/demo/demo.py "$@"
+"$root/scripts/setup.sh"
+exec "$root/.venv/bin/python" "$root/examples/demo/demo.py" "$@"

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,6 @@ from pathlib import Path
 import pytest
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo"
-SET_UP = "#!/usr/bin/env bash\necho set up\nexit 7\n"
 
 
 def run(*arguments, data=None):
@@ -178,16 +178,45 @@ def test_a_sentence_that_is_too_long_is_refused_before_any_training(text, tmp_pa
     ids=["help", "unknown flag", "wrong number", "folder in use", "no flag"],
 )
 def test_its_flags_are_read_before_anything_is_installed(words, status, said, tmp_path):
-    for name, text in (
-        ("demo.sh", (DEMO.parents[1] / "scripts" / "demo.sh").read_text()),
-        ("setup.sh", SET_UP),
-    ):
-        (tmp_path / "scripts").mkdir(exist_ok=True)
-        (tmp_path / "scripts" / name).write_text(text)
-        (tmp_path / "scripts" / name).chmod(0o755)
-    (tmp_path / "examples").symlink_to(DEMO.parent)
+    checkout = checkout_of_scripts(tmp_path, "echo set up; exit 7")
     result = subprocess.run(
-        [tmp_path / "scripts" / "demo.sh", *words], capture_output=True, text=True
+        [checkout / "scripts" / "demo.sh", *words],
+        capture_output=True,
+        text=True,
+        cwd=DEMO.parents[1],
     )
     assert result.returncode == status
     assert said in result.stdout + result.stderr
+
+
+def test_its_folders_are_relative_to_that_of_the_caller(tmp_path):
+    python = f'exec {shlex.quote(sys.executable)} "$@"'
+    checkout = checkout_of_scripts(tmp_path / "checkout", "exit 0", python)
+    here = tmp_path / "here"
+    (here / "text").mkdir(parents=True)
+    result = subprocess.run(
+        [checkout / "scripts" / "demo.sh", "--folder", "out"],
+        capture_output=True,
+        text=True,
+        cwd=here,
+        env={**os.environ, "DATA": "text"},
+    )
+    assert result.stderr == "demo: error: DATA=text: train.de is missing\n"
+    assert sorted(path.name for path in here.iterdir()) == ["out", "text"]
+
+
+def checkout_of_scripts(folder, set_up, python="exit 1"):
+    """Make a checkout whose setup.sh and Python do this, with the demo; return its folder."""
+    demo = (DEMO.parents[1] / "scripts" / "demo.sh").read_text()
+    programs = {
+        "scripts/demo.sh": demo,
+        "scripts/setup.sh": f"#!/usr/bin/env bash\n{set_up}\n",
+        ".venv/bin/python": f"#!/usr/bin/env bash\n{python}\n",
+    }
+    for name, text in programs.items():
+        program = folder / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    (folder / "examples").symlink_to(DEMO.parent)
+    return folder
