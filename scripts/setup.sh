@@ -29,10 +29,11 @@ recorded() { # NAME: the choice that .venv was made with
     if [[ -r "$STATE/$1" ]]; then printf '%s' "$(<"$STATE/$1")"; fi
 }
 
-if [[ -z ${PYTHON-} ]]; then
+if [[ -z ${PYTHON+set} ]]; then
     PYTHON=$(recorded asked_python)
-    [[ -n $PYTHON && -x $PYTHON ]] || PYTHON=python3
+    [[ -x $PYTHON ]] || PYTHON=
 fi
+PYTHON=${PYTHON:-python3}
 if [[ -z ${TORCH+set} ]]; then
     TORCH=$(recorded asked_torch)
 elif [[ -f $TORCH ]]; then

@@ -260,6 +260,8 @@ def test_choices_are_remembered_until_others_are_made(checkout):
     assert checkout.steps == []
     checkout.set_up(TORCH="")
     assert checkout.steps == ALL_STEPS
+    checkout.set_up(PYTHON="")
+    assert checkout.steps == ALL_STEPS
 
 
 @pytest.mark.parametrize(
