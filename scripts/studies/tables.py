@@ -30,9 +30,8 @@ def facts(study: Study) -> str:
     """Return a list of facts about the runs, with all values that occur."""
     seconds = [run["seconds"] for run in study.runs]
     seeds = [run["seed"] for run in study.runs]
-    count = math.prod(map(len, study.grid.axes.values()))
     lines = [
-        f"Grid: `{study.source}`; {len(study.rows)} of {count} rows.",
+        f"Grid: `{study.source}`; {len(study.rows)} of {len(study.grid.points)} rows.",
         f"Runs: {len(study.runs)}, {min(seconds) / 60:.0f} to {max(seconds) / 60:.0f} minutes "
         f"each; {all_of(study, 'device')}.",
         f"Seeds: {min(seeds)} to {max(seeds)}.",
