@@ -110,8 +110,9 @@ def random_effects(
     """Return the random-effects summary of gains with their standard errors, intervals at 95 %.
 
     `method` estimates tau: "iterated" is Paule and Mandel's, "chi2" DerSimonian and Laird's. The
-    interval of the mean is Hartung and Knapp's; that of a new setting is Higgins, Thompson and
-    Spiegelhalter's (2009), with k - 2 degrees of freedom. Needs three settings or more.
+    interval of the mean is Hartung and Knapp's. That of a new setting has their variance of the
+    mean, too, and t with k - 2 degrees of freedom (Partlett and Riley 2017); Higgins, Thompson and
+    Spiegelhalter (2009) took 1 / (sum of the weights) in its place. Needs three settings or more.
     """
     count = len(gains)
     variances = np.array(errors) ** 2  # [count]

@@ -113,7 +113,9 @@ def test_paule_and_mandels_tau_makes_the_residuals_as_large_as_their_degrees_of_
     assert found.tau == pytest.approx(math.sqrt(tau2), rel=1e-3)
     assert found.mean == pytest.approx(mean, rel=1e-3)
     assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 4) * error, rel=1e-3)
-    half_of_new = stats.t.ppf(0.975, 3) * math.sqrt(tau2 + error**2)
+    # Higgins, Thompson and Spiegelhalter's, which is the same where the residuals are as large as
+    # their degrees of freedom
+    half_of_new = stats.t.ppf(0.975, 3) * math.sqrt(tau2 + 1 / sum(weights))
     assert found.new_high - found.mean == pytest.approx(half_of_new, rel=1e-3)
 
 
@@ -126,15 +128,27 @@ def test_settings_that_agree_have_no_spread_and_the_weights_of_their_errors_alon
     mean = statistics.fmean(gains, weights)
     variance = statistics.fmean([(gain - mean) ** 2 for gain in gains], weights) / 3
     half = stats.t.ppf(0.975, 3) * math.sqrt(variance)  # Hartung and Knapp
-    half_of_new = stats.t.ppf(0.975, 2) * math.sqrt(variance)
 
     found = inference.random_effects(gains, errors, method)
     assert found.tau == 0
     assert mean == pytest.approx(0.988, abs=5e-4)
     assert found.mean == pytest.approx(mean)
     assert (found.low, found.high) == pytest.approx((mean - half, mean + half))
+
+
+def test_the_intervals_of_settings_that_agree_on_an_example_by_hand():
+    """The weights are 1, 1 and 1/4, so the mean is 1.125 / 2.25 = 0.5.
+
+    The residuals, 1/4 + 1/4 + 0, are fewer than 2, so tau is 0, and Hartung and Knapp's variance of
+    the mean is (0.5 / 2) / 2.25 = 1/9. By 1 / 2.25, which is that of Higgins, Thompson and
+    Spiegelhalter, the interval of a new setting would be twice as long. t at 97.5 % is 4.3027 for
+    2 degrees of freedom and 12.7062 for 1.
+    """
+    found = inference.random_effects([0.0, 1.0, 0.5], [1.0, 1.0, 2.0])
+    assert (found.mean, found.tau) == pytest.approx((0.5, 0))
+    assert (found.low, found.high) == pytest.approx((0.5 - 4.3027 / 3, 0.5 + 4.3027 / 3), abs=1e-4)
     ends_of_new = (found.new_low, found.new_high)
-    assert ends_of_new == pytest.approx((mean - half_of_new, mean + half_of_new))
+    assert ends_of_new == pytest.approx((0.5 - 12.7062 / 3, 0.5 + 12.7062 / 3), abs=1e-4)
 
 
 # ---- ratios --------------------------------------------------------------------------------------
