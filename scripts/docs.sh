@@ -25,9 +25,12 @@ fi
 
 collect_pages() { "$VENV/bin/python" scripts/development/site_pages.py build/pages; }
 
+# Made anew: site_pages.py or mdformat may be another than in the last build, and only pages that changed are written.
+rm -rf build/pages
 collect_pages
 if [[ ${1-} == serve ]]; then
-    while sleep 2; do collect_pages; done &
+    # A page that is half written may fail; the next look has it whole.
+    while sleep 2; do collect_pages || true; done &
     trap 'kill %1' EXIT
     "$VENV/bin/zensical" serve
     exit
