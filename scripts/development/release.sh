@@ -18,11 +18,11 @@ usage() {
 }
 
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' mixhead_plugin/__init__.py)
-case "$*" in
-    build | build\ * | upload) ;;
+case "$# ${1-}" in
+    '1 build' | '2 build' | '1 upload') ;;
     *) usage "$@" ;;
 esac
-if [[ $1 == build && $# -gt 1 && $2 != "v$version" ]]; then
+if [[ $# == 2 && $2 != "v$version" ]]; then
     echo "release.sh: the tag is $2, must be v$version, the version of mixhead_plugin/__init__.py" >&2
     exit 1
 fi

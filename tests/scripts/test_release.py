@@ -20,8 +20,8 @@ chmod +x "$3/bin/python"
 
 
 @pytest.fixture
-def upload(tmp_path):
-    """Return a function that uploads in a checkout with a false Python; it returns the calls."""
+def release(tmp_path):
+    """Return a function of words that calls release.sh in a checkout with a false Python."""
     shutil.copytree(ROOT / "scripts" / "requirements", tmp_path / "scripts" / "requirements")
     program = tmp_path / "scripts" / "development" / "release.sh"
     program.parent.mkdir()
@@ -32,9 +32,20 @@ def upload(tmp_path):
     python.write_text(PYTHON)
     python.chmod(0o755)
 
-    def upload():
+    def release(*words):
         environment = {**os.environ, "PYTHON": str(python)}
-        subprocess.run([program, "upload"], env=environment, capture_output=True, check=False)
+        command = [program, *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    return release
+
+
+@pytest.fixture
+def upload(release, tmp_path):
+    """Return a function that uploads; it returns the calls of Python."""
+
+    def upload():
+        release("upload")
         calls = (tmp_path / "calls").read_text().split()
         (tmp_path / "calls").unlink()
         return calls
@@ -60,3 +71,22 @@ def test_the_tools_are_installed_again_after_an_installation_that_failed(upload,
     assert upload() == ["pip"]
     (tmp_path / "broken").unlink()
     assert upload() == ["pip", "twine"]
+
+
+REFUSED = {
+    "": "release.sh: takes 'build', 'build TAG' or 'upload', got ''",
+    "uploads": "release.sh: takes 'build', 'build TAG' or 'upload', got 'uploads'",
+    "upload v1.0": "release.sh: takes 'build', 'build TAG' or 'upload', got 'upload v1.0'",
+    "build v1.0 v1.1": "release.sh: takes 'build', 'build TAG' or 'upload', got 'build v1.0 v1.1'",
+    "build v1.1": (
+        "release.sh: the tag is v1.1, must be v1.0, the version of mixhead_plugin/__init__.py"
+    ),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_words_that_cannot_be_meant_are_refused_before_any_work(words, release, tmp_path):
+    refused = release(*words.split())
+    assert refused.returncode != 0
+    assert refused.stderr == f"{REFUSED[words]}\n"
+    assert not (tmp_path / "calls").exists()
