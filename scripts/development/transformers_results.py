@@ -28,10 +28,21 @@ ALL = "everything in the list above holds"
 LEFT_OUT = "the same, but other attentions of the model stay as they are, and a warning names them"
 BUT_PRUNE = "the same, but `prune` refuses, because something needs all heads"
 A_PART = "the same for those attentions that were called; others need inputs that we did not make"
+A_PART_BUT_PRUNE = (
+    "the same for those attentions that were called, but `prune` refuses, because something needs "
+    "all heads"
+)
 WRONG = "**wrong**"
 UNTRIED = "not tried: the script could not make a small model or its inputs"
 UNTRIED_NAMES = "all others: [types.json](../results/transformers/types.json) names them"
-ORDER = (ALL, LEFT_OUT, BUT_PRUNE, A_PART, WRONG, *REFUSED.values(), UNTRIED)
+ORDER = (ALL, LEFT_OUT, BUT_PRUNE, A_PART, A_PART_BUT_PRUNE, WRONG, *REFUSED.values(), UNTRIED)
+
+# The row of a type by those of its checks that do not hold, and are no fault.
+NO_FAULT = {
+    ("pruned",): BUT_PRUNE,
+    ("trained",): A_PART,
+    ("trained", "pruned"): A_PART_BUT_PRUNE,
+}
 
 
 def group_of(result: dict[str, Any]) -> str:
@@ -40,14 +51,19 @@ def group_of(result: dict[str, Any]) -> str:
         return UNTRIED
     if "refused" in result:
         return next(row for part, row in REFUSED.items() if part in result["refused"])
-    failed = [check for check in CHECKS if result[check] not in (True, None)]
+    failed = tuple(check for check in CHECKS if result[check] not in (True, None))
     if not failed:
         return LEFT_OUT if result["left out"] else ALL
-    if failed == ["pruned"] and result["pruned"].startswith(REFUSES):
-        return BUT_PRUNE
-    if failed[0] == "trained" and result["trained"].endswith("attentions are not called"):
-        return A_PART
+    if all(is_no_fault(check, str(result[check])) for check in failed):
+        return NO_FAULT[failed]
     return WRONG
+
+
+def is_no_fault(check: str, answer: str) -> bool:
+    """Return True if a check that does not hold says nothing against the mixing."""
+    if check == "trained":
+        return answer.endswith("attentions are not called")
+    return check == "pruned" and answer.startswith(REFUSES)
 
 
 def transformers_types() -> str:
