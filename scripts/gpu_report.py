@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -199,16 +198,31 @@ def main(words: Sequence[str] | None = None) -> int:
     device = device_of_this_machine()
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / file_name(device)
-    # Compiled code goes where nothing was compiled before, so that the seconds of a first use are
-    # true.
-    made = Path(tempfile.mkdtemp(prefix="gpu_report"))
-    os.environ.setdefault("TRITON_CACHE_DIR", str(made / "triton"))
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(made / "inductor"))
+    # Many processes compile beside each other already.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
+    with tempfile.TemporaryDirectory(prefix="gpu_report", ignore_cleanup_errors=True) as made:
+        # Compiled code goes where nothing was compiled before, whatever the caller has set, so that
+        # the seconds of a first use are true.
+        os.environ["TRITON_CACHE_DIR"] = f"{made}/triton"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{made}/inductor"
+        parts = run_parts(args, device, Path(made), path)
+    print(f"wrote {path}.json, .md and .log")
+    is_right = all(not wrong_rows(part) and not part["faults"] for part in parts.values())
+    return 0 if is_right else 1
+
+
+def run_parts(args: argparse.Namespace, device: str, made: Path, path: Path) -> dict[str, Report]:
+    """Run the parts one after the other, and write the report after each.
+
+    Args:
+        args: the flags
+        device: "cuda" or "cpu"
+        made: an empty folder for compiled code
+        path: the report's path, without its suffixes
+    """
     words_of = words_by_part(args.only)
     tests = tuple(words_of.get("tests", ()))
     settings = gpu.Settings(device, args.quick, made / "compiled", tests)
-    # Many processes compile beside each other already.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     log = path.with_suffix(".log").resolve()
     log.write_text("")
     parts: dict[str, Report] = {}
@@ -224,10 +238,7 @@ def main(words: Sequence[str] | None = None) -> int:
         path.with_suffix(".json").write_text(content)
         path.with_suffix(".md").write_text(as_text(parts))
         print(f"{name:10} {summary(parts[name])}", flush=True)
-    shutil.rmtree(made, ignore_errors=True)
-    print(f"wrote {path}.json, .md and .log")
-    is_right = all(not wrong_rows(part) and not part["faults"] for part in parts.values())
-    return 0 if is_right else 1
+    return parts
 
 
 if __name__ == "__main__":

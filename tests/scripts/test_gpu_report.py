@@ -85,6 +85,32 @@ def test_the_words_of_the_tests_are_files(tmp_path, monkeypatch):
     assert given == {"core": (files, ["float16"]), "tests": (files, [])}
 
 
+@pytest.mark.parametrize("ending", [None, KeyboardInterrupt], ids=["whole", "Ctrl-C"])
+def test_code_is_compiled_into_a_new_folder_that_does_not_stay(ending, tmp_path, monkeypatch):
+    """Also for a caller who has caches of his own."""
+    found = []
+
+    def run_part(name, *rest):
+        for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+            folder = Path(os.environ[variable])
+            found.append(folder)
+            folder.mkdir()
+        if ending is not None:
+            raise ending
+        return {"title": name, "left_out": "a test", "rows": [], "faults": {}}
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path / "of the caller"))
+    monkeypatch.setattr(gpu_report, "run_part", run_part)
+    try:
+        gpu_report.main(["--only", "core", f"--out={tmp_path}"])
+    except KeyboardInterrupt:
+        assert ending is KeyboardInterrupt
+    assert len(set(found)) == 2
+    assert not any(folder.parent.exists() for folder in found)
+
+
 def test_a_machine_without_a_gpu_is_told_in_one_line(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
