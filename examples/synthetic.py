@@ -74,7 +74,7 @@ class Setting(NamedTuple):
         seed: the seed of the data and of the first weights
         warmup_steps: the first steps, in which the rate rises; None for a tenth of the steps
         decay_steps: the last steps, in which the rate falls to 0; None for a fifth of the steps
-        valid_interval: steps between two validations; None for none before the end
+        valid_interval: steps between two validations; None for no validation
         stop_at: the validation loss that ends a training early; None for none
     """
 
