@@ -132,7 +132,9 @@ def report_tokens(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m common.bleu", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m common.bleu", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("results", type=Path)
     parser.add_argument("--gen-subset", default="test")
