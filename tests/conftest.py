@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from common.cores import CORES
 
 from tests import launcher
 
@@ -56,8 +57,7 @@ def pytest_xdist_auto_num_workers():
 
     Many tests wait for other processes.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores + 1
+    return CORES + 1
 
 
 @pytest.hookimpl(wrapper=True)
