@@ -7,7 +7,8 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Optional
 
-from common.archives import Archive, fail, note, obtain, sha256, unpack, written_whole
+from common.archives import Archive, fail, note, obtain, sha256, unpack
+from common.files import written_whole
 from common.prepare import is_ready, require_files, write_settings
 
 # beside dict.txt and model.pt

@@ -11,7 +11,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 CHUNK = 1 << 20
 TIMEOUT = 60.0  # seconds without a byte
-ATTEMPTS = 5  # for each URL, as long as they bring nothing
+ATTEMPTS = 5  # for each URL; those that bring a part that is kept do not count
 # An archive may unpack to RATIO times its size, but to FLOOR bytes in any case and to LIMIT bytes
 # at most.
 LIMIT = 32 << 30  # LM1B, the largest here, has 4 GB
@@ -73,35 +72,6 @@ def bar(total: int | None, title: str, **settings: Any) -> tqdm:
     )
 
 
-# ---- atomic writes -----------------------------------------------------------------------------
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for a file or folder to write.
-
-    It is renamed to `path` if the block succeeds.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    remove(unfinished)
-    try:
-        yield unfinished
-        if unfinished.is_dir():
-            remove(path)  # a folder does not replace another
-        os.replace(unfinished, path)
-    finally:
-        remove(unfinished)
-
-
 # ---- fetching ----------------------------------------------------------------------------------
 
 
@@ -142,14 +112,15 @@ def obtain(archive: Archive, data: Path) -> Path:
     reasons = []
     for url in urls:
         try:
-            pooch.retrieve(url, archive.sha256, archive.file, folder, downloader=_Resuming(path))
+            fetch = _Resuming(path, resumes=archive.sha256 is not None)
+            pooch.retrieve(url, archive.sha256, archive.file, folder, downloader=fetch)
             return path
         except requests.RequestException as error:
             reasons.append(f"{url}: {error}")
         except ValueError:  # pooch: another sum
             fail(f"{archive.file}: {url} gave a file whose sha256 is not {archive.sha256}; removed")
     kept = ""
-    if _length(_part(path)) > 0:
+    if archive.sha256 is not None and _length(_part(path)) > 0:
         kept = f"; {_part(path)}: {_length(_part(path)):,} bytes are kept, run again to go on"
     fail(
         f"{archive.file} cannot be fetched ({'; '.join(reasons)}){kept}; or name a folder that has "
@@ -183,11 +154,13 @@ def _length(path: Path) -> int:
 class _Resuming:
     """A downloader for pooch that keeps <file>.part and asks for the rest.
 
-    pooch's own starts from the beginning.
+    pooch's own starts from the beginning. So does this one for a file without a published sum,
+    because nothing would tell that the file there has changed since, and the two parts do not fit.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, resumes: bool):
         self.part = _part(path)
+        self.resumes = resumes
 
     def __call__(self, url: str, output_file: str, pooch: Any) -> None:
         failures = 0
@@ -197,7 +170,9 @@ class _Resuming:
                 self._fetch(url)
                 break
             except requests.RequestException as error:
-                if _length(self.part) > before:  # a try that brought something begins the count
+                if (
+                    self.resumes and _length(self.part) > before
+                ):  # a try that brought something begins the count
                     failures = 0
                 failures += 1
                 is_refused = error.response is not None and error.response.status_code < 500
@@ -207,7 +182,7 @@ class _Resuming:
 
     def _fetch(self, url: str) -> None:
         """Ask once for what is missing; a server without Range sends everything."""
-        have = _length(self.part)
+        have = _length(self.part) if self.resumes else 0
         headers = {"Accept-Encoding": "identity"}
         if have > 0:
             headers["Range"] = f"bytes={have}-"

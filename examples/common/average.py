@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from common import checkpoints
-from common.archives import written_whole
 from common.errors import failing
+from common.files import written_whole
 
 fail = failing("average")
 

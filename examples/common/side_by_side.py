@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from common.files import written_whole
 from common.fingerprint import fingerprint
 from common.seeds import HELP, seeds
 from torch import Tensor
@@ -159,5 +160,6 @@ def save(
         "versions": {name: metadata.version(name) for name in ("torch", *libraries)},
         "rows": rows,
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1) + "\n")
+    # a stop, or a full disk, while it is written must not cost the seeds before
+    with written_whole(file) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=1) + "\n")

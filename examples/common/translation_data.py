@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.archives import note, written_whole
+from common.archives import note
+from common.files import written_whole
 from common.parallel_text import SOURCE, SPLITS, TARGET, write_lines
 from common.prepare import preprocess, write_settings
 

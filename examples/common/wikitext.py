@@ -6,17 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from common.archives import (
-    Archive,
-    check_counts,
-    count,
-    fail,
-    note,
-    obtain,
-    stream_lines,
-    unpack,
-    written_whole,
-)
+from common.archives import Archive, check_counts, count, fail, note, obtain, stream_lines, unpack
+from common.files import written_whole
 from common.prepare import (
     UNCHECKED,
     data_folder,

@@ -10,7 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.archives import Archive, fail, note, obtain, remove, unpack, written_whole
+from common.archives import Archive, fail, note, obtain, unpack
+from common.files import remove, written_whole
 from common.parallel_text import (
     LANGUAGES,
     SOURCE,

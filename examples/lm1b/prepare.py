@@ -15,8 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.archives import Archive, check_counts, fail, note, obtain, remove, unpack, written_whole
+from common.archives import Archive, check_counts, fail, note, obtain, unpack
 from common.errors import reason_of
+from common.files import remove, written_whole
 from common.prepare import (
     data_folder,
     ending_at_once,

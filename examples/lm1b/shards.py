@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
-from common.archives import bar, fail, written_whole
+from common.archives import bar, fail
+from common.files import written_whole
 from tqdm import tqdm
 
 BLOCK = 1 << 20  # bytes of text in memory at a time

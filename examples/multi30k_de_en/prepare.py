@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.archives import Archive, count, fail, obtain, remove, unpack, written_whole
+from common.archives import Archive, count, fail, obtain, unpack
+from common.files import remove, written_whole
 from common.parallel_text import (
     LANGUAGES,
     TARGET,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from common import archives
-from common.archives import Archive, count, obtain, unpack, written_whole
+from common.archives import Archive, count, obtain, unpack
+from common.files import written_whole
 from recipes import refused_here, tar_of, zip_of
 
 CONTENT = bytes(range(256)) * 10_000  # 2.5 MB: several chunks
@@ -54,6 +55,21 @@ def test_an_interrupted_program_goes_on_where_it_stopped(
     assert kept > len(CONTENT) // 3
     assert obtain(archive, tmp_path).read_bytes() == CONTENT
     assert server.requests[1:] == [("/text.bin", f"bytes={kept}-")]
+
+
+def test_a_file_without_a_published_sum_is_fetched_from_the_beginning(
+    archive, server, tmp_path, monkeypatch, capsys
+):
+    """The file there may be another one by now, and nothing would tell it."""
+    monkeypatch.setattr(archives, "ATTEMPTS", 2)
+    without_sum = archive._replace(sha256=None)
+    server.faults += ["drop", "drop"]
+    assert "are kept" not in refused_here(capsys, obtain, without_sum, tmp_path)
+    assert (tmp_path / "archives" / "text.bin.part").exists()
+    (server.folder / "text.bin").write_bytes(CONTENT[::-1])
+    assert obtain(without_sum, tmp_path).read_bytes() == CONTENT[::-1]
+    assert server.requests == [("/text.bin", None)] * 3
+    assert [path.name for path in (tmp_path / "archives").iterdir()] == ["text.bin"]
 
 
 def test_a_server_that_cannot_resume_sends_it_all_again(archive, server, tmp_path):

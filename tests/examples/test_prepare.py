@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from common.archives import written_whole
+from common.files import written_whole
 from common.prepare import ENDINGS, LOCK, data_folder, preprocess
 from recipes import EXAMPLES, refused_here
 
@@ -22,7 +22,7 @@ wait
 """
 PROGRAM = """
 import signal
-from common.archives import written_whole
+from common.files import written_whole
 from common.prepare import ENDINGS, data_folder, preprocess, start
 
 def main():

@@ -10,7 +10,8 @@ from typing import Optional
 
 from bert.pretrained import check_case, prepare_model
 from bert.squad_data import SquadError, locate, read_squad
-from common.archives import Archive, check_counts, fail, note, obtain, sha256, written_whole
+from common.archives import Archive, check_counts, fail, note, obtain, sha256
+from common.files import written_whole
 from common.prepare import data_folder, is_ready, parser, start, write_settings
 
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
