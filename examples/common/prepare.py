@@ -133,31 +133,57 @@ def require_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def is_ready(
-    folder: Path, settings: Mapping[str, Any], files: Iterable[str], any_counts: bool
+    folder: Path,
+    settings: Mapping[str, Any],
+    files: Iterable[str],
+    any_counts: bool,
+    sources: Mapping[str, str] | None = None,
 ) -> bool:
     """Return True if the folder exists.
 
-    The program ends if it lacks one of `files` or has other settings.
+    The program ends if it lacks one of `files`, or has other settings or sources.
+
+    Args:
+        folder: the folder that prepare.sh makes
+        settings: flags of prepare.sh and their values
+        files: names of files that the folder must have
+        any_counts: whether this run has --any-counts
+        sources: checksums of what the folder is made from, by name; None if there are none. An
+            older version did not record them, and its folders are taken as they are.
     """
     if not folder.exists():
         return False
     refuse_unchecked([folder], any_counts)
     require_files(folder, [SETTINGS, *files])
+    made = read_settings(folder)
+    refuse_other_settings(folder, made, settings)
+    known = {name: value for name, value in (sources or {}).items() if name in made}
+    refuse_other_settings(folder, made, known)
+    note(f"{folder} is there already")
+    return True
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return what `write_settings` has written into a folder."""
     try:
         content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        made = dict(content.get("settings", content))
+        return dict(content.get("settings", content))
     except (ValueError, AttributeError, TypeError):
         fail(
             f"{folder / SETTINGS}: is not made by prepare.sh; remove {folder} to have it made again"
         )
+
+
+def refuse_other_settings(
+    folder: Path, made: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """End the program if a folder was made with other settings."""
     for name, value in settings.items():
         if made.get(name) != value:
             fail(
                 f"{folder}: made with {name} {made.get(name)}, not {value}; remove it, or choose "
                 "another DATA"
             )
-    note(f"{folder} is there already")
-    return True
 
 
 def write_settings(

@@ -35,7 +35,7 @@ from common.prepare import (
     start,
 )
 from common.subwords import SUBWORDS, in_subwords
-from common.translation_data import binarise
+from common.translation_data import TEXT, binarise, checksum, refuse_unknown_text
 from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
 from tqdm import tqdm
 
@@ -196,7 +196,9 @@ def prepare_data(
     """
     folder = data / folder_name(subwords, concatenate, join)
     settings = {"--vocabulary": vocabulary}
-    if is_ready(folder, settings, (), any_counts=True):  # main refuses unchecked folders
+    sources = {TEXT: checksum(text)}
+    # main refuses unchecked folders
+    if is_ready(folder, settings, (), any_counts=True, sources=sources):
         return folder
     is_bpe = subwords == "bpe"
     kinds = KINDS if is_bpe else ("raw",)  # of the references
@@ -216,7 +218,7 @@ def prepare_data(
     # the published recipe keeps a dictionary for each language
     flags = ["--joined-dictionary"] if join or subwords == "sentencepiece" else []
     checked = not (text / UNCHECKED).exists()
-    binarise(folder, pieces, references, settings, workers, flags, checked)
+    binarise(folder, pieces, references, settings | sources, workers, flags, checked)
     if (subwords, concatenate, vocabulary, join) == ("bpe", 0, MERGES, False):
         compare_with_published(folder, pieces)
     return folder
@@ -307,6 +309,7 @@ def main(arguments: Any = None) -> None:
         folder = data / folder_name(args.subwords, args.concatenate, join)
         refuse_unchecked([text, folder], args.any_counts)
         if not text.is_dir():
+            refuse_unknown_text(data)
             archive = obtain(ARCHIVE, data)
             remove(data / "subwords")  # perhaps from another text
             prepare_text(archive, text, any_counts=args.any_counts)

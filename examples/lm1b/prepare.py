@@ -19,12 +19,16 @@ from common.archives import Archive, check_counts, fail, note, obtain, unpack
 from common.errors import reason_of
 from common.files import remove, written_whole
 from common.prepare import (
+    SETTINGS,
     data_folder,
     ending_at_once,
     mark_unchecked,
     parser,
+    read_settings,
+    refuse_other_settings,
     refuse_unchecked,
     start,
+    write_settings,
 )
 from lm1b.shards import (
     Coding,
@@ -245,14 +249,17 @@ def prepare_subwords(
 
     parts = data / "subword.parts"
     model = parts / "sentencepiece.model"
-    if model.exists() and len(SentencePieceProcessor(model_file=str(model))) != size:
-        remove(parts)  # a run with another --subwords made it
-    if not model.exists():
+    settings = {"--subwords": size, "--sample": sample}
+    is_of_these_flags = (parts / SETTINGS).exists() and read_settings(parts) == settings
+    if not is_of_these_flags:
+        remove(parts)  # of another run, or of an older version, which recorded no flags
         number = sum(1 for _ in _sample(text.training, sample))
         note(f"sentencepiece learns {size:,} subwords from {number:,} sentences")
-        learnt = _learn(text.training, sample, size, workers)
-        with written_whole(model) as file:
-            file.write_bytes(learnt)
+        learnt = _learn(text.training, sample, size)
+        with written_whole(parts) as unfinished:
+            unfinished.mkdir()
+            (unfinished / model.name).write_bytes(learnt)
+            write_settings(unfinished, settings, any_counts=False)
     pieces = SentencePieceProcessor(model_file=str(model))
     dictionary = Dictionary()
     for i in range(len(pieces)):
@@ -268,11 +275,11 @@ def prepare_subwords(
         dictionary,
         make=piece_encoder,
         source=model,
-        kept=["dict.txt", model.name],
+        kept=["dict.txt", model.name, SETTINGS],
     )
 
 
-def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> bytes:
+def _learn(shards: Sequence[Path], sample: int, size: int) -> bytes:
     from sentencepiece import SentencePieceTrainer
 
     model = BytesIO()
@@ -288,7 +295,8 @@ def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> byte
                 character_coverage=0.9999,
                 # the likelihood must be that of the original text
                 normalization_rule_name="identity",
-                num_threads=workers,
+                # fixed: with another number the sums differ by rounding, and so may the pieces
+                num_threads=4,
                 minloglevel=1,
             )
     except RuntimeError as error:
@@ -378,6 +386,15 @@ def _refuse_another_size(dictionary: Path, size: int) -> None:
             )
 
 
+def _refuse_another_sample(folder: Path, sample: int) -> None:
+    """End the program if DATA/subword was learnt on a sample of another size.
+
+    An older version did not record it, and its folder is taken as it is.
+    """
+    if (folder / SETTINGS).exists():
+        refuse_other_settings(folder, read_settings(folder), {"--sample": sample})
+
+
 def main(
     arguments: Sequence[str] | None = None, expected: Mapping[str, Mapping[str, int]] = PUBLISHED
 ) -> int:
@@ -408,6 +425,7 @@ def main(
         refuse_unchecked([data / form for form in wanted], options.any_counts)
         if "subword" in wanted:
             _refuse_another_size(data / "subword" / "dict.txt", options.subwords)
+            _refuse_another_sample(data / "subword", options.sample)
         wanted = [form for form in wanted if not (data / form).is_dir()]
         if wanted:
             try:

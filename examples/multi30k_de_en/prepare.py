@@ -26,7 +26,7 @@ from common.prepare import (
     start,
 )
 from common.subwords import in_subwords
-from common.translation_data import binarise
+from common.translation_data import TEXT, binarise, checksum, refuse_unknown_text
 
 # github.com/multi30k/dataset as of November 2020, the last change of these files
 URL = "https://raw.githubusercontent.com/multi30k/dataset/c40b37b23d6387214f8ab37335b5a8672b9745f2/data/task1/raw/"
@@ -90,13 +90,16 @@ def prepare_text(
 
 def prepare_data(text: Path, folder: Path, vocabulary: int, workers: int) -> None:
     settings = {"--vocabulary": vocabulary}
-    if is_ready(folder, settings, (), any_counts=True):  # main refuses unchecked folders
+    sources = {TEXT: checksum(text)}
+    # main refuses unchecked folders
+    if is_ready(folder, settings, (), any_counts=True, sources=sources):
         return
     lines = read_text(text)
     pieces = in_subwords(lines, "sentencepiece", folder.parent / "subwords", vocabulary)
     references = {f"{split}.raw": lines[f"{split}.{TARGET}"] for split in ("valid", "test")}
     checked = not (text / UNCHECKED).exists()
-    binarise(folder, pieces, references, settings, workers, ["--joined-dictionary"], checked)
+    flags = ["--joined-dictionary"]
+    binarise(folder, pieces, references, settings | sources, workers, flags, checked)
 
 
 def main(arguments: Any = None) -> None:
@@ -117,6 +120,7 @@ def main(arguments: Any = None) -> None:
         folder = data / "binary"
         refuse_unchecked([text, folder], args.any_counts)
         if not text.is_dir():
+            refuse_unknown_text(data)
             prepare_text(data, text, any_counts=args.any_counts)
         prepare_data(text, folder, args.vocabulary, args.workers)
 

@@ -18,7 +18,7 @@ from common.perplexity import Counts, Unknown, perplexity
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.data_utils import load_indexed_dataset
 from lm1b import prepare, shards
-from recipes import dry_run, parse, script, tar_of
+from recipes import dry_run, parse, refused_here, script, tar_of
 
 from tests.commands import LM_SIZES
 from tests.helpers import run_here
@@ -200,6 +200,33 @@ def test_subwords_hold_the_whole_text(archive):
     assert [statistics[name]["unknown"] for name in TEXT] == [0] * 4
     assert statistics["test"]["words"] == len(words(TEXT["test"])) + LINES
     assert statistics["test"]["tokens"] == sum(map(len, decoded(folder, "test")))
+
+
+def test_another_sample_is_refused_and_subwords_that_were_begun_with_it_are_learnt_again(
+    archive, environment, capsys
+):
+    flags = ["--form", "subword", "--subwords", "320"]
+    real = prepare._binarise
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    environment.setattr(prepare, "_binarise", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(*flags, "--sample", "40")
+    environment.setattr(prepare, "_binarise", real)
+    begun = (data() / "subword.parts" / "sentencepiece.model").read_bytes()
+    run(*flags, "--sample", "80")
+    folder = data() / "subword"
+    assert (folder / "sentencepiece.model").read_bytes() != begun
+
+    run(*flags, "--sample", "80")
+    message = refused_here(capsys, run, *flags, "--sample", "40")
+    assert message == (
+        f"{folder}: made with --sample 80, not 40; remove it, or choose another DATA"
+    )
+    (folder / "settings.json").unlink()  # as an older version left it
+    assert run(*flags, "--sample", "40") == 0
 
 
 def test_an_interrupted_run_goes_on_with_the_shard_in_work(archive, environment, tmp_path):

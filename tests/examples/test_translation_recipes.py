@@ -1,17 +1,20 @@
 """IWSLT14 and Multi30k go from the archive to BLEU, on small archives."""
 
 import gzip
+import json
 import math
 import re
 import shlex
+import shutil
 import sys
 
 import pytest
-from common import bleu, parallel_text, subwords
+from common import bleu, parallel_text, subwords, translation_data
 from fairseq_cli import score
 from iwslt14_de_en import prepare as iwslt
 from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
-from recipes import EXAMPLES, dry_run, script, tar_of
+from multi30k_de_en import prepare as multi30k
+from recipes import EXAMPLES, dry_run, refused_here, script, tar_of
 
 TINY = (
     "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32"
@@ -340,18 +343,23 @@ def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
 # ---- Multi30k ----------------------------------------------------------------------------------
 
 
+def write_multi30k(folder, pairs):
+    """Write the archives; the last 40 pairs are for validation and test."""
+    for split, part in {
+        "train": pairs[:-40],
+        "val": pairs[-40:-20],
+        "test_2016_flickr": pairs[-20:],
+    }.items():
+        for language, lines in zip(("de", "en"), zip(*part)):
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / f"{split}.{language}.gz").write_bytes(gzip.compress(text.encode()))
+
+
 @pytest.mark.slow
 def test_multi30k_trains_and_is_evaluated(pairs, tmp_path):
     settings = {"DATA": tmp_path / "data", "ARCHIVES": tmp_path, "SAVE": tmp_path / "save"}
     vocabulary = 300
-    for split, part in {
-        "train": pairs[:2000],
-        "val": pairs[2000:2020],
-        "test_2016_flickr": pairs[2020:2040],
-    }.items():
-        for language, lines in zip(("de", "en"), zip(*part)):
-            text = "".join(f"{line}\n" for line in lines)
-            (tmp_path / f"{split}.{language}.gz").write_bytes(gzip.compress(text.encode()))
+    write_multi30k(tmp_path, pairs[:2040])
     flags = ["--any-counts", "--vocabulary", vocabulary, "--workers", 1]
     recipe("multi30k_de_en/prepare.sh", *flags, **settings)
     dictionaries = [
@@ -374,3 +382,57 @@ def test_multi30k_trains_and_is_evaluated(pairs, tmp_path):
     )
     folder = tmp_path / "save" / "checkpoint_best.translations"
     assert len((folder / "test.en").read_text().splitlines()) == 20
+
+
+# ---- a text that was made anew -----------------------------------------------------------------
+
+MADE = {"iwslt": (iwslt, "bpe", 30), "multi30k": (multi30k, "binary", 200)}
+
+
+@pytest.fixture(params=MADE)
+def prepared(request, pairs, tmp_path, monkeypatch):
+    """Return a folder that prepare.py has made, and a function that runs it again on some pairs."""
+    module, name, vocabulary = MADE[request.param]
+
+    def prepare(pairs):
+        if module is iwslt:
+            write_archive(tmp_path / "de-en.tgz", pairs)
+        else:
+            write_multi30k(tmp_path, pairs[:240])
+        module.main(["--any-counts", "--workers", "1", "--vocabulary", str(vocabulary)])
+
+    monkeypatch.setenv("DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("ARCHIVES", str(tmp_path))
+    # fairseq's own numbers do not matter here, and its command takes seconds
+    monkeypatch.setattr(translation_data, "preprocess", lambda *_: None)
+    prepare(pairs)
+    return tmp_path / "data" / name, prepare
+
+
+def test_a_folder_is_refused_after_its_text_was_made_anew_from_another_archive(
+    prepared, pairs, capsys
+):
+    folder, prepare = prepared
+    shutil.rmtree(folder.parent / "text")
+    prepare(pairs)  # the same text
+    shutil.rmtree(folder.parent / "text")
+    message = refused_here(capsys, prepare, pairs[1:])
+    pattern = rf"{folder}: made with text \w{{12}}, not \w{{12}}; remove it, or choose another DATA"
+    assert re.fullmatch(pattern, message)
+
+
+def test_the_folder_of_an_older_version_stands_as_long_as_its_text(prepared, pairs, capsys):
+    folder, prepare = prepared
+    file = folder / "settings.json"
+    settings = json.loads(file.read_text())["settings"]
+    del settings["text"]
+    file.write_text(json.dumps({"settings": settings}))
+    prepare(pairs)
+
+    shutil.rmtree(folder.parent / "text")
+    for _ in range(2):  # a second try must not find a text that the first has made
+        message = refused_here(capsys, prepare, pairs)
+        assert message == (
+            f"{folder}: an older version made it from a text that is gone; remove it, or choose "
+            "another DATA"
+        )

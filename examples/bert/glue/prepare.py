@@ -10,7 +10,7 @@ from bert.binary import BinarySet
 from bert.glue.rows import Example, Table, read_table
 from bert.glue.tasks import HIGHEST, TASKS, Task
 from bert.pretrained import FILES, check_case, prepare_model
-from common.archives import fail, note, obtain, stream_lines, unpack
+from common.archives import fail, note, obtain, sha256, stream_lines, unpack
 from common.files import written_whole
 from common.prepare import data_folder, is_ready, parser, require_files, start, write_settings
 
@@ -144,7 +144,8 @@ def prepare_task(
         text: the folder of `unpack_task`
         encode: turns texts into the numbers of the model's dictionary
         room: how many pieces an example may have, without its special tokens
-        settings: flags of prepare.sh and their values, which the folder records
+        settings: flags of prepare.sh and their values, and checksums of the model's pieces, which
+            the folder records
         any_counts: whether the numbers of examples may be others than the published ones
     """
     task = TASKS[name]
@@ -168,6 +169,17 @@ def prepare_task(
             for row in left_out:
                 note(f"  left out of {subset}: {task.files[subset]}, {row}")
         write_settings(unfinished, settings, any_counts, task=name, sets=counts)
+
+
+def require_dictionary(folder: Path, model: Path) -> None:
+    """End the program if the folder of a task has another dictionary than the model.
+
+    The folders of older versions record no checksum of it.
+    """
+    own = folder / "input0" / "dict.txt"
+    words = [path.read_text(encoding="utf-8").split() for path in (own, model / "dict.txt")]
+    if words[0] != words[1]:
+        fail(f"{own}: is not the dict.txt of {model}; remove {folder}, or choose another DATA")
 
 
 # ---- the command -------------------------------------------------------------------------------
@@ -230,16 +242,19 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             check_case(folder, args.cased)  # the folder may be from an earlier run
         encode = None
         settings = {"max_length": length, "cased": args.cased}
+        sources = {file: sha256(folder / file) for file in ("dict.txt", *FILES[args.model])}
         for name in dict.fromkeys(args.tasks):
             folder_of_task = data / args.model / name
-            if is_ready(folder_of_task, settings, (), args.any_counts):
+            if is_ready(folder_of_task, settings, (), args.any_counts, sources):
+                require_dictionary(folder_of_task, folder)
                 continue
             from bert.glue.pieces import LAYOUTS, Encoder
 
             encode = encode or Encoder(args.model, folder, not args.cased)
             room = LAYOUTS[args.model].room(len(TASKS[name].texts), length)
             text = unpack_task(name, TASKS[name], data)
-            prepare_task(name, folder_of_task, text, encode, room, settings, args.any_counts)
+            made_with = settings | sources
+            prepare_task(name, folder_of_task, text, encode, room, made_with, args.any_counts)
         note(f"{folder.parent} is ready")
 
 

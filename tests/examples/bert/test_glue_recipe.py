@@ -23,7 +23,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import build_model
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-from recipes import dry_run, parse, script
+from recipes import dry_run, parse, refused_here, script
 
 WORDS = "the cat dog sat ran on under mat tree . , good bad yes no".split()
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "##t", "c", "##a"]
@@ -292,6 +292,30 @@ def test_the_pieces_of_roberta_are_fairseqs(tmp_path):
     for text in texts:
         expected.append([encode.dictionary.index(str(piece)) for piece in fairseqs.encode(text)])
     assert encode(texts) == expected
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of an older version"])
+def test_a_task_with_the_pieces_of_another_model_is_refused(recorded, bert, tmp_path, capsys):
+    run("--from", bert, "--tasks", "RTE")
+    folder = data() / "bert" / "RTE"
+    if not recorded:
+        file = folder / "settings.json"
+        settings = json.loads(file.read_text())["settings"]
+        older = {name: settings[name] for name in ("max_length", "cased")}
+        file.write_text(json.dumps({"settings": older}))
+    run("--from", bert, "--tasks", "RTE")
+
+    model = data() / "bert" / "model" / "dict.txt"
+    lines = model.read_text().splitlines()
+    model.write_text("".join(f"{line}\n" for line in [*lines[1:], lines[0]]))
+    message = refused_here(capsys, run, "--tasks", "RTE")
+    if recorded:
+        assert message.startswith(f"{folder}: made with dict.txt ")
+    else:
+        assert message == (
+            f"{folder}/input0/dict.txt: is not the dict.txt of {model.parent}; remove {folder}, or "
+            "choose another DATA"
+        )
 
 
 def test_numbers_of_examples_are_checked(bert, capsys):
