@@ -6,6 +6,7 @@ By default they train tiny models with random weights. The slow tests run each a
 import hashlib
 import json
 import re
+from argparse import Namespace
 from pathlib import Path
 
 import minilm.run
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import vit.run
+from common import side_by_side
 from common.fingerprint import fingerprint
 from torch import nn
 
@@ -92,6 +94,22 @@ def test_the_last_line_has_the_means_over_the_seeds(call, capsys):
     last = capsys.readouterr().out.splitlines()[-1]
     both = f"{means[0]} with position-independent, {means[1]} without mixing"
     assert last == f"test loss, nats a letter = {both}"
+
+
+def test_what_is_saved_outlives_a_disk_that_is_full_for_the_next_seed(tmp_path, monkeypatch):
+    file = tmp_path / "saved.json"
+    args = Namespace(steps=1)
+    side_by_side.save(file, "loss", [{"seed": 1}], args, (), {})
+    real = Path.write_text
+
+    def half(path, text):
+        real(path, text[: len(text) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="No space left"):
+        side_by_side.save(file, "loss", [{"seed": 1}, {"seed": 2}], args, (), {})
+    assert json.loads(file.read_text())["rows"] == [{"seed": 1}]
 
 
 def test_what_is_saved_tells_the_text_that_was_read(call, tmp_path):
