@@ -152,7 +152,7 @@ def print_commands(todo: Sequence[Run], out: Path) -> int:
         scripts = [("train", run.train)]
         scripts += [("evaluate", words) for words in run.evaluate.values()]
         for name, words in scripts:
-            if dry_run(run, name, words, save).returncode:
+            if dry_run(run, name, words, {"SAVE": save}).returncode:
                 return 1
     return 0
 

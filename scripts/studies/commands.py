@@ -3,7 +3,7 @@
 import itertools
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,17 @@ def command_of(
 
 
 def dry_run(
-    run: Run, name: str, words: Sequence[str], save: str, **options: Any
+    run: Run, name: str, words: Sequence[str], variables: Mapping[str, str], **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Let a script print fairseq's command; `options` are those of subprocess.run."""
-    command, variables = command_of(run, name, words, save)
-    environment = {**os.environ, "SAVE": save, **variables, "DRY_RUN": "1"}
+    """Let a script print fairseq's command.
+
+    Args:
+        run: a run of the grid
+        name: 'train' or 'evaluate'
+        words: the words of the grid
+        variables: SAVE, and the run's share of the machine if it has one
+        options: those of subprocess.run
+    """
+    command, of_words = command_of(run, name, words, variables["SAVE"])
+    environment = {**os.environ, **variables, **of_words, "DRY_RUN": "1"}
     return subprocess.run(command, env=environment, text=True, check=False, **options)

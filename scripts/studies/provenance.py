@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -14,12 +15,20 @@ from typing import Any
 from studies.machines import CORES
 
 ROOT = Path(__file__).resolve().parents[2]
+# The files with the text of a recipe: those of fairseq-preprocess, the scores of STS-B, and the
+# questions of SQuAD.
+TEXT = ("*.bin", "dict*.txt", "*.label", "train.json", "valid.json")
 PACKAGES = ("torch", "numpy", "fairseq", "fairseq-fixed", "ve-fairseq")
 
 
-def device(on_gpus: bool) -> str:
-    """Return what a run computes on: the processor, behind the kinds of GPUs if it uses them."""
-    gpus = environment()["gpus"] if on_gpus else []
+def device(on_gpus: bool, visible: str | None = None) -> str:
+    """Return what a run computes on: the processor, behind the kinds of GPUs if it uses them.
+
+    Args:
+        on_gpus: whether the run uses GPUs
+        visible: CUDA_VISIBLE_DEVICES of the run; None for that of this command
+    """
+    gpus = environment(visible)["gpus"] if on_gpus else []
     return ", ".join([*dict.fromkeys(gpus), f"{processor()}, {CORES} cores"])
 
 
@@ -35,15 +44,15 @@ def versions() -> dict[str, str]:
     """Return the versions of Python, of this project and of the packages of the recipes."""
     source = (ROOT / "mixhead_plugin" / "__init__.py").read_text()
     version = source.partition('__version__ = "')[2].partition('"')[0]
-    return {**environment()["versions"], "mixhead_plugin": version}
+    return {**environment(None)["versions"], "mixhead_plugin": version}
 
 
 @functools.cache
-def environment() -> dict[str, Any]:
+def environment(visible: str | None) -> dict[str, Any]:
     """Return the `versions` of Python and packages, and the names of `gpus`, for the recipes.
 
-    The recipes run in .venv, or else beside the fairseq-train on the PATH. The Python of this
-    command may be another one, and without torch.
+    `visible` is as in `device`. The recipes run in .venv, or else beside the fairseq-train on the
+    PATH. The Python of this command may be another one, and without torch.
     """
     of_project = ROOT / ".venv" / "bin" / "python"
     beside_fairseq = Path(shutil.which("fairseq-train") or "python3").with_name("python3")
@@ -59,7 +68,12 @@ if "torch" in packages:
     gpus = [cuda.get_device_name(number) for number in range(cuda.device_count())]
 print(json.dumps({{"versions": {{"python": platform.python_version(), **packages}}, "gpus": gpus}}))
 """
-    ended = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    variables = dict(os.environ)
+    if visible is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = visible
+    ended = subprocess.run(
+        [python, "-c", code], stdout=subprocess.PIPE, text=True, env=variables, check=False
+    )
     if ended.returncode:  # a recipe's Python that cannot say it; its message is on the screen
         return {"versions": {}, "gpus": []}
     return json.loads(ended.stdout)
@@ -93,7 +107,7 @@ def checksum(folders: str) -> str | None:
     """
     files: list[Path] = []
     for folder in folders.split(":"):
-        for kind in ("*.bin", "dict*.txt"):
+        for kind in TEXT:
             files += Path(folder).rglob(kind)
     # a text that is missing now may be there for the next run of a sweep, so only the checksum of
     # one that was found is kept

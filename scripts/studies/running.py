@@ -29,6 +29,19 @@ from studies.records import read_run
 from studies.runs import Run, as_name, canonical
 
 OF_ONE_MACHINE = {"--user-dir", "--save-dir", "--continue-once"}  # flags left out of the record
+# Flags that the recipes set by the number and the kind of the processors (common/recipe.sh).
+OF_PROCESSORS = {
+    "--amp",
+    "--batch-size",
+    "--bf16",
+    "--cpu",
+    "--ddp-backend",
+    "--distributed-backend",
+    "--distributed-world-size",
+    "--fp16",
+    "--max-tokens",
+    "--update-freq",
+}
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # seconds from SIGTERM to SIGKILL: a training ends its update and saves a checkpoint first
 GRACE = 60.0
@@ -151,6 +164,10 @@ class Runner:
         elif text != now["data"]:
             texts = f"SHA-256 {text}, now {now['data']}"
             raise Failure(f"began with another text ({texts}); folder: {job.folder}")
+
+        others = other_flags(record.get("flags") or {}, now["flags"])
+        if others:
+            raise Failure(f"began with other flags ({', '.join(others)}); folder: {job.folder}")
 
         # the updates and the time of the run that this one starts from count
         if job.run.start:
@@ -333,14 +350,15 @@ def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
 
     `records.RunRecord` says what the fields are.
     """
-    data, flags = dry_training(run, variables["SAVE"])
+    data, flags = dry_training(run, variables)
     kept = {name: values for name, values in flags.items() if name not in OF_ONE_MACHINE}
+    on_gpus = bool(flags) and "--cpu" not in flags
     return {
         "labels": dict(run.labels),
         "seed": run.seed,
         "digest": run.digest,
         "example": run.example,
-        "device": device(on_gpus=bool(flags) and "--cpu" not in flags),
+        "device": device(on_gpus, variables.get("CUDA_VISIBLE_DEVICES")),
         "versions": versions(),
         "train": canonical(run.train),
         "flags": kept,
@@ -355,14 +373,52 @@ def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def dry_training(run: Run, save: str) -> tuple[str, dict[str, list[str]]]:
+def other_flags(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return how the flags of a training that goes on differ from those that it began with.
+
+    Paths may differ, because they are of one machine. So may what the recipe sets by the number of
+    GPUs, if that is another one. No flags are those of an older version, or of a recipe that trains
+    without fairseq.
+
+    Args:
+        before: the flags in the record
+        now: those of a dry run
+    """
+    if not before:
+        return []
+    free = set(OF_ONE_MACHINE)
+    if processors(before) != processors(now):
+        free |= OF_PROCESSORS
+
+    found = []
+    for name in sorted((before.keys() | now.keys()) - free):
+        values = [shown_flag(name, flags.get(name)) for flags in (before, now)]
+        if values[0] != values[1]:
+            found.append(f"{values[0]}, now {values[1]}")
+    return found
+
+
+def processors(flags: Mapping[str, Sequence[str]]) -> tuple[bool, Sequence[str] | None]:
+    """Return whether a training uses the CPU, and in how many processes."""
+    return "--cpu" in flags, flags.get("--distributed-world-size")
+
+
+def shown_flag(name: str, values: Sequence[str] | None) -> str:
+    """Return '--lr 0.1', or 'no --lr'; each absolute path is a '/'."""
+    if values is None:
+        return f"no {name}"
+    return " ".join([name, *("/" if value.startswith("/") else value for value in values)])
+
+
+def dry_training(run: Run, variables: Mapping[str, str]) -> tuple[str, dict[str, list[str]]]:
     """Return the data and the flags of fairseq's command, which a dry run of train.sh prints.
 
-    Both are empty for a recipe that trains without fairseq. A dry run that fails is a Failure,
-    because the record of the run would lack them for good.
+    It has the variables of the job, because --update-freq depends on the number of its GPUs. Both
+    are empty for a recipe that trains without fairseq. A dry run that fails is a Failure, because
+    the record of the run would lack them for good.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    ended = dry_run(run, "train", run.train, save, **pipes)
+    ended = dry_run(run, "train", run.train, variables, **pipes)
     if ended.returncode:
         last = ended.stderr.strip().rpartition("\n")[2]
         raise Failure(f"train.sh cannot print its command ({last[:200]})")

@@ -32,7 +32,11 @@ VARIABLES = (
 TRAIN = """#!/usr/bin/env bash
 here=$(dirname "$0")
 [[ ! -e $here/refuse ]] || { echo "train: error: as it was told" >&2; exit 2; }
-if [[ ${DRY_RUN:-} ]]; then echo "fairseq-train $DATA --save-dir $SAVE --recipe 1 $*"; exit; fi
+if [[ ${DRY_RUN:-} ]]; then
+    echo "fairseq-train $DATA --save-dir $SAVE --recipe ${RECIPE:-1} --gpus ${GPUS:-all} of" \
+        "${CUDA_VISIBLE_DEVICES:-all} $*"
+    exit
+fi
 mkdir -p "$SAVE"
 echo "train ${MODEL:-} $*" >> "$here/calls"
 echo "${OMP_NUM_THREADS:-} ${CUDA_VISIBLE_DEVICES:-}" >> "$here/shares"
@@ -250,9 +254,51 @@ def test_a_record_says_where_it_was_made(record):
 def test_the_device_of_a_run_names_the_gpus_that_it_uses(monkeypatch):
     on_cpu = provenance.device(on_gpus=False)
     two_alike = {"gpus": ["NVIDIA H100", "NVIDIA H100"], "versions": {}}
-    monkeypatch.setattr(provenance, "environment", lambda: two_alike)
+    monkeypatch.setattr(provenance, "environment", lambda visible: two_alike)
     assert provenance.device(on_gpus=False) == on_cpu
     assert provenance.device(on_gpus=True) == f"NVIDIA H100, {on_cpu}"
+
+
+def test_the_flags_and_the_device_of_a_run_are_those_of_its_share_of_the_gpus(
+    run, tmp_path, monkeypatch
+):
+    def environment(visible):
+        return {"gpus": [f"GPUs {visible}"], "versions": {}}
+
+    monkeypatch.setattr(provenance, "environment", environment)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6")
+    monkeypatch.setenv("GPUS", "7")
+    assert run("--jobs", "2", "--only", "2")[0] == 0
+    of_shares = [(["2", "of", "0,1"], "GPUs 0,1"), (["2", "of", "2,3"], "GPUs 2,3")]
+    of_runs = [(record["flags"]["--gpus"], record["device"][:8]) for record in records(tmp_path)]
+    assert len(of_runs) == 2
+    assert all(found in of_shares for found in of_runs)
+
+
+TEXTS = ["train.bin", "dict.txt", "dict.de.txt", "label/train.label", "train.json", "valid.json"]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_checksum_is_of_every_file_that_has_text(name, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("a 1\n")
+    before = provenance.checksum(str(tmp_path))
+    (tmp_path / "settings.json").write_text("{}")
+    (tmp_path / "preprocess.log").write_text("a log")
+    provenance.checksum_of.cache_clear()
+    assert provenance.checksum(str(tmp_path)) == before is not None
+
+    file.write_text("b 1\n")
+    provenance.checksum_of.cache_clear()
+    assert provenance.checksum(str(tmp_path)) != before
+
+
+def test_the_checksum_of_the_runs_of_older_versions_stays(tmp_path):
+    for name in ("dict.de.txt", "dict.en.txt", "train.de-en.de.bin", "train.de-en.en.bin"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "settings.json").write_text("{}")
+    assert provenance.checksum(str(tmp_path)) == "03dc3f3d7a42"
 
 
 def test_a_record_has_the_cost_and_the_losses_along_the_training(record):
@@ -550,6 +596,44 @@ def test_a_training_does_not_resume_with_another_text(run, calls, toy, tmp_path)
     provenance.checksum_of.cache_clear()
     status, _, errors = run("--only", "2,B", grid=bad)
     assert status == 1 and "began with another text" in errors and calls() == []
+
+
+def test_a_training_does_not_resume_with_other_flags_of_its_recipe(
+    run, calls, tmp_path, monkeypatch
+):
+    bad = GRID.replace("--heads 2", "--heads 2 --fail")
+    run("--only", "2,B", grid=bad)
+    calls()
+    monkeypatch.setenv("RECIPE", "2")
+    status, _, errors = run("--only", "2,B", grid=bad)
+    (folder,) = (path.parent for path in (tmp_path / "out").glob("*/run.json"))
+    assert status == 1 and calls() == []
+    assert (
+        f"began with other flags (--recipe 1, now --recipe 2); folder: {folder}"
+        in errors.splitlines()[-1]
+    )
+
+
+BEGAN = {"--lr": ["1"], "--fp16": [], "--distributed-world-size": ["8"], "--update-freq": ["2"]}
+RESUMED = {
+    "the same": ({}, []),
+    "another default": ({"--lr": ["2"]}, ["--lr 1, now --lr 2"]),
+    "a new flag": ({"--seed": ["3"]}, ["no --seed, now --seed 3"]),
+    "more text an update": ({"--update-freq": ["4"]}, ["--update-freq 2, now --update-freq 4"]),
+    "fewer GPUs": ({"--distributed-world-size": ["2"], "--update-freq": ["8"]}, []),
+}
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_flags_that_depend_on_the_number_of_gpus_may_differ_with_it(case):
+    changes, found = RESUMED[case]
+    assert running.other_flags(BEGAN, {**BEGAN, **changes}) == found
+
+
+def test_paths_and_flags_that_an_older_version_did_not_record_may_differ():
+    there = {"--codes": ["bpe", "/there/codes"], "--user-dir": ["/there/plugin"]}
+    assert running.other_flags(there, {"--codes": ["bpe", "/here/codes"]}) == []
+    assert running.other_flags({}, BEGAN) == []
 
 
 def test_a_training_that_found_no_text_begins_with_the_one_that_came_later(run, calls, tmp_path):
