@@ -9,7 +9,7 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from mixhead_plugin.hf.attention_hooks import THREADS, Call, MixedHeads, mixed_heads_of
 from mixhead_plugin.hf.layouts import MIXHEAD
-from mixhead_plugin.ops.masks import as_added_mask
+from mixhead_plugin.ops.masks import as_added_mask, hide_lowest
 
 
 def mixed_attention(
@@ -36,9 +36,10 @@ def mixed_attention(
         key: [B, G, Nk, D], where G divides H
         value: [B, G, Nk, D]
         attention_mask: broadcastable to [B, H, Nq, Nk]; bool, True is visible; or floats that are
-            added to the scores, the least number of their type hides; None hides the future where
-            the module is causal, but nothing if `attn_implementation` is eager. A causal module
-            with more keys than queries needs one
+            added to the scores. The least number of their type hides, as -inf does; a larger one,
+            as -1e9, hides for softmax alone. None hides the future where the module is causal, but
+            nothing if `attn_implementation` is eager. A causal module with more keys than queries
+            needs one
         scaling: factor on query . key; None for D ** -0.5
         dropout: probability of dropping a weight
         is_causal: whether the module is causal, if there is no mask; None for its attribute
@@ -142,7 +143,7 @@ def _masks(
             "visible, or floats, which are added"
         )
     if mask is not None and mask.is_floating_point():
-        added = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
+        added = hide_lowest(mask)
     elif mask is not None and mask.size(1) == 1 and same_for_all_queries(mask):
         # Kernels take such a mask without one of all pairs of queries and keys.
         padding = ~mask[:, 0, 0].expand(batch, -1)  # [B, Nk]

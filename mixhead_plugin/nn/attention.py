@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import wrong_argument
-from mixhead_plugin.ops.masks import as_added_mask
+from mixhead_plugin.ops.masks import as_added_mask, hide_lowest
 from mixhead_plugin.parts import Assembly, Variant, check_keywords, record
 
 
@@ -197,6 +197,9 @@ class MixedAttention(Assembly):
         A nested query, which torch's TransformerEncoder makes of a padded batch in eval, must be
         key and value, too. It takes `is_causal`, but no mask, weights or cache.
 
+        A number in a mask of floats that is far below all scores hides a key for softmax alone.
+        Other normalizers need -inf, or the least number of the type; -1e9 is a score for them.
+
         Args:
             query: [Nq, B, embed_dim]; with `batch_first` [B, Nq, embed_dim]; [Nq, embed_dim]
                 without a batch
@@ -211,9 +214,9 @@ class MixedAttention(Assembly):
             average_attn_weights: return the mean of the weights over the heads
             is_causal: query t sees the keys up to t + (Nk - Nq); an `attn_mask` beside it must be
                 the causal one
-            cache: keys and values [B, H, N, D] of earlier calls, an empty dict at first. The call
-                appends its own. The masks are for all of them. Beam search chooses rows by
-                `index_select(0, order)`.
+            cache: "key" [B, H, N, D] and "value" [B, H', N, Dv] of earlier calls, an empty dict at
+                first. The call appends its own. The masks are for all of them. Beam search chooses
+                rows by `index_select(0, order)`.
 
         Returns:
             output, shaped as `query`, and weights: None, [B, Nq, Nk], or [B, H', Nq, Nk] if not
@@ -284,6 +287,9 @@ class MixedAttention(Assembly):
             key_padding_mask: [B, Nk]; bool, or floats to add
             dtype: the type of the scores
         """
+        if self.normalizer != "softmax":
+            attn_mask = hide_lowest(attn_mask)
+            key_padding_mask = hide_lowest(key_padding_mask)
         added = as_added_mask(attn_mask, self.num_heads, dtype)
         if key_padding_mask is None or not key_padding_mask.is_floating_point():
             return added, key_padding_mask
@@ -436,7 +442,10 @@ class MixedAttention(Assembly):
     def _keys_and_values(
         self, key: Tensor | None, value: Tensor | None, cache: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values [B, H, Nk, D], behind those of the cache, which keeps them."""
+        """Return keys [B, H, Nk, D] and values [B, H', Nk, Dv].
+
+        Those of the cache come first, and it keeps all.
+        """
         if key is None and value is None and cache:
             return cache["key"], cache["value"]
         if key is None or value is None:

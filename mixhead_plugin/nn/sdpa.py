@@ -34,6 +34,7 @@ from mixhead_plugin.nn.example import (
     first_argument,
     is_sdpa,
 )
+from mixhead_plugin.ops.masks import hide_lowest
 from mixhead_plugin.parts import PARTS, HostedAttention, Variant, record
 
 ATTRIBUTE = "mixhead"  # the attribute of a mixed module that holds its `MixedSdpa`
@@ -132,7 +133,9 @@ class MixedCall(TorchFunctionMode):
             query: [B, H, Nq, D]
             key: [B, H, Nk, D], or with fewer heads, by `enable_gqa` or one for all
             value: [B, H, Nk, Dv], likewise
-            attn_mask: broadcastable to [B, H, Nq, Nk]; bool, True is visible, or floats to add
+            attn_mask: broadcastable to [B, H, Nq, Nk]; bool, True is visible, or floats to add.
+                Where the normalizer is not softmax, the least number of their type hides a key, as
+                -inf does; a larger one, as -1e9, does not
             dropout_p: probability of dropping a mixed weight
             is_causal: query t sees the keys up to t, also where there are more keys than queries
             scale: factor on query . key; None for D ** -0.5
@@ -155,10 +158,8 @@ class MixedCall(TorchFunctionMode):
             x = x.expand(batch, -1, -1)
 
         mask, causal = _masks(attn_mask, is_causal, query, key)
-        if mask is not None and self.attention.variant.normalizer != "softmax":
-            # Some models hide keys by the least number of the type. That is far enough for softmax,
-            # but other normalizers count the visible keys.
-            mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
+        if self.attention.variant.normalizer != "softmax":
+            mask = hide_lowest(mask)
 
         # Without mixing, the attention is computed by the function itself, which is no call of the
         # modules around. `try`, because older compilers do not know context managers of ours.

@@ -59,6 +59,19 @@ def as_bool(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.to(torch.bool)
 
 
+def hide_lowest(mask: Tensor | None) -> Tensor | None:
+    """Return a mask of floats in which the least number of its type has become -inf.
+
+    Many models hide keys by the least number. That is far enough for softmax, but other normalizers
+    would count such a key. None and masks of other types stay.
+
+    A larger number, as -1e9, is not taken for hidden: it may be a score.
+    """
+    if mask is None or not mask.is_floating_point():
+        return mask
+    return mask.masked_fill(mask <= torch.finfo(mask.dtype).min, float("-inf"))
+
+
 def as_added_mask(attn_mask: Tensor | None, num_heads: int, dtype: torch.dtype) -> Tensor | None:
     """Return a mask as floats to add, with four dimensions: broadcastable to [B, H, Nq, Nk].
 

@@ -482,6 +482,19 @@ def test_a_layer_of_torchs_encoder_may_be_replaced_by_hand(which, grad):
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("normalizer", ["sigmoid", "softpick", "relu2"])
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+def test_a_mask_of_the_least_number_hides_from_normalizers_that_count_keys(name, normalizer):
+    module = MixedAttention(E, H, normalizer=normalizer)
+    x = torch.randn(NQ, B, E)
+    hidden = {"attn_mask": FUTURE.isinf(), "key_padding_mask": HIDDEN}[name]
+    infinite = torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+    least = infinite.clamp_min(torch.finfo(torch.float32).min)
+    expected, _ = module(x, x, x, **{name: infinite})
+    found, _ = module(x, x, x, **{name: least})
+    torch.testing.assert_close(found, expected)
+
+
 def test_torchs_encoder_gives_a_layer_mask_and_padding_together():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, E, batch_first=True), 2).eval()
     x = torch.randn(B, NQ, E)
