@@ -231,9 +231,11 @@ class OutputMixing(FeatureMixing):
 
     def fold(self, tensors: dict[str, list[Tensor]]) -> None:
         with torch.no_grad():
+            # Not by `matrices`: in bfloat16, I + U V^T has no digits for a small U V^T.
+            added = torch.matmul(self.left.double(), self.right.double().t())  # [H', H']
             for tensor in tensors["output"]:
                 by_head = tensor.double().unflatten(-1, [self.left.size(0), -1])  # [C, H', Dv]
-                tensor.copy_(torch.matmul(self.matrices()[0].double(), by_head).flatten(-2))
+                tensor.copy_((by_head + torch.matmul(added, by_head)).flatten(-2))
         self.load_state_dict(self.identity(), strict=False)
 
 

@@ -112,8 +112,20 @@ class Part(nn.Module):
             return  # a model without numbers yet has no start to give
         if any(f"{name}.{key}" in state_dict for key in start):
             return
+        # By `assign=True` the tensors of the state become the parameters, so the part belongs where
+        # the attention around it lies there.
+        around = "".join(name.rpartition(".")[:2])  # "layers.0.self_attn."
+        device = _device_of(state_dict, around)
         for key, value in start.items():
-            state_dict[f"{name}.{key}"] = value.to(own[key].dtype)
+            state_dict[f"{name}.{key}"] = value.to(device or own[key].device, own[key].dtype)
+
+
+def _device_of(state_dict: dict[str, Tensor], prefix: str) -> torch.device | None:
+    """Return the device of the first tensor whose name begins with `prefix`; None if none does."""
+    for name, tensor in state_dict.items():
+        if name.startswith(prefix) and isinstance(tensor, Tensor):  # others may be anything
+            return tensor.device
+    return None
 
 
 class PartKind(NamedTuple):

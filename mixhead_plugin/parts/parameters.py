@@ -123,10 +123,18 @@ def first_part_with_effect(parts: Mapping[str, nn.Module | None]) -> str:
 
     Args:
         parts: the parts of one attention by name; None where there is none
+
+    Raises:
+        ValueError: a part on the device meta
     """
     for name, part in parts.items():
         if part is None:
             continue
+        if any(tensor.is_meta for tensor in part.state_dict().values()):
+            raise ValueError(
+                f"{name}: is on the device meta; must have numbers, which tell whether it has an "
+                "effect"
+            )
         if not _does_nothing(part):
             return name
     return ""

@@ -57,6 +57,15 @@ def test_a_tensor_of_a_part_inside_of_a_module_with_such_a_name_has_the_name_of_
     assert name_in_attention(OURS[1]) == "head_mixing.bias"
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_part_that_a_state_lacks_comes_to_the_device_of_its_attention(device):
+    """By assign=True the tensors of the state become the parameters."""
+    attention = MixedAttention(C, H, head_mixing="position-independent", relative_gain=2)
+    plain = nn.MultiheadAttention(C, H, device=device)
+    attention.load_state_dict(plain.state_dict(), assign=True)
+    assert {parameter.device.type for parameter in attention.parameters()} == {device}
+
+
 def test_only_parts_stay_in_float32_where_the_model_is_in_half_precision():
     saved = Foreign().bfloat16().state_dict()
     saved["attention_gate.weight"] = saved["attention_gate.weight"].float()
