@@ -332,9 +332,9 @@ def _check_shapes(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
         "Dv": inputs.value.shape[3],
     }
     if inputs.relative_query is not None:
-        sizes["R"] = inputs.relative_query.shape[-1]
+        sizes["R"] = inputs.relative_query.shape[-1:].numel()  # 1 where there is no dimension
     if inputs.mixing_left is not None:
-        sizes["rank"] = inputs.mixing_left.shape[-1:].numel()  # 1 where there is no dimension
+        sizes["rank"] = inputs.mixing_left.shape[-1:].numel()  # likewise
     for name, tensor in given.items():
         allowed = []
         for dims in DIMENSIONS[name]:

@@ -28,6 +28,9 @@ def serves(inputs: AttentionInputs) -> bool:
     mask = inputs.attn_mask
     if inputs.normalizer != "softmax" or inputs.given().keys() != {"query", "key", "value"}:
         return False
+    if inputs.dropout_p == 1:
+        # Nothing is left, and some kernels of torch divide by 1 - p, or refuse it.
+        return False
     if inputs.scale <= 0:
         # torch's kernel hides keys before it scales, and -inf times 0 is NaN.
         return False

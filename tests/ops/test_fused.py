@@ -73,6 +73,12 @@ def test_float64_on_a_gpu_is_left_to_other_implementations(dtype):
     assert fused.serves(on_gpu(dtype)) == (dtype != torch.float64)
 
 
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5, 1.0])
+def test_a_call_that_drops_all_weights_is_left_to_other_implementations(dropout_p):
+    """Kernels of torch refuse it or divide by 1 - p."""
+    assert fused.serves(on_gpu()._replace(dropout_p=dropout_p)) == (dropout_p < 1)
+
+
 def test_a_call_waits_for_that_of_another_thread():
     """The second one would put the switch back while the first one computes."""
     order = []

@@ -220,6 +220,13 @@ CUTS = {
 }
 
 
+def test_a_relative_query_without_dimensions_is_refused():
+    pair = RelativeScores(torch.ones(()).double(), torch.zeros(H, NK, 1).double())
+    with pytest.raises(ValueError) as error:
+        attention(**tensors(), relative=pair)
+    assert str(error.value) == f"relative.query []: must be [{B}, {H}, {NQ}, 1]"
+
+
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", BY_DISTANCE)
 def test_shapes_by_distance_that_do_not_fit_are_refused(name, cut):
