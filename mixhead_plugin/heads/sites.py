@@ -37,6 +37,21 @@ def where(name: str, causal: bool = False) -> Where:
     return Where(site, numbers[0] if numbers else 0)
 
 
+def counted(sites: Iterable[str]) -> list[Where]:
+    """Return the positions of attentions whose sites are given in the order of the model.
+
+    Their layers are counted within each site. The numbers in the names are not enough: two towers,
+    as of vision and of text, may both have a layer 0 of an encoder.
+    """
+    positions = []
+    layers: dict[str, int] = {}
+    for site in sites:
+        layer = layers.setdefault(site, 0)
+        layers[site] += 1
+        positions.append(Where(site, layer))
+    return positions
+
+
 def by_site(names: Iterable[str]) -> dict[str, list[str]]:
     """Return names of attentions by site.
 

@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from mixhead_plugin.heads.attention import LayerHeads
 from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
-from mixhead_plugin.heads.sites import where
+from mixhead_plugin.heads.sites import counted, where
 from mixhead_plugin.heads.text import check_tokenizer, sentence, with_targets, words
 from mixhead_plugin.hf.heads import attentions
 from mixhead_plugin.hf.refusals import check_model
@@ -80,11 +79,15 @@ def _sentence(
         inputs["decoder_input_ids"] = decoder_inputs
         written = words(tokenizer, decoder_inputs, length)
         follows = words(tokenizer, output, length)
-    shown_heads = [_shown(model, heads) for heads in attentions(model, inputs).values()]
+    found = attentions(model, inputs).values()
+    positions = counted(_site(model, heads.name) for heads in found)
+    shown_heads: list[ShownHeads] = []
+    for heads, position in zip(found, positions):
+        shown_heads.append(shown(position, heads.source, heads.mixing))
     return sentence(read, written, follows, shown_heads)
 
 
-def _shown(model: PreTrainedModel, heads: LayerHeads) -> ShownHeads:
-    """Return the heads of one attention, and where it is."""
-    causal = getattr(model.get_submodule(heads.name), "is_causal", False)
-    return shown(where(heads.name, causal), heads.source, heads.mixing)
+def _site(model: PreTrainedModel, name: str) -> str:
+    """Return the site of the attention `name`, one of `heads.sites.SITES`."""
+    causal = getattr(model.get_submodule(name), "is_causal", False)
+    return where(name, causal).site

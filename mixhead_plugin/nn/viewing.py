@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
-from mixhead_plugin.heads.sites import Where, where
+from mixhead_plugin.heads.sites import counted, where
 from mixhead_plugin.heads.text import check_tokenizer, sentence, with_targets, words
 from mixhead_plugin.nn.adapter import attentions_of
 from mixhead_plugin.nn.heads import attentions
@@ -100,12 +100,10 @@ def _sentence(model: nn.Module, text: Text, sites: dict[str, str]) -> Sentence:
     Args:
         sites: those of all attentions, by name
     """
+    found = attentions(model, text.inputs).values()
     shown_heads: list[ShownHeads] = []
-    layers: dict[str, int] = {}
-    for heads in attentions(model, text.inputs).values():
-        site = sites[heads.name]
-        layer = layers.setdefault(site, 0)
-        layers[site] += 1
+    for heads, position in zip(found, counted(sites[heads.name] for heads in found)):
+        site = position.site
         n_queries = len(text.read if site == "encoder-self" else text.written)
         n_keys = len(text.written if site == "decoder-self" else text.read)
         if heads.source.shape[2:] != (n_queries, n_keys):
@@ -113,5 +111,5 @@ def _sentence(model: nn.Module, text: Text, sites: dict[str, str]) -> Sentence:
                 f"{heads.name}: its weights are {list(heads.source.shape[2:])}, must be "
                 f"{[n_queries, n_keys]}; the model must take tokens [1, N]"
             )
-        shown_heads.append(shown(Where(site, layer), heads.source, heads.mixing))
+        shown_heads.append(shown(position, heads.source, heads.mixing))
     return sentence(text.read, text.written, text.follows, shown_heads)

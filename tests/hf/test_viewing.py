@@ -72,6 +72,29 @@ def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path)
         assert_shows(found, source, torch.tensor(found["mixing"]), weights)
 
 
+class TwoTowers(transformers.BertPreTrainedModel):
+    """Has a layer 0 of an encoder twice, as models of images and texts have."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.first = transformers.BertModel(config)
+        self.second = transformers.BertModel(config)
+        self.post_init()
+
+    def forward(self, **inputs):
+        self.first(**inputs)
+        return self.second(**inputs)
+
+
+def test_attentions_of_one_site_have_numbers_of_their_own(tmp_path):
+    plain, _ = build("BertForMaskedLM")
+    model = hf.mix(TwoTowers(plain.config), "position-independent")
+    hf.view(model, Letters(), "hello", tmp_path / "page.html")
+    (sentence,) = read_page(tmp_path / "page.html")
+    places = [(found["site"], found["layer"]) for found in sentence["attentions"]]
+    assert places == [("encoder-self", layer) for layer in range(4)]
+
+
 def test_what_has_no_page_is_refused_in_one_line(tmp_path):
     model, _ = build("BertForMaskedLM")
     for text, options, problem in (
