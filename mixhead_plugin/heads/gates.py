@@ -16,7 +16,8 @@ class Gate:
     """A factor on each head of one stage of an attention; it counts the calls that pass it.
 
     It acts in the thread that made it. Other threads call the same modules, and their calls are not
-    meant.
+    meant. But a backward pass may run in a thread of its own, as it does on a GPU, and activation
+    checkpointing computes heads again in it. So the gate acts in every backward pass.
     """
 
     def __init__(self, attention: Attention, stage: str):
@@ -35,7 +36,8 @@ class Gate:
         return self.attention.gate(self.stage, self)
 
     def __call__(self, heads: Tensor) -> Tensor:
-        if threading.get_ident() != self.thread:
+        in_backward = torch._C._current_graph_task_id() != -1
+        if threading.get_ident() != self.thread and not in_backward:
             return heads
         self.calls += 1
         return heads * self.factors(heads)
