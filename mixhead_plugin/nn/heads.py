@@ -15,6 +15,7 @@ from mixhead_plugin.heads import importance as weighing
 from mixhead_plugin.heads.attention import HeadsError, LayerHeads
 from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.nn.adapter import attentions_of
+from mixhead_plugin.nn.refusals import refuse_shared
 
 # The arguments of one call of a model: by keyword, by position, or one tensor.
 Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
@@ -27,7 +28,7 @@ def ablate(
 
     It acts on calls in the thread that opened it. Compiled models run uncompiled inside. Whoever
     trains with activation checkpointing calls `backward` inside, too, because it computes heads
-    again.
+    again; what a backward pass computes counts in every thread.
 
     Args:
         model: a model with attentions that `mix` made, or with `MixedAttention`
@@ -105,9 +106,18 @@ def prune(model: nn.Module, heads: Mapping[int | str, Iterable[int]]) -> nn.Modu
 
     Raises:
         ValueError: a model without such attentions, a layer or a head that does not exist, all
-            heads of a layer, or heads that need each other
+            heads of a layer, heads that need each other, or an attention that shares a parameter
+            with another module
     """
-    cutting.prune(attentions_of(model), heads)
+    layers = attentions_of(model)
+    chosen = cutting.chosen_to_cut(layers, heads)
+    modules = {name or type(model).__name__: module for name, module in model.named_modules()}
+    replaced: list[nn.Parameter] = []
+    for layer, some in chosen.items():
+        if some:
+            replaced += modules[layers[layer].name].parameters()
+    refuse_shared(model, replaced)
+    cutting.cut_chosen(layers, chosen)
     return model
 
 

@@ -207,8 +207,8 @@ def unmix(model: nn.Module) -> nn.Module:
         model: what `mix` returned, or a model with `MixedAttention` inside
 
     Raises:
-        ValueError: no mixing, or one without which the outputs would change. The model is as
-            before.
+        ValueError: no mixing, one without which the outputs would change, or a pruned
+            `MixedAttention`. The model is as before.
     """
     check_module(model)
     calling = [module for module in model.modules() if sdpa.is_mixed(module)]
@@ -226,6 +226,8 @@ def unmix(model: nn.Module) -> nn.Module:
             "can take its place"
         )
     for attention in ours:
+        if multihead.is_pruned(attention):
+            raise ValueError(f"{name_of(model, attention)}: is pruned, and must stay as it is")
         refuse_loss(model, attention, multihead.lost_without(attention))
         changed = multihead.problem_of_mixed(attention)
         if changed:

@@ -268,6 +268,16 @@ def _move_hooks(old: nn.Module, new: nn.Module) -> None:
             setattr(new, name, getattr(old, name))
 
 
+def is_pruned(mixed: MixedAttention) -> bool:
+    """Return whether heads were cut off a mixed attention; torch's has no place for fewer."""
+    heads_per_mixed = mixed.variant.part_kinds()["head_mixing"].heads_per_mixed
+    if mixed.num_mixed_heads * heads_per_mixed != mixed.num_heads:
+        return True
+    # Where heads do not mix, pruning cuts queries and keys, too. Another `head_dim` is no pruning.
+    is_smaller = mixed.num_heads * mixed.head_dim != mixed.embed_dim
+    return is_smaller and mixed.variant.head_dim is None
+
+
 def lost_without(mixed: MixedAttention) -> str:
     """Return in a few words why torch's attention would compute something else; empty if not."""
     if mixed.normalizer != "softmax":

@@ -1,6 +1,7 @@
 """What stands in the way of mixing, unmixing or loading a model, each in one line."""
 
 import gc
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
@@ -110,14 +111,23 @@ def refuse_tied(
     model: nn.Module, attentions: Sequence[nn.MultiheadAttention | MixedAttention]
 ) -> None:
     """Raise ValueError if a parameter that is copied belongs to another module, too."""
-    copied: set[int] = set()
+    copied: list[nn.Parameter] = []
     for attention in attentions:
-        copied.update(id(parameter) for parameter in multihead.copied_of(attention))
+        copied += multihead.copied_of(attention)
+    refuse_shared(model, copied)
+
+
+def refuse_shared(model: nn.Module, replaced: Iterable[nn.Parameter]) -> None:
+    """Raise ValueError if one of the parameters that are replaced belongs to another module, too.
+
+    The other module would go on with the former one.
+    """
+    ids = {id(parameter) for parameter in replaced}
     owners: dict[int, str] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
             other = owners.setdefault(id(parameter), name)
-            if other != name and id(parameter) in copied:
+            if other != name and id(parameter) in ids:
                 raise ValueError(
                     f"{name}: is {other}, too; each attention must have its own parameters"
                 )
@@ -264,10 +274,22 @@ def _holders(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str
     # By their ids, because what a program keeps need not have a hash.
     by_id = {id(module): module for module in old}
     own = {id(module) for module in model.modules()}
+    # Each object is looked at once, because layers share a config, whose vocabulary may have many
+    # thousands of entries.
+    seen = _variables_of_files()
     for place, value in _attributes(model, old):
-        for held in _inside(value, own):
+        for held in _inside(value, own, seen):
             if id(held) in by_id:
                 yield place, by_id[id(held)]
+
+
+def _variables_of_files() -> set[int]:
+    """Return the ids of the dicts with the variables of all files, and of a notebook.
+
+    They are no attributes of the model, though an object in it may lead to them.
+    """
+    files = [file for file in list(sys.modules.values()) if isinstance(file, ModuleType)]
+    return {id(vars(file)) for file in files}
 
 
 def _attributes(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str, Any]]:
@@ -285,7 +307,7 @@ def _attributes(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[
 _NOT_KEPT = (type, ModuleType, FrameType, GeneratorType, CodeType, Tensor)
 
 
-def _inside(value: Any, own: Collection[int]) -> Iterator[Any]:
+def _inside(value: Any, own: Collection[int], seen: set[int]) -> Iterator[Any]:
     """Yield what an attribute holds, however deep: in containers, objects, closures and methods.
 
     The garbage collector knows what any object refers to, so no kind of holder is left out.
@@ -293,12 +315,13 @@ def _inside(value: Any, own: Collection[int]) -> Iterator[Any]:
     Args:
         value: the attribute
         own: ids of the modules of the model, whose attributes are looked at by themselves
+        seen: ids of what is left out; gets those of what is yielded
     """
     waiting = [value]
-    seen = set()  # a list may contain itself
     while waiting:
         held = waiting.pop()
-        if id(held) in seen or isinstance(held, _NOT_KEPT):
+        # Texts and numbers, and what has nothing else inside, are unknown to the collector.
+        if not gc.is_tracked(held) or id(held) in seen or isinstance(held, _NOT_KEPT):
             continue
         seen.add(id(held))
         yield held

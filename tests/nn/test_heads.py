@@ -1,10 +1,12 @@
 """Heads of torch models, called as those of transformers; tests/heads has the laws."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import mixhead_plugin.nn as door
 from tests.heads.models import HEADS, Translator, torch_model
@@ -203,6 +205,44 @@ def test_a_silenced_head_gives_nothing_and_its_importance_is_the_slope_of_its_ga
         losses.append(torch.stack([loss(model, one[None]) for one in x]))
     slopes = (losses[0] - losses[1]) / 2e-6
     torch.testing.assert_close(found[0][1], slopes.abs().mean().detach(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("name", ["v_proj.weight", "out_proj.bias", "head_mixing.weight"])
+def test_a_parameter_that_two_attentions_share_is_not_cut(name):
+    """They would share it no longer."""
+    model = nn.ModuleList(
+        [door.MixedAttention(HEADS, HEADS, head_mixing="position-independent") for _ in range(2)]
+    )
+    owner, _, entry = name.rpartition(".")
+    shared = model[0].get_parameter(name)
+    setattr(model[1].get_submodule(owner), entry, shared)
+    with pytest.raises(ValueError) as refused:
+        door.prune(model, {0: [1]})
+    assert str(refused.value) == (
+        f"1.{name}: is 0.{name}, too; each attention must have its own parameters"
+    )
+    assert model[0].get_parameter(name) is shared
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_heads_that_a_checkpoint_computes_again_are_ablated_in_whichever_thread(use_reentrant):
+    """On a GPU a backward pass runs in a thread of its own."""
+    model = nn.ModuleList([door.MixedAttention(HEADS, HEADS, head_mixing="position-independent")])
+    x = torch.randn(2, 3, HEADS, requires_grad=True)
+
+    def attend(x):
+        return model[0](x, x, x, need_weights=False)[0].tanh()
+
+    def gradient(compute):
+        x.grad = None
+        with door.ablate(model, {0: [1, 2]}), ThreadPoolExecutor(1) as other:
+            other.submit(compute(x).sum().backward).result()
+        return x.grad
+
+    def checkpointed(x):
+        return checkpoint(attend, x, use_reentrant=use_reentrant)
+
+    torch.testing.assert_close(gradient(checkpointed), gradient(attend))
 
 
 def test_heads_of_a_module_that_calls_the_function_cannot_be_cut():

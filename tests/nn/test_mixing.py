@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import gc
 import inspect
 import itertools
 import sys
@@ -251,6 +252,37 @@ def test_what_a_program_keeps_of_an_attention_is_no_matter_of_the_model():
     model.of_this_file = keeping  # whose globals hold everything in this file
     mix(model, "average")
     assert model[0](x, x, x)[0].shape == attention(x, x, x)[0].shape
+
+
+def test_the_variables_of_a_notebook_are_no_matter_of_the_model(monkeypatch):
+    """An object in the model may lead to them, as to the shell that runs the notebook."""
+    model = nn.Sequential(nn.MultiheadAttention(C, H))
+    notebook = types.ModuleType("notebook")
+    notebook.attention = model[0]
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    model.shell = types.SimpleNamespace(variables=vars(notebook))
+    mix(model, "average")
+    assert type(model[0]) is MixedAttention
+
+
+def test_what_layers_share_is_searched_once(monkeypatch):
+    """A config with a large vocabulary took minutes."""
+    config = types.SimpleNamespace(names={"a word": 1}, inner=types.SimpleNamespace(size=C))
+    model = nn.Sequential(*[nn.Sequential(nn.MultiheadAttention(C, H)) for _ in range(3)])
+    for layer in model:
+        layer.config = config
+    searched = []
+    referents = gc.get_referents
+
+    def counting(*objects):
+        searched.extend(map(id, objects))
+        return referents(*objects)
+
+    monkeypatch.setattr(gc, "get_referents", counting)
+    mix(model, "average")
+    assert searched.count(id(config)) == 1
+    assert searched.count(id(config.inner)) == 1
+    assert id(config.names) not in searched  # a dict of texts and numbers leads nowhere
 
 
 def tied():
@@ -816,6 +848,16 @@ def mixed_and(change):
     return model
 
 
+@pytest.mark.parametrize("mixing", ["none", "position-independent"])
+@pytest.mark.parametrize("sizes", [{}, {"vdim": 5, "bias": False}], ids=["packed", "apart"])
+def test_a_pruned_attention_is_not_unmixed(sizes, mixing):
+    """Its mixing is still the identity, but torch's attention has no place for fewer heads."""
+    model = mix(nn.ModuleList([nn.MultiheadAttention(C, H, **sizes)]), mixing)
+    door.prune(model, {0: [H - 1]})
+    with pytest.raises(ValueError, match=r"^0: is pruned, and must stay as it is$"):
+        unmix(model)
+
+
 class Adapted(nn.Linear):
     pass
 
@@ -862,6 +904,9 @@ NOT_UNMIXED = {
     "MixedAttention: must be inside of a model, where an nn.MultiheadAttention can take its "
     "place": lambda: MixedAttention(C, H),
     "Model: has no mixing, must be mixed": Model,
+    "head_mixing: is on the device meta; must have numbers, which tell whether it has an effect": (
+        lambda: mixed_and(lambda new: new.to("meta"))
+    ),
 }
 
 
