@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from mixhead_plugin.fairseq.cache import CachedAttention
 from mixhead_plugin.fairseq.learning_rate import mark_learning_rate
+from mixhead_plugin.fairseq.padding import as_bool
 from mixhead_plugin.fairseq.record import Recorded
 from mixhead_plugin.fairseq.relative import refuse_relative
 from mixhead_plugin.fairseq.shared_methods import SharedMethods
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.masks import as_added_mask, as_bool
+from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.reference import masked_scores
 from mixhead_plugin.parts import MIXINGS, Assembly, Variant
 

@@ -1,8 +1,9 @@
-"""Which tokens of a batch are no padding, on each side of a model."""
+"""Which tokens of a batch are padding, on each side of a model."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
@@ -31,3 +32,11 @@ def not_padding(task: Any, net_input: Mapping[str, Any]) -> dict[str, Tensor]:
     if "prev_output_tokens" in net_input:
         target = net_input["prev_output_tokens"].ne(target_dictionary(task).pad())
     return {"encoder": source, "decoder": target}
+
+
+def as_bool(mask: Tensor | None) -> Tensor | None:
+    """Return a padding mask as booleans, non-zero as True.
+
+    In its cache fairseq keeps it as floats, and callers of a module may pass numbers.
+    """
+    return None if mask is None else mask.to(torch.bool)

@@ -38,7 +38,9 @@ def correlation_figure(
         whole: the numbers of the whole model on both sets, which get a mark of their own; None for
             no mark
     """
-    (left_label, left), (right_label, right) = shown.items()
+    left_label, right_label = shown
+    left = shown[left_label]
+    right = shown[right_label]
     with figures.style():
         figure, axes = figures.subplots(1, len(r), (3.4, 3.2))
         for panel, stage in zip(axes[0], r, strict=True):

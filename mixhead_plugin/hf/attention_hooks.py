@@ -294,10 +294,10 @@ class MixedHeads(HostedAttention):
 
         feature_mixing: Any = self.host.feature_mixing
         if feature_mixing is not None:
-            mixed = []
+            features = []
             for role, where in slices(roles, self.widths()).items():
-                mixed.append(feature_mixing(output[..., where], FEATURES[role]))
-            output = torch.cat(mixed, -1)
+                features.append(feature_mixing(output[..., where], FEATURES[role]))
+            output = torch.cat(features, -1)
         if "queries" in roles:
             if call.waits:  # nothing tells which of them attend first
                 raise RuntimeError(

@@ -197,20 +197,20 @@ def add_mixing(
         variant: what they compute then
         attentions: those that are mixed
     """
-    hosted: list[MixedHeads] = []  # before any change: one may be refused
+    all_mixed: list[MixedHeads] = []  # before any change: one may be refused
     for attention in attentions:
         attention.check_sizes(model)
-        hosted.append(MixedHeads(attention, model, variant))
+        all_mixed.append(MixedHeads(attention, model, variant))
 
     give_configs(model, attentions, variant)
     with_parts = []
-    for attention, each in zip(attentions, hosted):
+    for attention, mixed in zip(attentions, all_mixed):
         queries: Any = model.get_submodule(attention.paths["queries"])
-        with_parts.append((attention.module, each, queries.weight))
+        with_parts.append((attention.module, mixed, queries.weight))
     place_parts(with_parts)
 
-    for each in hosted:
-        each.install_hooks()
+    for mixed in all_mixed:
+        mixed.install_hooks()
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             install_model_hooks(module)
@@ -248,17 +248,17 @@ def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
     """
     removable = []
     for attention in find_attentions(model):
-        hosted = mixed_heads_of(attention.module)
-        if hosted is not None:
-            removable.append(hosted)
+        mixed = mixed_heads_of(attention.module)
+        if mixed is not None:
+            removable.append(mixed)
     if not removable:
         raise ValueError(f"{type(model).__name__}: has no mixing")
     # Not by the config, because the model may be a part of the one that was pruned.
-    if any(each.removed() for each in removable):
+    if any(mixed.removed() for mixed in removable):
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
     refuse_offloaded(model, "unmixed")
-    for each in removable:
-        lost = each.lost_without(each.host, but=folded)
+    for mixed in removable:
+        lost = mixed.lost_without(mixed.host, but=folded)
         if lost:
             raise ValueError(f"{type(model).__name__}: without {lost} its outputs would change")
     return removable
@@ -281,9 +281,9 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
     removable = _removable(model)
     if attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)
-    for each in removable:
-        each.remove_hooks()
-        remove_parts(each.host)
+    for mixed in removable:
+        mixed.remove_hooks()
+        remove_parts(mixed.host)
     # From the inside out, because towers may have had different attentions, and the config of the
     # whole model holds theirs.
     for module in reversed([*model.modules()]):
@@ -318,15 +318,15 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
     refuse_computed(model, attentions, "folded")
     refuse_shared_weights(model, attentions, "folded")
     for attention in attentions:
-        hosted = mixed_heads_of(attention.module)
+        mixed = mixed_heads_of(attention.module)
         feature_mixing: Any = getattr(attention.module, "feature_mixing", None)
-        if hosted is not None and feature_mixing is not None:
-            feature_mixing.fold(_tensors_of(attention, model, hosted))
+        if mixed is not None and feature_mixing is not None:
+            feature_mixing.fold(_tensors_of(attention, model, mixed))
     return unmix(model, attn_implementation)
 
 
 def _tensors_of(
-    attention: FoundAttention, model: nn.Module, hosted: MixedHeads
+    attention: FoundAttention, model: nn.Module, mixed: MixedHeads
 ) -> dict[str, list[Tensor]]:
     """Return the weights and biases of an attention as views, a row for each feature, by role."""
     tensors = {"output": [_rows(model.get_submodule(attention.paths["output"]))]}
@@ -335,7 +335,7 @@ def _tensors_of(
         given = [_rows(projection)]
         if projection.bias is not None:
             given.append(projection.bias)
-        for role, where in slices(roles, hosted.widths()).items():
+        for role, where in slices(roles, mixed.widths()).items():
             tensors[FEATURES[role]] = [tensor[where] for tensor in given]
     return tensors
 

@@ -22,8 +22,8 @@ from transformers.utils import CONFIG_NAME, cached_file
 
 from mixhead_plugin.hf.layouts import MIXHEAD
 from mixhead_plugin.parts import Variant, is_of_a_part, name_in_attention, record
-from mixhead_plugin.parts.head_mixing import forked_rng
 from mixhead_plugin.parts.kinds import Part
+from mixhead_plugin.parts.random_numbers import forked_rng
 
 # The file in the folder of a mixed model that the Auto classes of transformers import, if the user
 # trusts it; hf/auto.py has the classes.

@@ -82,7 +82,8 @@ def mix(
             "position-independent" (Mixhead A), "low-rank", "differential", "random", "average", or
             "none" for plain heads; None for another field alone
         example: a tuple of arguments, a dict of keywords, or a function that takes the model. It
-            runs once, without gradients; afterwards the model is as before. None for a model of
+            runs once, without gradients; afterwards the model is as before. Meanwhile a copy of
+            all parameters and buffers takes as much memory again. None for a model of
             `nn.MultiheadAttention` alone
         impl: which code computes the attention: "auto", "reference", "blockwise" or "triton"
         variant: other fields of `Variant`, such as normalizer="l2", and `causal` of

@@ -395,7 +395,8 @@ def fastest(inputs: AttentionInputs) -> str:
     computes the same attention without and with them, and both passes must drop the same weights.
     Without dropout it may depend on them, see `fused.serves`.
     """
-    query, key = inputs.query, inputs.key
+    query = inputs.query
+    key = inputs.key
     if query.device.type == "meta" or exporting():
         # Counters of FLOPs and exported programs know its operations, and it asks for no sizes.
         return "reference"

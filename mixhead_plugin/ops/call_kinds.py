@@ -19,7 +19,10 @@ SIZES = ((150, 141, 0.1), (160, 144, 0.4))
 
 
 class CallKind(NamedTuple):
-    """The properties of a call that choose its compiled kernels, and its device.
+    """Properties of a call that choose its compiled kernels, and its device.
+
+    Triton looks at a few more, so it may compile a kernel anew for calls of the same kind: whether
+    addresses, and the strides of the mask, are multiples of 16, and whether there is a single key.
 
     The fields are numbers, names and dtypes, so a kind can be the key of a dictionary.
     """
@@ -171,7 +174,10 @@ def sample_call(
     mixing: Tensor | LowRank | None = draw_mixing(kind.mixing_dim, mixed_heads, kind.mixing_dtype)
     if kind.rank:
         mixing = draw_factors()
-    mask = padding = sink = seed = None
+    mask = None
+    padding = None
+    sink = None
+    seed = None
     if kind.mask_dtype is not None:
         different = {"head": (1, heads), "sentence": (batch, 1), "": (1, 1)}[kind.mask_by]
         mask = draw(*different, n_queries, n_keys, dtype=kind.mask_dtype)

@@ -51,14 +51,6 @@ def with_four_dimensions(mask: Tensor) -> Tensor:
     return mask
 
 
-def as_bool(mask: Tensor | None) -> Tensor | None:
-    """Return a padding mask as booleans, non-zero as True.
-
-    In its cache fairseq keeps it as floats, and callers of a module may pass numbers.
-    """
-    return None if mask is None else mask.to(torch.bool)
-
-
 def hide_lowest(mask: Tensor | None) -> Tensor | None:
     """Return a mask of floats in which the least number of its type has become -inf.
 

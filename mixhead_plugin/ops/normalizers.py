@@ -16,9 +16,12 @@ Each normalizer is two functions, and a row of NORMALIZERS at the end of this fi
         out              memory for d_scores, which shares none with the other arguments
         d_scores         [..., K]; exactly 0 where the weights are 0 as above; that of 0/0 is 0
 
-TorchScript compiles the functions for weights. So they are written without what it lacks, and take
-every argument of another type than Tensor with its type. A sink is one more key in each row, as
-`reference.append_sink` adds it; the functions need not know of it.
+TorchScript compiles the functions for weights. So they are written without what it lacks, and
+annotate every argument that is not a Tensor, because TorchScript takes an argument without
+annotation for a Tensor.
+
+A sink is one more key in each row, as `reference.append_sink` adds it; the functions need not know
+of it.
 
 `unnormalized` and `relu2` have no sum of weights below, with which a shift of the scores would
 cancel. So exp(s) is infinite from s = 89 on in float32, s^2 from 2e19 on, and gradients are NaN or

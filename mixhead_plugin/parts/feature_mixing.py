@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from mixhead_plugin.ops.precision import finer_matmul
 from mixhead_plugin.ops.transforms import exporting
-from mixhead_plugin.parts.head_mixing import forked_rng
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 from mixhead_plugin.parts.plain_linear import is_plain
+from mixhead_plugin.parts.random_numbers import forked_rng
 
 OUTPUT_RANK = 4  # R, the columns of U and V
 

@@ -10,8 +10,7 @@ mixing the pre-softmax one. Mixhead B has a forerunner in the dynamic projection
 mesh-tensorflow's talking-heads code.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from mixhead_plugin.ops.low_rank import LowRank
 from mixhead_plugin.ops.precision import finer_matmul, upcast
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
+from mixhead_plugin.parts.random_numbers import forked_rng
 
 
 class HeadMixing(Part):
@@ -32,27 +32,6 @@ class HeadMixing(Part):
     input [B, Nq, C]. It returns [H, H'] for all positions, or [B, Nq, H, H'], or a `LowRank` with
     the factors of such a matrix.
     """
-
-
-@contextmanager
-def forked_rng() -> Iterator[None]:
-    """Let parts draw random numbers that leave those of all other weights as they are.
-
-    With a seed, the projections of a model with the part then start as those of the model without
-    it, because the generator is put back afterwards:
-
-        generator of the CPU    q k v | seed, put back | q k v of the next attention
-        part                          seed, a b c
-
-    Two attentions that are built one after the other draw different numbers, because their
-    projections have moved the generator in between.
-
-    Parts must draw on the CPU. The generators of other devices are not touched.
-    """
-    with torch.random.fork_rng(devices=[]):
-        seed = int(torch.randint(2**62, (), device="cpu"))
-        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed the GPUs, too
-        yield
 
 
 def _random_start(heads: int, mixed_heads: int) -> Tensor:
@@ -199,10 +178,10 @@ class LowRankMixing(HeadMixing):
 
 
 class DifferentialMixing(HeadMixing):
-    """Subtract head i + H / 2 from head i, times sigmoid(x_t w_i) (Differential Transformer V2).
+    """Let mixed head i have the weights P_i - sigmoid(x_t w_i) P_{i + H / 2}, at position t.
 
-    It starts with w = 0, so the factor starts at 0.5. M is [H, H / 2], and a mixed head's values
-    have twice the head size.
+    This is Differential Transformer V2. It starts with w = 0, so the factor starts at 0.5. M is
+    [H, H / 2], and a mixed head's values have twice the head size.
 
     It has no `identity`, because no w gives the outputs of an attention without it.
     """

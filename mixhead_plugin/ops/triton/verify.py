@@ -58,7 +58,8 @@ def _fault_of(*fields: Any) -> str:
         else:
             logger.info("impl 'triton': tries the kernels on this device for %s", kind)
             try:
-                found = _faults[kind] = try_on_device(kind)
+                found = try_on_device(kind)
+                _faults[kind] = found
             except torch.OutOfMemoryError as error:  # it may pass, so the next call tries again
                 found = f"{UNTRIED}: {str(error).splitlines()[0]}"
         reason = (kind, kind in _faults)

@@ -16,10 +16,11 @@ from fairseq.modules import FairseqDropout, LayerNorm
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
+from mixhead_plugin.fairseq.padding import as_bool
 from mixhead_plugin.fairseq.record import Recorded
 from mixhead_plugin.fairseq.shared_methods import SharedMethods
 from mixhead_plugin.ops import NORMALIZERS
-from mixhead_plugin.ops.masks import as_added_mask, as_bool
+from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.parts import Assembly
 
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.padding import as_bool
 from mixhead_plugin.fairseq.record import RECORDED_TABLES
 from mixhead_plugin.fairseq.relative import refuse_relative_position
-from mixhead_plugin.ops.masks import as_added_mask, as_bool
+from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.precision import upcast
 
 
