@@ -39,7 +39,7 @@ from bert import register
 from bert.model import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.config import as_namespace, model_name
+from mixhead_plugin.fairseq.config import flat_copy, model_name
 from mixhead_plugin.fairseq.repairs.checkpoint_files import check_finite
 from mixhead_plugin.fairseq.repairs.checksums import check_records
 from mixhead_plugin.parts import PARTS, Variant, build_part, is_of_a_part
@@ -442,7 +442,7 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
     arch = model_name(model)
     if arch not in ARCH_CONFIG_REGISTRY or "encoder.segment_embeddings.weight" not in state:
         raise OptionError(f"{checkpoint}: --arch {arch}, must be an architecture *_bert*")
-    given = as_namespace(model)
+    given = flat_copy(model)
     ARCH_CONFIG_REGISTRY[arch](given)  # a YAML file has only the values that differ
     head_dim = given.encoder_embed_dim // given.encoder_attention_heads
     valid = {

@@ -11,11 +11,8 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.options import FAMILIES, FLAGS, TOKENS_PER_SAMPLE, AttentionOptions
 
 
-def as_namespace(args: Any) -> Any:
+def flat_copy(args: Any) -> Any:
     """Return a flat copy of the flags that fairseq gives to `build_model`.
-
-    fairseq's own converters drop the plugin's flags from a DictConfig. A YAML file keeps the flags
-    of `common` beside the model's: the result has both.
 
     Args:
         args: a DictConfig, a Namespace or a dataclass, which stays as it is
@@ -23,21 +20,32 @@ def as_namespace(args: Any) -> Any:
     Returns:
         a Namespace; a copy of the dataclass, if that was given
     """
-    if OmegaConf.is_config(args):
-        # The parent is the whole config. omegaconf has no public way to it.
-        whole = args._get_parent() or {}
-        own: Any = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
-        flags = Namespace(**{**whole.get("common", {}), **own})
-    else:
-        flags = copy.copy(args)
+    flags = _namespace_of(args) if OmegaConf.is_config(args) else copy.copy(args)
+    _blank_references(flags)
+    return flags
 
-    # The dataclass that a program gives may have references such as ${task.tokens_per_sample} as
-    # defaults, and no task to resolve them. `fill_in` knows what --head-dim is then.
+
+def _namespace_of(model: Any) -> Namespace:
+    """Return the flags of the group `model` of a config, and those of `common`.
+
+    fairseq's own converters drop the plugin's flags from a DictConfig. A YAML file keeps in
+    `common` some flags that a command gives to the model.
+    """
+    whole = model._get_parent() or {}  # omegaconf has no public way to it
+    own: Any = OmegaConf.to_container(model, resolve=True, enum_to_str=True)
+    return Namespace(**{**whole.get("common", {}), **own})
+
+
+def _blank_references(flags: Any) -> None:
+    """Set flags that are references, such as ${task.tokens_per_sample}, to None.
+
+    The dataclass that a program gives may have them as defaults, and no task to resolve them.
+    """
     for name, value in vars(flags).items():
         is_reference = isinstance(value, str) and value.startswith("${")
+        # `fill_in` knows what --head-dim is then.
         if is_reference and name != "head_dim":
             setattr(flags, name, None)
-    return flags
 
 
 def fill_in(args: Any, family: str) -> None:

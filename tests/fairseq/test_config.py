@@ -6,7 +6,7 @@ from argparse import Namespace
 import pytest
 from omegaconf import OmegaConf
 
-from mixhead_plugin.fairseq.config import as_namespace, fill_in
+from mixhead_plugin.fairseq.config import fill_in, flat_copy
 from mixhead_plugin.fairseq.models.transformer_lm import MixheadLanguageModelConfig
 
 GIVEN = {
@@ -21,7 +21,7 @@ GIVEN = {
 def test_what_is_filled_in_is_a_copy(kind):
     given = GIVEN[kind]
     before = copy.deepcopy(given)
-    flags = as_namespace(given)
+    flags = flat_copy(given)
     fill_in(flags, "mixhead")
     assert flags.dropout == 0.1 and flags.attention_scope == "all"
     assert given == before

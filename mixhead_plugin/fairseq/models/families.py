@@ -39,7 +39,7 @@ from fairseq.models import (
 
 from mixhead_plugin.fairseq.checkpoint import check_checkpoint
 from mixhead_plugin.fairseq.checks import check_flags
-from mixhead_plugin.fairseq.config import as_namespace, fill_in, model_name
+from mixhead_plugin.fairseq.config import fill_in, flat_copy, model_name
 from mixhead_plugin.fairseq.options import FAMILIES, AttentionOptions
 from mixhead_plugin.fairseq.sites import SiteSizes
 
@@ -120,7 +120,7 @@ class FamilyModel(BaseFairseqModel):
     @classmethod
     def prepared(cls, args: Any) -> Any:
         """Return a copy of the flags of `build_model` that is flat, filled in and checked."""
-        args = as_namespace(args)
+        args = flat_copy(args)
         fill_in(args, _family_of(model_name(args)))
         cls.check_args(args)
         return args

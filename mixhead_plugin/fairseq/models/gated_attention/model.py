@@ -15,7 +15,7 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.config import as_namespace, set_missing
+from mixhead_plugin.fairseq.config import flat_copy, set_missing
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.gated_attention.checkpoint import check_units
@@ -235,7 +235,7 @@ class GatedLanguageModel(GatedModel, MixheadLanguageModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "GatedLanguageModel":
-        args = as_namespace(args)
+        args = flat_copy(args)
         gau_lm(args)
         for name in ("decoder_input_dim", "decoder_output_dim"):
             if getattr(args, name, None) is None:
@@ -292,6 +292,6 @@ class GatedRobertaModel(GatedModel, MixheadRobertaModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "GatedRobertaModel":
-        args = as_namespace(args)
+        args = flat_copy(args)
         gau_roberta(args)
         return super().build_model(args, task)

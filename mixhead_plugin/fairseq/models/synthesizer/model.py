@@ -9,7 +9,7 @@ from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.checks import part_errors_as_option_errors
-from mixhead_plugin.fairseq.config import as_namespace
+from mixhead_plugin.fairseq.config import flat_copy
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadDecoderLayer
 from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.fairseq.models.transformer import MixheadTransformerConfig
@@ -123,7 +123,7 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "SynthesizerLanguageModel":
-        args = as_namespace(args)
+        args = flat_copy(args)
         has_longest = getattr(args, "max_target_positions", None) is not None
         if not has_longest and getattr(args, "tokens_per_sample", None) is not None:
             args.max_target_positions = _longest_block(args)
