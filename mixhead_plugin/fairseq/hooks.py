@@ -7,13 +7,16 @@ are always installed, and MIXHEAD_REPAIRS does not choose among them.
 import functools
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.distributed import FullyShardedDataParallel
 from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
+from torch import nn
 
 from mixhead_plugin.fairseq.checkpoint import check_for_fairseq_model
 from mixhead_plugin.fairseq.learning_rate import check_optimizer, scale_steps
@@ -53,11 +56,18 @@ def scale_marked_steps(original, trainer: Trainer) -> None:
     scale_steps(trainer.optimizer.optimizer)
 
 
+# What repairs refuse to train. Each function gets the whole config and the model.
+TRAINING_CHECKS: list[Callable[[Any, nn.Module], None]] = []
+
+
 @replaces(Trainer, "__init__")
 def check_training(
     original, trainer: Trainer, cfg: Any, task: Any, model: Any, criterion: Any, *args, **kwargs
 ) -> None:
-    """Let a model of the plugin refuse its optimizer and its criterion, and a criterion its model.
+    """Call all checks of a training, before it begins.
+
+    A model of the plugin may refuse its optimizer and its criterion, a criterion its model, and a
+    repair what fairseq would not train as it was asked.
 
     fairseq builds a model in the same way to train it and to load it. It does not tell the model
     which of them it is, nor which criterion will read its outputs. The criterion sees its model in
@@ -65,12 +75,17 @@ def check_training(
     """
     # older programs give the flags of a command, which fairseq converts like this
     config = convert_namespace_to_omegaconf(cfg) if isinstance(cfg, Namespace) else cfg
+    # what --ddp-backend fully_sharded has put around the model
+    is_sharded = isinstance(model, FullyShardedDataParallel)
+    inner = model.unwrapped_module if is_sharded else model
+
+    for check in TRAINING_CHECKS:
+        check(config, inner)
     check_optimizer(config)
-    # FSDP has the attributes of the model that it wraps
-    if hasattr(model, "check_training"):
-        model.check_training(config, criterion)
+    if hasattr(inner, "check_training"):
+        inner.check_training(config, criterion)
     if hasattr(criterion, "check_model"):
-        criterion.check_model(model)
+        criterion.check_model(inner)
     original(trainer, cfg, task, model, criterion, *args, **kwargs)
 
 

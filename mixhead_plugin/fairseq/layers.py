@@ -7,7 +7,6 @@ because the model's config, such as `MixheadTransformerConfig`, inherits `option
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import FairseqDropout
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -22,12 +21,13 @@ from mixhead_plugin.fairseq.sites import side_of
 
 
 def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
-    """Wrap a layer for activation checkpointing and FSDP, as fairseq's `build_*_layer` do."""
+    """Wrap a layer for activation checkpointing, as fairseq's `build_*_layer` do.
+
+    They also wrap it for FSDP, with which the plugin's models refuse to train.
+    """
     if cfg.checkpoint_activations:
-        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        # As in fairseq: a checkpointed layer is wrapped, however small it is.
-        return fsdp_wrap(layer, min_num_params=0)
-    return fsdp_wrap(layer, min_num_params=cfg.min_params_to_wrap)
+        return checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    return layer
 
 
 class _Layer(nn.Module):

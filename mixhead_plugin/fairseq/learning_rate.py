@@ -55,10 +55,9 @@ def _optimizer_problem(cfg: Any) -> str:
             return f"must be 1 with {option_name(name)}"
     if cfg.common.fp16 and not cfg.common.fp16_no_flatten_grads:
         return "with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart"
-    # These rearrange the parameters.
-    for name, value in (("ddp_backend", "fully_sharded"), ("zero_sharding", "os")):
-        if cfg.distributed_training[name] == value:
-            return f"must be 1 with {option_name(name)} {value}"
+    # These two rearrange the parameters.
+    if cfg.distributed_training.zero_sharding == "os":
+        return "must be 1 with --zero-sharding os"
     if getattr(cfg.optimizer, "_name", None) == "composite":
         return "must be 1 with --optimizer composite"
     return ""

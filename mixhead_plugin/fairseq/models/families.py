@@ -22,7 +22,6 @@ each GPU. `prepared` alone sees what a file or a program gives, and what --model
 """
 
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -37,17 +36,16 @@ from fairseq.models import (
     register_model_architecture,
 )
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.checkpoint import check_checkpoint
 from mixhead_plugin.fairseq.checks import check_flags
 from mixhead_plugin.fairseq.config import fill_in, flat_copy, model_name
 from mixhead_plugin.fairseq.options import FAMILIES, AttentionOptions
+from mixhead_plugin.fairseq.plugin_model import PluginModel, Preset
 from mixhead_plugin.fairseq.sites import SiteSizes
 
-# Sets the missing values of its argument, a Namespace or DictConfig, to those of an architecture.
-Preset = Callable[[Any], None]
 
-
-class FamilyModel(BaseFairseqModel):
+class FamilyModel(PluginModel, BaseFairseqModel):
     """A mixin before fairseq's model class.
 
     A model has one class for all families and architectures. It says where its attentions are; the
@@ -58,10 +56,6 @@ class FamilyModel(BaseFairseqModel):
     # Keys of FAMILIES. The family "" puts no prefix before a name and presets nothing; only models
     # that fairseq lacks have it, because fairseq's own names are taken.
     families: ClassVar[tuple[str, ...]] = tuple(FAMILIES)
-    # The preset of each architecture, by its name with the family. All subclasses share one dict.
-    # `repairs/unknown_fields.py` reads this table. A model that has it is one of the plugin's: the
-    # repair cannot ask isinstance, because repairs are applied before this class is imported.
-    presets: ClassVar[dict[str, Preset]] = {}
     # True if fairseq configures the model by `config`, not by a Namespace.
     by_dataclass: ClassVar[bool] = False
     # The flags of the model's sizes; {side} is encoder or decoder.
@@ -124,6 +118,22 @@ class FamilyModel(BaseFairseqModel):
         fill_in(args, _family_of(model_name(args)))
         cls.check_args(args)
         return args
+
+    def check_training(self, cfg: Any, criterion: Any) -> None:
+        """Refuse what cannot train the model, before a training; see `fairseq/hooks.py`.
+
+        Args:
+            cfg: the whole config of the training
+            criterion: what will read the outputs of the model
+        """
+        # With it, the trainer calls the `load_state_dict` of fairscale in place of this class's. A
+        # checkpoint with other flags would load in silence, and that of fairseq's own model would
+        # not load, because nothing adds the parts that it lacks.
+        if cfg.distributed_training.ddp_backend == "fully_sharded":
+            raise OptionError(
+                "--ddp-backend fully_sharded: must be another, as pytorch_ddp, because it loads "
+                "checkpoints without the checks of the plugin"
+            )
 
     def load_state_dict(
         self,

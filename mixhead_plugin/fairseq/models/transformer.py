@@ -64,6 +64,7 @@ class MixheadTransformerModel(FamilyModel, upstream.TransformerModel):
         A model that is loaded to be used is not checked, because older checkpoints may have what is
         refused here.
         """
+        super().check_training(cfg, criterion)
         problem = self.weights_problem()
         if problem and isinstance(criterion, LabelSmoothedCrossEntropyCriterionWithAlignment):
             raise OptionError(

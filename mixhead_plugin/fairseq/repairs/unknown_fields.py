@@ -13,29 +13,37 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
+from torch import nn
 
 from mixhead_plugin.errors import OptionError, unknown_field
-from mixhead_plugin.fairseq.replace import replaces
+from mixhead_plugin.fairseq.hooks import TRAINING_CHECKS
+from mixhead_plugin.fairseq.plugin_model import PluginModel
 
 # Names, and what a model reads that has no task beside it.
 BESIDE_FLAGS = {"_name", "arch", "tokens_per_sample", "tpu"}
 
 
-# Not where a model is built: older checkpoints may have such fields, and go on loading.
-@replaces(Trainer, "__init__")
-def _init(
-    original, trainer: Trainer, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any
-) -> None:
-    model_class = type(getattr(model, "module", model))  # behind FSDP
+def apply() -> None:
+    # Not where a model is built: older checkpoints may have such fields, and go on loading.
+    TRAINING_CHECKS.append(refuse_unknown_fields)
+
+
+def refuse_unknown_fields(cfg: Any, model: nn.Module) -> None:
+    """Refuse a field of `model` that nothing reads.
+
+    Args:
+        cfg: the whole config of a training
+        model: the model that it trains
+    """
+    model_class = type(model)
+    # The flags of a command are no config: their parser has refused what it does not know.
     # Without a name, the fields are one level deeper, below that of a model with a dataclass.
     if OmegaConf.is_config(cfg.model) and "_name" in cfg.model and is_checked(model_class):
         known = known_fields(model_class, cfg.model._name)
         for name in cfg.model:
             if name not in known:
                 raise OptionError(unknown_field("model", name, known))
-    original(trainer, cfg, task, model, *args, **kwargs)
 
 
 def is_checked(model_class: type) -> bool:
@@ -43,7 +51,7 @@ def is_checked(model_class: type) -> bool:
 
     Other models of fairseq read more than they declare.
     """
-    if hasattr(model_class, "presets"):  # the plugin's
+    if issubclass(model_class, PluginModel):
         return True
     return model_class in (TransformerModel, TransformerLanguageModel, RobertaModel)
 
@@ -61,7 +69,8 @@ def known_fields(model_class: Any, name: str) -> set[str]:
     known |= {each.name for each in fields(TransformerConfig)}
 
     # Not the function that the plugin has registered: it also checks the flags, which are not here.
-    presets = getattr(model_class, "presets", ARCH_CONFIG_REGISTRY)
+    is_of_plugin = issubclass(model_class, PluginModel)
+    presets = model_class.presets if is_of_plugin else ARCH_CONFIG_REGISTRY
     values = Namespace()
     if name in presets:
         presets[name](values)

@@ -6,15 +6,19 @@ It refuses what would not train what was asked for.
 import logging
 
 import pytest
+from fairseq import options
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
     LabelSmoothedCrossEntropyCriterionWithAlignment as Alignment,
 )
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.distributed.fully_sharded_data_parallel import FullyShardedDataParallel, has_FSDP
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
+from torch import nn
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.models.architectures import ARCHITECTURES
@@ -67,10 +71,6 @@ NOT_KEPT = [
     ),
     ({"common": {"memory_efficient_fp16": True}}, "must be 1 with --memory-efficient-fp16"),
     ({"common": {"memory_efficient_bf16": True}}, "must be 1 with --memory-efficient-bf16"),
-    (
-        {"distributed_training": {"ddp_backend": "fully_sharded"}},
-        "must be 1 with --ddp-backend fully_sharded",
-    ),
     ({"distributed_training": {"zero_sharding": "os"}}, "must be 1 with --zero-sharding os"),
     ({"optimizer": {"_name": "composite"}}, "must be 1 with --optimizer composite"),
 ]
@@ -91,6 +91,57 @@ def test_a_factor_that_the_optimizer_keeps_is_trained():
     apart = {"fp16": True, "fp16_no_flatten_grads": True}
     with pytest.raises(Begun):
         begin(model, training={"common": apart}, **SCALED)
+
+
+# ---- how a program gives a training ------------------------------------------------------------
+
+
+class Sharded(FullyShardedDataParallel):
+    """A model as fairscale's FSDP wraps it: the module that flattens its parameters has it."""
+
+    def __init__(self, model):
+        nn.Module.__init__(self)
+        self.flatten_parameters = True
+        self.module = nn.Module()
+        self.module.module = model
+
+
+@pytest.mark.skipif(has_FSDP, reason="the class of fairscale has a `module` of its own")
+def test_the_model_behind_fsdp_is_checked():
+    with pytest.raises(OptionError, match=r"^model.dropuot: unknown; did you mean dropout"):
+        begin(Sharded(build("transformer")), _name="transformer", dropuot=0.1)
+    with pytest.raises(OptionError, match=r"^--scale-attn: must be left out"):
+        begin(Sharded(build("transformer_lm")), scale_attn=True)
+    with pytest.raises(Begun):
+        begin(Sharded(build("transformer")), _name="transformer", dropout=0.1)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["before", "behind FSDP"])
+@pytest.mark.parametrize("arch", ["mixhead_transformer", "mixhead_transformer_lm"])
+def test_a_model_of_the_plugin_refuses_fsdp_which_would_not_check_its_checkpoint(arch, sharded):
+    model = build(arch)
+    with pytest.raises(OptionError) as error:
+        begin(
+            Sharded(model) if sharded else model,
+            training={"distributed_training": {"ddp_backend": "fully_sharded"}},
+        )
+    assert str(error.value) == (
+        "--ddp-backend fully_sharded: must be another, as pytorch_ddp, because it loads "
+        "checkpoints without the checks of the plugin"
+    )
+
+
+@pytest.mark.parametrize("arch", ["transformer_tiny", "mixhead_transformer_tiny"])
+def test_a_program_may_give_the_flags_of_a_command(arch):
+    flags = ["data", "--arch", arch, "--optimizer", "adam"]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), flags)
+    model = build(arch)
+    with pytest.raises(Begun):
+        Trainer(parsed, None, model, CrossEntropyCriterion.__new__(CrossEntropyCriterion))
+    with pytest.raises(OptionError, match=r"^--mixing-lr-scale 2.0: must be 1 with --zero-shard"):
+        parsed.mixing_lr_scale = 2.0
+        parsed.zero_sharding = "os"
+        Trainer(parsed, None, model, CrossEntropyCriterion.__new__(CrossEntropyCriterion))
 
 
 # ---- fields of YAML ----------------------------------------------------------------------------
@@ -123,6 +174,14 @@ def test_a_field_of_the_plugin_in_fairseqs_own_model_is_refused():
         begin(
             build("transformer"), _name="transformer", encoder_layers=2, share_all_embeddings=True
         )
+
+
+def test_a_users_model_is_not_taken_for_one_of_the_plugin():
+    class Own(TransformerModel):
+        presets = ("small", "large")
+
+    assert not is_checked(Own)
+    assert is_checked(TransformerModel) and is_checked(ARCH_MODEL_REGISTRY["mixhead_transformer"])
 
 
 def test_a_field_that_an_architecture_of_fairseqs_language_model_lacks_is_refused():
