@@ -170,8 +170,7 @@ def cut_off(args: Namespace) -> None:
         raise OptionError(f"--save {args.save}: is the checkpoint itself")
     whole = loading.load_from(args, path)
     attentions = prunable(whole)
-    for attention in attentions:
-        smaller.refuse_what_cannot_be_cut(attention)
+    smaller.refuse_what_cannot_be_cut(whole, attentions)
     weights = NORMALIZATIONS[args.normalize](importances(args, whole, attentions))
     removed = least_important(weights, args.fraction, args.at_least)
     if not removed:

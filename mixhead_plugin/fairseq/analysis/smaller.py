@@ -13,7 +13,7 @@ from typing import Any
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf, open_dict
-from torch import Tensor, nn
+from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq import rewriting
@@ -21,32 +21,52 @@ from mixhead_plugin.fairseq.analysis.loading import Loaded
 from mixhead_plugin.fairseq.config import model_name
 from mixhead_plugin.fairseq.options import FLAGS, AttentionOptions
 from mixhead_plugin.heads.assembly_attention import AssemblyAttention
-from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.choosing import KeptHeads
 from mixhead_plugin.heads.cutting import whole_part
 from mixhead_plugin.heads.sites import by_site
 
 
-def refuse_what_cannot_be_cut(attention: AssemblyAttention) -> None:
-    """Refuse an attention with a part for which every head needs all heads."""
+def refuse_what_cannot_be_cut(loaded: Loaded, attentions: Sequence[AssemblyAttention]) -> None:
+    """Refuse a model that cannot be smaller, whichever heads go.
+
+    It is called before the heads are weighed, because a refusal after that would cost hours.
+
+    Args:
+        loaded: the whole model
+        attentions: the attentions that `prunable` returns for the model
+    """
+    config = loaded.cfg.model
+    if getattr(config, "scale_heads", False):
+        raise OptionError(
+            f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not "
+            "have"
+        )
+    name = model_name(config)
+    if _is_of_fairseq(config) and f"mixhead_{name}" not in ARCH_MODEL_REGISTRY:
+        raise OptionError(
+            f"--save: {name} has no counterpart in the plugin, which could be smaller"
+        )
+    for attention in attentions:
+        _refuse_attention(attention)
+    sizes = sorted({attention.module.head_dim for attention in attentions})
+    if len(sizes) != 1:
+        several = ", ".join(map(str, sizes))
+        raise OptionError(
+            f"heads of sizes {several}: cannot be cut, --head-dim names one size for all attentions"
+        )
+
+
+def _refuse_attention(attention: AssemblyAttention) -> None:
+    """Refuse an attention whose heads need each other, or that has tensors of another class."""
     option, why = whole_part(attention.module.variant.part_kinds())
     if option:
         flag = f"{option_name(option)} {getattr(attention.module.variant, option)}"
         raise OptionError(
             f"{attention.name}: cannot be cut with {flag}, {why}; its heads can only be masked"
         )
-
-
-def cut_parameters(attention: AssemblyAttention, kept: KeptHeads) -> dict[str, Tensor]:
-    """Return the parameters and buffers of an attention with only the heads of `kept`.
-
-    Raises:
-        OptionError: the attention cannot be cut
-    """
-    try:
-        return attention.smaller(kept)
-    except HeadsError as error:
-        raise OptionError(str(error)) from error
+    problem = attention.cut_problem([])  # of no head: what holds for any
+    if problem:
+        raise OptionError(f"{attention.name}: {problem}")
 
 
 def pruned_flags(
@@ -58,17 +78,12 @@ def pruned_flags(
         attentions: the attentions of the whole model
         kept: the heads of each layer that stay, by site
     """
-    sizes = sorted({attention.module.head_dim for attention in attentions})
-    if len(sizes) != 1:
-        several = ", ".join(map(str, sizes))
-        raise OptionError(
-            f"heads of sizes {several}: cannot be cut, --head-dim names one size for all attentions"
-        )
     sites = []  # as in 'encoder-self=8,6;cross=4:3,4'
     for site, layers in kept.items():
         numbers = [_number(layer) for layer in layers]
         sites.append(f"{site}={','.join(numbers)}")
-    return {"heads_per_layer": ";".join(sites), "head_dim": sizes[0]}
+    # `refuse_what_cannot_be_cut` has seen that all have this size.
+    return {"heads_per_layer": ";".join(sites), "head_dim": attentions[0].module.head_dim}
 
 
 def _number(layer: KeptHeads) -> str:
@@ -87,25 +102,20 @@ def write_smaller(
     """Write a checkpoint with only some of the heads, without the state of the optimizer.
 
     Args:
-        loaded: the whole model
+        loaded: the whole model, which `refuse_what_cannot_be_cut` has let pass
         attentions: the attentions that `prunable` returns for the model
         kept: the heads of each attention that stay, by the attention's name
         file: the path of the new checkpoint
     """
     smaller = dict(loaded.model.state_dict())
     for attention in attentions:
-        for entry, tensor in cut_parameters(attention, kept[attention.name]).items():
+        for entry, tensor in attention.smaller(kept[attention.name]).items():
             smaller[f"{attention.name}.{entry}"] = tensor
     kept_by_site = {}
     for site, names in by_site(attention.name for attention in attentions).items():
         kept_by_site[site] = [kept[name] for name in names]
     flags = pruned_flags(attentions, kept_by_site)
     config = _plugin_config(loaded.cfg.model, flags)
-    if getattr(config, "scale_heads", False):
-        raise OptionError(
-            f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not "
-            "have"
-        )
     model = loaded.task.build_model(config)
     # Not the model's own method, which would refuse other numbers of heads.
     nn.Module.load_state_dict(model, smaller)
@@ -151,19 +161,19 @@ def training_flags(cut: Loaded, file: str, user_dir: str | None = None) -> str:
     return " ".join(words)
 
 
+def _is_of_fairseq(config: Any) -> bool:
+    """Return whether a model's config is that of fairseq's own architecture."""
+    return not hasattr(config, "attention_scope")
+
+
 def _plugin_config(config: Any, flags: dict[str, Any]) -> Any:
     """Return a copy of a model's config with `flags`.
 
     fairseq's own architecture becomes that of the plugin, with the defaults of its flags.
     """
     changes: dict[str, Any] = {}
-    if not hasattr(config, "attention_scope"):  # fairseq's own architecture
+    if _is_of_fairseq(config):
         arch = f"mixhead_{model_name(config)}"
-        if arch not in ARCH_MODEL_REGISTRY:
-            raise OptionError(
-                f"--save: {model_name(config)} has no counterpart in the plugin, which could be "
-                "smaller"
-            )
         defaults = AttentionOptions()
         for name in FLAGS:
             changes[name] = getattr(defaults, name)

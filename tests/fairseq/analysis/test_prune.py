@@ -8,7 +8,6 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import importance, prune, scores
 from mixhead_plugin.fairseq.analysis.adapter import prunable
 from mixhead_plugin.fairseq.analysis.loading import batches, load
@@ -88,14 +87,6 @@ def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(
     assert (record["attention_heads"], record["mixed_heads"]) == (3, 3)
 
 
-def test_what_a_smaller_model_cannot_be_is_refused(fairseq_lm_checkpoint, tmp_path):
-    loaded = load(fairseq_lm_checkpoint)
-    loaded.cfg.model.scale_heads = True
-    with pytest.raises(OptionError, match="--scale-heads"):
-        cut(loaded, tmp_path / "pruned.pt")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_larger_loss_and_a_smaller_bleu_are_worse():
     steps = [SimpleNamespace(score=score) for score in (4.0, 5.0, 3.0)]
     assert worse_by(steps, "loss") == [0, 25, -25] and worse_by(steps, "bleu") == [0, -25, 25]
@@ -142,6 +133,17 @@ def test_a_set_that_is_not_there_is_refused_before_heads_are_weighed(
     status, _, errors = analysis("prune", lm_checkpoint, flag, "tset", "--output", tmp_path)
     assert status == 1
     assert f"error: {flag} tset: Dataset not found: tset" in errors
+
+
+def test_a_model_that_cannot_be_cut_is_refused_before_heads_are_weighed(
+    analysis, write_checkpoint, text_data, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(importance, "weigh", None)
+    checkpoint = write_checkpoint("uncut", text_data, "mixhead_synthesizer_lm", *LM)
+    save = tmp_path / "pruned.pt"
+    status, _, errors = analysis("prune", checkpoint, "--fraction", 0.5, "--save", save)
+    assert status == 1
+    assert "belongs to SynthesizerAttention; its heads can only be masked" in errors
 
 
 @pytest.mark.usefixtures("numbers_alone")

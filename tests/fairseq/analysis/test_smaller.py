@@ -28,11 +28,17 @@ def attention(mixing="position-wise", **flags):
     return AssemblyAttention("layer", module)
 
 
+def whole(**flags):
+    """Return a model of the plugin as `refuse_what_cannot_be_cut` sees it."""
+    model = Namespace(_name="mixhead_transformer_lm", attention_scope="all", **flags)
+    return SimpleNamespace(path="whole.pt", cfg=SimpleNamespace(model=model))
+
+
 @pytest.mark.parametrize("mixing", UNCUT)
 def test_heads_that_all_others_need_are_refused_by_flag(mixing):
     said = r"^layer: cannot be cut with --(head|score|feature)-mixing .*; its heads can only"
     with pytest.raises(OptionError, match=said):
-        refuse_what_cannot_be_cut(attention(mixing))
+        refuse_what_cannot_be_cut(whole(), [attention(mixing)])
 
 
 def test_the_flag_says_both_numbers_where_they_differ():
@@ -46,7 +52,25 @@ def test_the_flag_says_both_numbers_where_they_differ():
 def test_one_flag_cannot_name_two_head_sizes():
     attentions = [attention(), AssemblyAttention("other", MixheadAttention(10, 2))]
     with pytest.raises(OptionError, match="heads of sizes 5, 6: cannot be cut"):
-        pruned_flags(attentions, {})
+        refuse_what_cannot_be_cut(whole(), attentions)
+
+
+def test_heads_with_trained_scales_are_refused():
+    with pytest.raises(OptionError) as error:
+        refuse_what_cannot_be_cut(whole(scale_heads=True), [attention()])
+    assert str(error.value) == (
+        "whole.pt: was trained with --scale-heads, which layers of unequal heads do not have"
+    )
+
+
+def test_a_model_of_fairseq_that_the_plugin_lacks_is_refused():
+    loaded = whole()
+    loaded.cfg.model = Namespace(_name="lightconv_lm")
+    with pytest.raises(OptionError) as error:
+        refuse_what_cannot_be_cut(loaded, [attention()])
+    assert str(error.value) == (
+        "--save: lightconv_lm has no counterpart in the plugin, which could be smaller"
+    )
 
 
 def test_the_flags_of_further_training_name_the_user_dir_that_was_given():
