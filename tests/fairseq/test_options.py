@@ -302,6 +302,13 @@ REFUSED_PARTS = [
         "removes heads",
     ),
     (
+        ROBERTA,
+        {"mha_reg_scale_factor": 0.5, "head_mixing": "none"},
+        "--mha-reg-scale-factor 0.5: must be left out, it prepares for --mha-heads-to-keep, which "
+        "the plugin does not have (for a trained model: --model-overrides "
+        "\"{'mha_reg_scale_factor': 0}\")",
+    ),
+    (
         LM,
         {"attention_sink": "zero", "attention_normalizer": "relu2"},
         "--attention-sink zero: needs one of the normalizers softmax, sigsoftmax, l2, entmax15, "

@@ -68,6 +68,15 @@ class MixheadRobertaModel(FamilyModel, upstream.RobertaModel):
                 f"--mha-heads-to-keep {kept}: must be left out; "
                 "`python -m mixhead_plugin.analysis prune` removes heads"
             )
+        factor = getattr(args, "mha_reg_scale_factor", 0)
+        if factor != 0:
+            # fairseq's penalty prepares for its way to prune. It counts rows of its own
+            # projections, and with --value-head-dim leaves out or exceeds some of values.
+            raise OptionError(
+                f"--mha-reg-scale-factor {factor}: must be left out, it prepares for "
+                "--mha-heads-to-keep, which the plugin does not have (for a trained model: "
+                "--model-overrides \"{'mha_reg_scale_factor': 0}\")"
+            )
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "MixheadRobertaModel":

@@ -128,5 +128,5 @@ def test_each_flag_does_the_same_in_both_models(name):
     if name == "transformer_lm":  # repairs/dropped_scales.py refuses to train with a scale
         expected |= set(SCALES)
     if name == "roberta_base":  # models/roberta.py refuses fairseq's own way to prune
-        expected.add("mha_heads_to_keep")
+        expected |= {"mha_heads_to_keep", "mha_reg_scale_factor"}
     assert different == expected
