@@ -1,4 +1,7 @@
-"""Check attention on this machine: every variant against float64, and its speed."""
+"""Check attention on this machine: `variants` against float64, and its speed.
+
+What distances add to scores or weights is not tried, see NOT_TRIED.
+"""
 
 import contextlib
 import importlib.metadata
@@ -50,6 +53,11 @@ MASKS: dict[str, dict[str, Any]] = {
     "mask by head": {"mask_dtype": torch.float32, "mask_by": "head"},
     "sink, causal": {"sink": True, "causal": True},
 }
+# What no `CallKind` has, and so no variant. The tests of `ops` try it.
+NOT_TRIED = (
+    "scores of distances (--relative-position t5, Transformer-XL)",
+    "gains of distances (--relative-gain)",
+)
 # The rows of each result that a variant is judged by. A gradient of one number, as that of a sink
 # of one head, may then have 3.2 times the error of the formula, instead of twice. More rows would
 # let a user of few heads wait for minutes.
@@ -97,7 +105,7 @@ def machine(device: torch.device) -> dict[str, str]:
 def variants(
     device: torch.device, heads: int, head_dim: int
 ) -> Iterator[tuple[dict[str, str], CallKind]]:
-    """Yield every variant by its names and as a record.
+    """Yield every variant by its names and as a record, but for those that NOT_TRIED names.
 
     Args:
         device: of the calls; on a GPU there is one more dtype
@@ -142,38 +150,51 @@ def judge(kind: CallKind) -> dict[str, Any]:
     of_query = _projected(kind.heads, kind.head_dim)
     of_value = _projected(kind.mixed_heads or kind.heads, kind.value_dim)
     laid = kind._replace(layouts=(of_query, of_query, of_value))
-
-    def sample(nth: int) -> SampleCall:
-        # With fewer keys, `auto` would take the formula.
-        inputs, d_out = sample_call(laid, n_queries=75, n_keys=70, p=0.0, batch=1, nth=nth)
-        return inputs, d_out.contiguous()  # as torch makes it behind a mask
-
-    def draw(nth: int) -> Draw:
-        inputs, d_out = sample(nth)
-        computed = results(lambda call: api.attend(call, "auto"), inputs, d_out)
-        return compare(inputs, d_out, torch.ones(1, device=kind.device), computed)
-
     try:
-        inputs, _ = sample(0)
-        row["kernels"] = support.machine_problem() or support.problem(inputs)
-        if not row["kernels"]:
-            row["kernels"] = _kernel_problem(inputs)
-            if not row["kernels"].startswith(support.UNTRIED):
-                row["fault"] = row["kernels"]
+        inputs, _ = _sample(laid, 0)
+        _try_kernels(inputs, row)
         row["auto"] = api.fastest(inputs)
-        most = OF_TORCH if row["auto"] == "fused" else 1.0
-        draws = finite_draws(draw, enough_draws(kind, ROWS))
-        if draws:
-            # Not `max` of Python, which may pass over NaN.
-            error = float(torch.tensor([*shares(draws).values()]).max()) / most
-            if math.isfinite(error):  # JSON has no other numbers
-                row["error"] = error
-        row["fault"] = row["fault"] or fault_in(draws, most)
+        _compare_auto(laid, row)
     except torch.OutOfMemoryError:
         row["skipped"] = "out of memory"
     except Exception as error:  # goes into the report, whatever it is
         row["fault"] = f"{type(error).__name__}: {error}".splitlines()[0]
     return row
+
+
+def _sample(kind: CallKind, nth: int) -> SampleCall:
+    """Return the nth call of a kind, and a gradient of its output."""
+    # With fewer keys, `auto` would take the formula.
+    inputs, d_out = sample_call(kind, n_queries=75, n_keys=70, p=0.0, batch=1, nth=nth)
+    return inputs, d_out.contiguous()  # as torch makes it behind a mask
+
+
+def _try_kernels(inputs: AttentionInputs, row: dict[str, Any]) -> None:
+    """Write into the row of a report why fused kernels do not serve a call; empty if they do."""
+    row["kernels"] = support.machine_problem() or support.problem(inputs)
+    if row["kernels"]:
+        return
+    row["kernels"] = _kernel_problem(inputs)
+    if not row["kernels"].startswith(support.UNTRIED):
+        row["fault"] = row["kernels"]
+
+
+def _compare_auto(kind: CallKind, row: dict[str, Any]) -> None:
+    """Write the error of `auto` into the row of a report, and its fault where there is none yet."""
+
+    def draw(nth: int) -> Draw:
+        inputs, d_out = _sample(kind, nth)
+        computed = results(lambda call: api.attend(call, "auto"), inputs, d_out)
+        return compare(inputs, d_out, torch.ones(1, device=kind.device), computed)
+
+    most = OF_TORCH if row["auto"] == "fused" else 1.0
+    draws = finite_draws(draw, enough_draws(kind, ROWS))
+    if draws:
+        # Not `max` of Python, which may pass over NaN.
+        error = float(torch.tensor([*shares(draws).values()]).max()) / most
+        if math.isfinite(error):  # JSON has no other numbers
+            row["error"] = error
+    row["fault"] = row["fault"] or fault_in(draws, most)
 
 
 def _projected(heads: int, head_dim: int) -> MemoryLayout:
@@ -250,46 +271,85 @@ def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
             rows.append({**names, **judge(kind)})
     finally:  # also after Ctrl-C, for a program that goes on
         torch.set_num_threads(threads)
-    return {"machine": machine(device), "variants": rows, "milliseconds": speed(device)}
+    return {
+        "machine": machine(device),
+        "variants": rows,
+        "not_tried": NOT_TRIED,
+        "milliseconds": speed(device),
+    }
 
 
 def as_text(report: dict[str, Any]) -> str:
     """Return the report of `check` as it is printed."""
-    lines = [f"{name:16}{value}" for name, value in report["machine"].items()]
-    lines += [
-        "",
+    rows = report["variants"]
+    sections = (
+        _lines_of_machine(report["machine"]),
+        _lines_of_variants(rows),
+        _lines_of_speed(report["milliseconds"]),
+        _lines_of_refusals(rows),
+        [f"Not tried: {'; '.join(report['not_tried'])}", _verdict(rows)],
+    )
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _lines_of_machine(facts: dict[str, str]) -> list[str]:
+    return [f"{name:16}{value}" for name, value in facts.items()]
+
+
+def _lines_of_variants(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of variants, with what its columns mean."""
+    lines = [
         "auto takes: what impl 'auto' stands for; 'fused' is torch's own attention",
         "error: the largest of output and gradients against float64, as a share of what is allowed",
+        _line_of_variant("normalizer", "mixing", "mask", "dtype", "auto takes", "error"),
     ]
-    lines.append(
-        f"{'normalizer':14}{'mixing':32}{'mask':18}{'dtype':10}{'auto takes':11}{'error':>6}"
-    )
-    for row in report["variants"]:
-        line = f"{row['normalizer']:14}{row['mixing']:32}{row['mask']:18}{row['dtype']:10}"
+    for row in rows:
         error = "-" if row["error"] is None else f"{row['error']:.2f}"
-        line += f"{row['auto']:11}{error:>6}"
+        line = _line_of_variant(
+            row["normalizer"], row["mixing"], row["mask"], row["dtype"], row["auto"], error
+        )
         if row["skipped"]:
             line += f"  skipped: {row['skipped']}"
         if row["fault"]:
             line += f"  WRONG: {row['fault']}"
         lines.append(line)
+    return lines
+
+
+def _line_of_variant(
+    normalizer: str, mixing: str, mask: str, dtype: str, auto: str, error: str
+) -> str:
+    """Return a line of the table of variants; the columns of all lines have the same widths."""
+    return f"{normalizer:14}{mixing:32}{mask:18}{dtype:10}{auto:11}{error:>6}"
+
+
+def _lines_of_speed(times: dict[str, float]) -> list[str]:
     batch, heads, length, head_dim = SPEED_SHAPE
     shape = f"B {batch}, {heads} heads of {head_dim}, {length} positions, causal"
-    lines += ["", f"milliseconds, forward and backward ({shape})"]
-    lines += [f"{name:32}{value:8.2f}" for name, value in report["milliseconds"].items()]
-    refused = sorted({row["kernels"] for row in report["variants"]} - {""})
-    if refused:
-        lines += [
-            "",
-            "The kernels of impl 'triton' are not used where:",
-            *(f"- {reason}" for reason in refused),
-        ]
-    wrong = sum(bool(row["fault"]) for row in report["variants"])
-    skipped = sum(bool(row["skipped"]) for row in report["variants"])
-    last = f"{wrong} of {len(report['variants'])} variants are wrong"
+    lines = [f"milliseconds, forward and backward ({shape})"]
+    for name, milliseconds in times.items():
+        lines.append(f"{name:32}{milliseconds:8.2f}")
+    return lines
+
+
+def _lines_of_refusals(rows: list[dict[str, Any]]) -> list[str]:
+    """Return why the kernels are not used, each reason once; nothing if they always are."""
+    reasons = sorted({row["kernels"] for row in rows} - {""})
+    if not reasons:
+        return []
+    lines = ["The kernels of impl 'triton' are not used where:"]
+    for reason in reasons:
+        lines.append(f"- {reason}")
+    return lines
+
+
+def _verdict(rows: list[dict[str, Any]]) -> str:
+    wrong = sum(bool(row["fault"]) for row in rows)
+    skipped = sum(bool(row["skipped"]) for row in rows)
+    verdict = f"{wrong} of {len(rows)} variants are wrong"
     if skipped:
-        last += f", {skipped} were skipped"
-    return "\n".join([*lines, "", last])
+        verdict += f", {skipped} were skipped"
+    return verdict
 
 
 def main(device: str | None, heads: int, head_dim: int, as_json: bool) -> int:

@@ -41,6 +41,17 @@ def test_every_variant_of_this_machine_is_right(report):
     assert all(0 < row["error"] < 1 and not row["fault"] for row in found["variants"])
 
 
+def test_the_report_says_what_is_not_tried(report, monkeypatch):
+    monkeypatch.setattr(check, "MASKS", {"causal": {"causal": True}})
+    _, text = report()
+    *_, not_tried, verdict = text.splitlines()
+    assert not_tried == (
+        "Not tried: scores of distances (--relative-position t5, Transformer-XL); "
+        "gains of distances (--relative-gain)"
+    )
+    assert verdict == "0 of 28 variants are wrong"
+
+
 def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
     monkeypatch.setattr(check, "MASKS", {"causal": {"causal": True}})
     original = api.attend
