@@ -52,9 +52,9 @@ def fold(file: str, out: str) -> None:
 
     try:
         tensors = _folded(file, flags, dict(state["model"]))
-    except OptionError:
-        raise
-    except Exception as error:  # tensors that were made by hand fail in many ways
+    # Tensors that were made by hand: one is missing, has fewer dimensions, or has a shape or a
+    # layout that torch cannot use here.
+    except (KeyError, IndexError, RuntimeError) as error:
         text = " ".join(str(error).split())[:200]
         raise OptionError(
             f"{file}: its tensors are not those of --arch {arch} with its flags: {text}"

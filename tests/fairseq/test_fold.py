@@ -191,6 +191,16 @@ def test_a_file_that_was_made_by_hand_is_refused_in_one_line(kind, tmp_path):
     assert not (tmp_path / "out.pt").exists()
 
 
+def test_a_fault_of_the_plugin_is_not_said_to_be_one_of_the_file(monkeypatch, tmp_path):
+    def faulty(*arguments):
+        raise TypeError("a fault of the plugin")
+
+    save(tmp_path / "in.pt", "transformer", feature_mixing="heads")
+    monkeypatch.setattr("mixhead_plugin.fairseq.fold._fold_attention", faulty)
+    with pytest.raises(TypeError, match="a fault of the plugin"):
+        fold(str(tmp_path / "in.pt"), str(tmp_path / "out.pt"))
+
+
 @pytest.mark.parametrize("criterion", [None, {"_name": "of_another_plugin"}])
 def test_a_criterion_of_another_plugin_or_none_folds(criterion, tmp_path):
     save(tmp_path / "in.pt", "transformer", feature_mixing="heads")
