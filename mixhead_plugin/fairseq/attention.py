@@ -25,8 +25,10 @@ from mixhead_plugin.parts import MIXINGS, Assembly, Variant
 class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
     """Replace fairseq's `MultiheadAttention`.
 
-    It has the same call, buffers, parameter names and random initialisation. The same computation
-    (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and TorchScript.
+    It has the same `forward`, buffers, parameter names and random initialisation. Its constructor
+    takes the same arguments but those of xformers, which would compute the attention. The same
+    computation (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and
+    TorchScript.
 
     The docstring of `mixhead_plugin/fairseq/__init__.py` shows the way of a flag to the kernel. Its
     last steps are in this class.
