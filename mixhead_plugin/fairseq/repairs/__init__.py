@@ -122,20 +122,17 @@ def apply() -> None:
             REPAIRS[name].apply()
 
 
-def chosen(words: str = "") -> list[str]:
-    """Return the names of the repairs that `words`, else MIXHEAD_REPAIRS, choose.
+def chosen() -> list[str]:
+    """Return the names of the repairs that MIXHEAD_REPAIRS chooses.
 
-    The group `required` is always chosen: without it fairseq cannot load the plugin's own
-    checkpoints.
-
-    Args:
-        words: `all`, or groups and names separated by commas. A minus leaves one out: `-save_dir`
-            and `all,-save_dir` are all but this one.
+    Its value is `all`, or groups and names separated by commas. A minus leaves one out: `-save_dir`
+    and `all,-save_dir` are all but this one. The group `required` is always chosen: without it
+    fairseq cannot load the plugin's own checkpoints.
 
     Raises:
         OptionError: an unknown word, or one that leaves out what is required
     """
-    given = words or os.environ.get("MIXHEAD_REPAIRS") or "all"
+    given = os.environ.get("MIXHEAD_REPAIRS") or "all"
     wanted: set[str] = set()
     left_out: set[str] = set()
     for word in given.split(","):
