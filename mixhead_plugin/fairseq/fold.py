@@ -15,7 +15,7 @@ from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
 from mixhead_plugin.fairseq.models.architectures import MODELS
 from mixhead_plugin.fairseq.options import FAMILIES, FLAGS, AttentionOptions
 from mixhead_plugin.fairseq.sites import side_of_attention
-from mixhead_plugin.parts import PARTS, Assembly, Variant, first_part_with_effect
+from mixhead_plugin.parts import PARTS, Assembly, PartError, Variant, first_part_with_effect
 
 PLUGIN_FLAGS = {*FLAGS, *(f"{name}_weight" for name in PENALTIES)}
 
@@ -52,9 +52,9 @@ def fold(file: str, out: str) -> None:
 
     try:
         tensors = _folded(file, flags, dict(state["model"]))
-    # Tensors that were made by hand: one is missing, has fewer dimensions, or has a shape or a
-    # layout that torch cannot use here.
-    except (KeyError, IndexError, RuntimeError) as error:
+    # Tensors that were made by hand: one is missing, has fewer dimensions, has a size that the
+    # heads do not divide, or has a shape or a layout that torch cannot use here.
+    except (KeyError, IndexError, PartError, RuntimeError) as error:
         text = " ".join(str(error).split())[:200]
         raise OptionError(
             f"{file}: its tensors are not those of --arch {arch} with its flags: {text}"

@@ -160,6 +160,10 @@ HAND_MADE = {
         lambda state: change_weights(state, lambda weight: weight[0].clone()),
         "its tensors are not those of --arch mixhead_transformer with its flags: ",
     ),
+    "a size that the heads do not divide": (
+        lambda state: change_weights(state, lambda weight: torch.eye(7)),
+        "its tensors are not those of --arch mixhead_transformer with its flags: ",
+    ),
     "sparse": (
         lambda state: change_weights(state, torch.Tensor.to_sparse),
         "its tensors are not those of --arch mixhead_transformer with its flags: ",
