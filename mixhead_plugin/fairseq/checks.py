@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -154,7 +155,7 @@ def _check_division(options: AttentionOptions, site: str, sizes: SiteSizes) -> N
     """
     if not options.covers(site):
         ending = f" ({site}, outside --attention-scope {options.attention_scope})"
-    elif options.head_dim is None:
+    elif options.head_dim is None and sizes.head_dim is None:
         ending = ", or set --head-dim"
     else:
         return
@@ -215,6 +216,8 @@ def example_call(
         PartError: parts that do not fit these numbers
     """
     embed_dim = site_sizes.embed_dim
+    if variant.head_dim is None:
+        variant = replace(variant, head_dim=site_sizes.head_dim)
     sizes = variant.sizes(num_heads, embed_dim, mixed_heads=mixed_heads)
     with torch.device("meta"):
         assembly = Assembly()

@@ -13,6 +13,8 @@ class SiteSizes(NamedTuple):
     heads_flag: str
     num_heads: int
     layers: int | None = None  # None for a model that does not take --heads-per-layer
+    # Of one head, where --head-dim is left out; None for embed_dim / num_heads.
+    head_dim: int | None = None
     relative: bool = False  # whether the attention itself adds scores of distances
 
 

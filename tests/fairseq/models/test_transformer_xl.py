@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.models.transformer_xl.decoder import distance_encodings, span_mask
+from mixhead_plugin.fairseq.models.transformer_xl.model import MixheadTransformerXLModel
 from mixhead_plugin.fairseq.options import FAMILIES
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
@@ -271,6 +272,13 @@ def test_the_size_of_a_head_is_d_head_unless_the_family_or_the_flag_says_otherwi
     )
     assert [attention.head_dim for attention in attentions(model)] == [7, 7, 7]
     assert model.decoder.embed_tokens.cutoffs == [100, 200, WIKITEXT2]
+
+
+def test_the_checks_get_the_true_sizes_and_heads_need_not_divide_the_model():
+    sizes = MixheadTransformerXLModel.attention_sites(Namespace(**TINY_XL))["decoder-self"]
+    assert (sizes.embed_flag, sizes.embed_dim, sizes.head_dim) == ("--d-model", 12, 5)
+    model = build_xl(n_head=7)
+    assert model.decoder.layers[0].self_attn.head_dim == 5
 
 
 def test_bands_that_leave_no_column_are_refused():

@@ -62,10 +62,8 @@ class MixheadTransformerXLModel(FamilyModel, FairseqLanguageModel):
     @classmethod
     def attention_sites(cls, args: Any) -> dict[str, SiteSizes]:
         cfg = cls.config.from_namespace(args)
-        # Not cfg.d_model: the checks know --head-dim, but not --d-head, and divide this size by the
-        # number of heads where --head-dim is not given.
-        sizes = cls.site_sizes("decoder", cfg.n_head * cfg.d_head, cfg.n_head)
-        return {"decoder-self": sizes._replace(relative=True)}
+        sizes = cls.site_sizes("decoder", cfg.d_model, cfg.n_head)
+        return {"decoder-self": sizes._replace(head_dim=cfg.d_head, relative=True)}
 
     @classmethod
     def check_args(cls, args: Any) -> None:
