@@ -58,6 +58,7 @@ _NAMES = {
         "unknown_fields",
         "overrides",
         "dropped_scales",
+        "broadcast_metadata",
         # It runs before `signals`, which has to know whether fairseq or torchrun starts workers.
         "no_worker",
         "torchrun_workers",

@@ -4,10 +4,13 @@ Those of other flags are refused in one line.
 """
 
 import copy
+import io
 import re
+from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.distributed import utils as distributed_utils
 
 from mixhead_plugin.errors import CheckpointError
 from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS
@@ -131,6 +134,24 @@ def test_fairseqs_own_model_refuses_weights_that_it_would_read_in_another_way(ar
     model = build(arch.partition("_")[2])
     with pytest.raises(CheckpointError, match=f"was trained with {message}, which this model does"):
         model.load_state_dict(trained.state_dict())
+
+
+def as_sent_to_other_workers(state_dict):
+    """Return a state dict as fairseq's trainer sends it from the first worker to the others."""
+    tensors = []
+    rest = distributed_utils._split_tensors_from_obj({"model": state_dict}, tensors)
+    sent = io.BytesIO()
+    torch.save(rest, sent)
+    sent.seek(0)
+    received = torch.load(sent)
+    return distributed_utils._put_tensors_in_obj(received, tensors)["model"]
+
+
+def test_a_checkpoint_that_went_to_other_workers_is_refused_in_the_same_words():
+    trained = as_sent_to_other_workers(build("l2_transformer").state_dict())
+    for arch in ("sigsoftmax_transformer", "transformer"):
+        with pytest.raises(CheckpointError, match="was trained with --attention-normalizer l2, "):
+            build(arch).load_state_dict(trained)
 
 
 def test_fairseqs_own_model_loads_the_plugins_softmax_attention():

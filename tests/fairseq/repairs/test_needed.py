@@ -81,6 +81,10 @@ PROOFS = {
         BEFORE_TRAINING,
         "test_a_scale_that_fairseqs_language_model_drops_is_refused",
     ),
+    "broadcast_metadata": (
+        FAMILY_CHECKPOINTS,
+        "test_a_checkpoint_that_went_to_other_workers_is_refused_in_the_same_words",
+    ),
     "no_worker": (WORKERS, "test_workers_without_gpus_are_refused_not_forgotten"),
     "torchrun_workers": (WORKERS, "test_workers_of_torchrun_or_srun_do_not_train_apart"),
     "longer_inputs": (SYNTHESIZER, "test_evaluation_refuses_what_it_would_leave_out"),

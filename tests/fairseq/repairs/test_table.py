@@ -30,6 +30,7 @@ TRAPS = {
     "unknown_fields",
     "overrides",
     "dropped_scales",
+    "broadcast_metadata",
     "no_worker",
     "torchrun_workers",
     "longer_inputs",
