@@ -1,0 +1,48 @@
+"""Test the average of a model (--store-ema), which fairseq computes after each update."""
+
+import pytest
+import torch
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models.ema.ema import EMA
+
+from mixhead_plugin.errors import CheckpointError
+from tests.helpers import build, shake
+
+
+def averaged(model, **config):
+    """Return the average of a model, before the first update."""
+    return EMA(model, EMAConfig(store_ema=True, ema_decay=0.75, **config))
+
+
+@pytest.mark.parametrize("arch", ["transformer", "mixhead_transformer"])
+def test_the_average_of_a_decoder_keeps_its_final_norm(arch):
+    flags = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+    trained = build(arch, **flags)
+    ema = averaged(trained)
+    before = ema.model.state_dict()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    ema.step(trained)
+
+    after = ema.model.state_dict()
+    assert "decoder.layer_norm.weight" in after and set(after) == set(before)
+    for name, tensor in trained.state_dict().items():
+        expected = 0.75 * before[name] + 0.25 * tensor
+        torch.testing.assert_close(after[name], expected)
+
+
+def test_an_update_is_not_warned_of_as_a_checkpoint_without_records(caplog):
+    trained = build("l2_transformer")
+    averaged(trained).step(trained)
+    averaged(trained, ema_fp32=True).step(trained)
+    assert caplog.text == ""
+
+
+def test_the_average_in_a_checkpoint_is_checked_also_after_an_update():
+    ema = averaged(build("l2_transformer"))
+    ema.step(build("l2_transformer", seed=2))
+    with pytest.raises(CheckpointError, match="was trained with --attention-normalizer softmax"):
+        ema.restore(shake(build("mixhead_transformer")).state_dict())
