@@ -9,9 +9,12 @@ Beside it, `checkpoint_from_tensors.py` reads the flags of a checkpoint that has
 tensors, and `checkpoint_messages.py` says what does not fit.
 """
 
+import copy
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
+from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
@@ -76,6 +79,26 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         is_in_scope = isinstance(attention, MixheadAttention)
         _compare(model, name, saved, wanted, was_in_scope and is_in_scope)
         _check_rows(model, name, tensors, attention)
+
+
+def pruned(state_dict: dict[str, Tensor], model_cfg: Any) -> dict[str, Tensor]:
+    """Return a checkpoint with the layers that --encoder/decoder-layers-to-keep choose.
+
+    fairseq leaves the others out and counts anew, but only after it has asked the modules what the
+    checkpoint lacks. They know the new numbers alone, and so do the checks here.
+
+    Args:
+        state_dict: the tensors of the checkpoint, with `_metadata` where it has records
+        model_cfg: the flags of the model, where fairseq then sets both flags to None; may be None
+    """
+    metadata = getattr(state_dict, "_metadata", None)
+    flags = copy.copy(model_cfg)
+    chosen = prune_state_dict(state_dict, model_cfg)
+    if chosen is state_dict or metadata is None:
+        return chosen
+    with_records: Any = OrderedDict(chosen)
+    with_records._metadata = prune_state_dict(metadata, flags)
+    return with_records
 
 
 def check_for_fairseq_model(model: nn.Module, state_dict: dict[str, Tensor]) -> None:

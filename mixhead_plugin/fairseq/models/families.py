@@ -37,7 +37,7 @@ from fairseq.models import (
 )
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.fairseq.checkpoint import check_checkpoint
+from mixhead_plugin.fairseq.checkpoint import check_checkpoint, pruned
 from mixhead_plugin.fairseq.checks import check_flags
 from mixhead_plugin.fairseq.config import fill_in, flat_copy, model_name
 from mixhead_plugin.fairseq.options import FAMILIES, AttentionOptions
@@ -142,6 +142,7 @@ class FamilyModel(PluginModel, BaseFairseqModel):
         model_cfg: Any = None,
         args: Any = None,
     ) -> Any:
+        state_dict = pruned(state_dict, model_cfg)
         self.check_checkpoint(state_dict)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 

@@ -398,6 +398,40 @@ def test_tensors_that_fit_two_values_of_a_flag_are_warned_of(caplog):
     assert warning in caplog.text
 
 
+KEPT = {
+    "encoder_layers": 4,
+    "encoder_layers_to_keep": "1,3",
+    "decoder_layers": 4,
+    "decoder_layers_to_keep": "1,3",
+}
+
+
+def with_kept_layers(arch, trained):
+    """Return a model with two of the four layers of a trained one."""
+    model = build(arch, seed=3, **KEPT).eval()
+    flags = Namespace(arch=arch, **KEPT)
+    model.load_state_dict(copy.deepcopy(trained.state_dict()), model_cfg=flags)
+    return model
+
+
+def test_some_layers_of_fairseqs_checkpoint_give_the_outputs_of_fairseqs_smaller_model():
+    trained = build("transformer", seed=2, encoder_layers=4, decoder_layers=4)
+    fairseqs = with_kept_layers("transformer", trained)
+    mixed = with_kept_layers(TRANSLATION, trained)
+    sentences = tokens()
+    torch.testing.assert_close(forward(mixed, sentences), forward(fairseqs, sentences))
+
+
+def test_some_layers_of_the_plugins_checkpoint_keep_their_records(caplog):
+    trained = build("l2_transformer", encoder_layers=4, decoder_layers=4)
+    model = with_kept_layers("l2_transformer", trained)
+    assert "the checkpoint does not say" not in caplog.text
+    for kept, layer in enumerate((1, 3)):
+        assert same(trained.decoder.layers[layer], model.decoder.layers[kept])
+    with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn was trained with .* l2, "):
+        with_kept_layers("sigsoftmax_transformer", trained)
+
+
 @pytest.mark.parametrize("arch, cutoff", [(LM, "5,10"), (TRANSLATION, [5, 10])])
 def test_an_adaptive_softmax_with_shared_embeddings_can_be_loaded_again(arch, cutoff):
     """Load a checkpoint to which fairseq has added a matrix that its model does not have."""
