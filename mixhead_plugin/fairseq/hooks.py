@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from fairseq import options
+from fairseq.dataclass import utils as dataclass_utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import FullyShardedDataParallel
 from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
 from torch import nn
 
 from mixhead_plugin.fairseq.checkpoint import check_for_fairseq_model
@@ -44,6 +46,21 @@ def complete_own_architecture(original, *args: Any, **kwargs: Any) -> Any:
     if hasattr(model, "complete_own_architecture"):
         model.complete_own_architecture(flags)
     return parsed
+
+
+@replaces(dataclass_utils, "merge_with_parent")
+def give_yaml_its_architecture(original, dc: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    """Give a YAML file what its architecture presets.
+
+    fairseq fills in the defaults of the model's dataclass. They are those of one architecture,
+    transformer_lm: with the name of another one it would train these sizes without a word.
+    """
+    name = cfg.get("_name")
+    model = ARCH_MODEL_REGISTRY.get(name)
+    # A config that was filled in has the type of its dataclass.
+    if OmegaConf.get_type(cfg) is dict and hasattr(model, "dataclass_for_yaml"):
+        dc = model.dataclass_for_yaml(dc, name)
+    return original(dc, cfg, *args, **kwargs)
 
 
 @replaces(Trainer, "_build_optimizer")

@@ -116,8 +116,7 @@ ARCHITECTURES = {
         "mixhead table 2, vanilla Transformer",
         lm.base_lm_architecture,
     ),
-    # The sizes of fairseq's `transformer_lm_wiki103`, for YAML files too. The 512 in the name is
-    # --tokens-per-sample.
+    # The sizes of fairseq's `transformer_lm_wiki103`. The 512 in the name is --tokens-per-sample.
     "transformer_lm_wiki103_512": Architecture(
         MixheadLanguageModel,
         _decoder(layers=16, heads=8, embed_dim=1024, inner=4096),
@@ -199,24 +198,13 @@ if transformer_xl.TruncatedBPTTLMTask is None:  # a fairseq without its examples
 
 
 def _register_all() -> None:
-    """Register every model with its architectures.
-
-    In YAML files, an architecture with `defaults` has a dataclass of its own. The others use that
-    of their model.
-    """
+    """Register every model with its architectures."""
     for model_name, model in MODELS.items():
-        plain: dict[str, Preset] = {}
-        with_dataclass: dict[str, Preset] = {}
+        own: dict[str, Preset] = {}
         for name, entry in ARCHITECTURES.items():
-            if entry.model is not model:
-                continue
-            if model.by_dataclass and entry.defaults:
-                with_dataclass[name] = entry
-            else:
-                plain[name] = entry
-        register_families(model, model_name, plain)
-        for name, preset in with_dataclass.items():
-            register_families(model, name, {name: preset})
+            if entry.model is model:
+                own[name] = entry
+        register_families(model, model_name, own)
 
 
 _register_all()

@@ -6,7 +6,7 @@ Flags come to a model in several ways. Who calls which function, and when:
 |---|---|
 | a command reads its command line | `add_args`, then `_complete_and_check_command` |
 | the same, with an architecture of the user's own | `add_args`, then `complete_own_architecture` |
-| a YAML file has a model with a dataclass | its defaults come from `_dataclass_for_yaml` |
+| a YAML file has a model with a dataclass | `dataclass_for_yaml`, which has its defaults |
 | a YAML file has a model without one | `_complete_and_check_command`, when the model is built |
 | a command or a program builds a model | `build_model` of its class, which calls `prepared` |
 | a checkpoint is loaded | `load_state_dict`, which calls `check_checkpoint` |
@@ -112,6 +112,21 @@ class FamilyModel(PluginModel, BaseFairseqModel):
         fill_in(args, _family_of(args.arch))
 
     @classmethod
+    def dataclass_for_yaml(
+        cls, dataclass: type[AttentionOptions], name: str
+    ) -> type[AttentionOptions]:
+        """Return the dataclass with the defaults of an architecture; see `fairseq/hooks.py`.
+
+        Args:
+            dataclass: that of the architecture's model, which an architecture of the user's own
+                keeps
+            name: the name of the architecture
+        """
+        if name not in cls.presets:
+            return dataclass
+        return _dataclass_with_defaults(dataclass, name, _family_of(name), cls.presets[name])
+
+    @classmethod
     def prepared(cls, args: Any) -> Any:
         """Return a copy of the flags of `build_model` that is flat, filled in and checked."""
         args = flat_copy(args)
@@ -172,7 +187,7 @@ def register_families(
         model: the class
         name: the model's name without the family
         architectures: a preset for each name without the family. For a model that is configured by
-            dataclass, `name` is one of them.
+            dataclass, `name` is one of them: fairseq takes it for an architecture, too.
     """
     for family in model.families:
         prefix = f"{family}_" if family else ""
@@ -198,7 +213,7 @@ def _register_model(
         register_model(full_name)(model)
         return
     assert architecture is not None
-    dataclass = _dataclass_for_yaml(model, full_name, family, architecture)
+    dataclass = _dataclass_with_defaults(model.config, full_name, family, architecture)
     register_model(full_name, dataclass=dataclass)(model)
 
 
@@ -262,13 +277,13 @@ def _leave_tpu_out(args: Any) -> None:
         args.tpu = False
 
 
-def _dataclass_for_yaml(
-    model: type[FamilyModel], name: str, family: str, architecture: Preset
+def _dataclass_with_defaults(
+    base: type[AttentionOptions], name: str, family: str, architecture: Preset
 ) -> type[AttentionOptions]:
-    """Return the dataclass for YAML files: the model's, with the defaults of an architecture.
+    """Return a dataclass with the defaults of an architecture.
 
     Args:
-        model: the class, whose `config` is the base
+        base: the dataclass of the model
         name: the name of the new dataclass
         family: a key of FAMILIES, or ""
         architecture: sets the defaults of the dataclass
@@ -277,7 +292,7 @@ def _dataclass_for_yaml(
     architecture(values)
     defaults = {**FAMILIES.get(family, {}), **vars(values)}
     changed = []
-    for each in fields(model.config):
+    for each in fields(base):
         if each.name not in defaults:
             continue
         # A reference such as ${task.add_bos_token}: the task fills these.
@@ -289,4 +304,4 @@ def _dataclass_for_yaml(
             value = 0
         changed.append((each.name, each.type, field(default=value, metadata=each.metadata)))
     # A class of its own, because fairseq reads the defaults of the class.
-    return make_dataclass(name, changed, bases=(model.config,))
+    return make_dataclass(name, changed, bases=(base,))

@@ -83,7 +83,7 @@ def assert_scored_as_by_the_full_pass(model, hypothesis):
 
 
 def usual_task(arch):
-    if "_xl" in arch:
+    if "transformer_xl" in arch:
         return "truncated_bptt_lm"
     if "_lm" in arch:
         return "language_modeling"
@@ -101,7 +101,7 @@ def command(arch, *flags, task=None):
 def yaml(arch, **flags):
     """Return the model's config as fairseq-hydra-train completes it."""
     task = {"_name": "language_modeling", "data": "data", "tokens_per_sample": 48}
-    if "_xl" in arch:
+    if "transformer_xl" in arch:
         task.update(_name="truncated_bptt_lm", batch_size=4)
     model = {"_name": arch, **flags}
     cfg = OmegaConf.create({"task": task, "model": model, "common": {"tpu": False}})

@@ -36,6 +36,7 @@ WRONG_NAMES = "tests/fairseq/repairs/test_wrong_names.py"
 OVERRIDES = "tests/fairseq/repairs/test_overrides.py"
 FAMILY_CHECKPOINTS = "tests/fairseq/models/test_checkpoints.py"
 FAMILIES = "tests/fairseq/models/test_families.py"
+RECIPE_ARCHITECTURES = "tests/fairseq/models/test_recipe_architectures.py"
 SYNTHESIZER = "tests/fairseq/models/test_synthesizer.py"
 
 # A test that fails without the repair. Somebody who adds a repair adds its line, and sees that the
@@ -97,6 +98,10 @@ HOOKS = {
     "complete_own_architecture": (
         FAMILIES,
         "test_a_users_own_language_model_has_the_family_on_the_command_line",
+    ),
+    "give_yaml_its_architecture": (
+        RECIPE_ARCHITECTURES,
+        "test_a_yaml_file_gets_the_architecture_that_the_command_line_gets[transformer_lm_gpt]",
     ),
     "scale_marked_steps": (
         LEARNING_RATE,
