@@ -35,7 +35,7 @@ class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
 
     What is defined elsewhere:
 
-        record.py             Recorded: `signature` goes into checkpoints
+        record.py             Recorded: `record` goes into checkpoints
         parts/assembly.py     Assembly: `add_parts`, `queries`, `keys`, `values`, `inputs_of`,
                               `mix_and_gate_outputs`
         shared_methods.py     SharedMethods: `attend_by_definition`, `dropout_p`, `scale_values`
@@ -164,7 +164,7 @@ class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
         super().reset_parameters()
         self.scale_values()
 
-    def signature(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Return what a checkpoint must share with this module, by the names of flags."""
         record: dict[str, Any] = {"attention_normalizer": self.variant.normalizer}
         for name, row in self.variant.part_kinds().items():

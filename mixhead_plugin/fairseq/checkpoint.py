@@ -34,7 +34,7 @@ from mixhead_plugin.fairseq.checkpoint_messages import (
 )
 from mixhead_plugin.parts import PARTS
 
-# The record of an attention of fairseq's own; see `MixheadAttention.signature`.
+# The record of an attention of fairseq's own; see `MixheadAttention.record`.
 RECORD_OF_FAIRSEQ: dict[str, Any] = {
     "synthesizer": "none",
     "attention_normalizer": "softmax",
@@ -56,7 +56,7 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         CheckpointError: the first flag that differs
     """
     attentions = _attentions(model)
-    records = _records_in_metadata(attentions, state_dict)
+    records = records_in_metadata(attentions, state_dict)
     # One record is enough to know who wrote the checkpoint.
     written_by_plugin = any(records.values())
     if not written_by_plugin:
@@ -115,7 +115,7 @@ def check_for_fairseq_model(model: nn.Module, state_dict: dict[str, Tensor]) -> 
         CheckpointError: the first flag that the model does not have
     """
     attentions = _attentions(model)
-    for name, record in _records_in_metadata(attentions, state_dict).items():
+    for name, record in records_in_metadata(attentions, state_dict).items():
         own = _record_of_module(attentions[name])
         for option in RECORD_OF_FAIRSEQ:
             value = record.get(option, own[option])
@@ -136,13 +136,13 @@ def _attentions(model: nn.Module) -> dict[str, MultiheadAttention]:
     }
 
 
-def _records_in_metadata(
+def records_in_metadata(
     names: Iterable[str], state_dict: dict[str, Tensor]
 ) -> dict[str, dict[str, Any]]:
-    """Return what the checkpoint says of each attention beside its tensors, by its name.
+    """Return what the checkpoint says of each attention or unit beside its tensors, by its name.
 
     Args:
-        names: the attentions' names in the model
+        names: their names in the model
         state_dict: the tensors of the checkpoint, with `_metadata` where it has records
     """
     metadata = getattr(state_dict, "_metadata", {})
@@ -166,7 +166,7 @@ def _record_of_module(attention: MultiheadAttention) -> dict[str, Any]:
         "value_head_dim": attention.head_dim,
     }
     if isinstance(attention, MixheadAttention):
-        record |= attention.signature()
+        record |= attention.record()
     return record
 
 

@@ -19,10 +19,10 @@ RECORDED_TABLES: dict[str, Any] = dict(PARTS)
 class Recorded(nn.Module):
     """A mixin before a module whose flags a checkpoint must share."""
 
-    def signature(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Return the record: what a checkpoint must share with this module, by names of flags."""
         raise NotImplementedError
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata_of(destination, prefix).update(self.signature())
+        metadata_of(destination, prefix).update(self.record())

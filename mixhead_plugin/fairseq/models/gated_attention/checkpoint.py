@@ -5,8 +5,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
+from mixhead_plugin.fairseq.checkpoint import records_in_metadata
 from mixhead_plugin.fairseq.checkpoint_from_tensors import tensors_of
 from mixhead_plugin.fairseq.checkpoint_messages import (
+    difference,
     warn_of_what_leaves_no_trace,
     without_trace,
 )
@@ -17,7 +19,7 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     """Refuse a `state_dict` whose gated attention units are not those of `model`.
 
     A checkpoint of the plugin has a record of each unit beside its tensors, see
-    `GatedAttentionUnit.signature`. An average of several has none: then only tensors can contradict
+    `GatedAttentionUnit.record`. An average of several has none: then only tensors can contradict
     the model, and a flag that leaves none is warned of.
 
     Raises:
@@ -28,12 +30,12 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         if isinstance(module, GatedAttentionUnit):
             units[name] = module
 
-    metadata = getattr(state_dict, "_metadata", {})
-    if not any("attention_normalizer" in metadata.get(name, {}) for name in units):
+    records = records_in_metadata(units, state_dict)
+    if not any(records.values()):
         flags = set()
         for unit in units.values():
             for option, value in without_trace(unit.variant):
-                if option in unit.signature():  # rotary positions are in every unit
+                if option in unit.record():  # rotary positions are in every unit
                     flags.add((option, value))
         warn_of_what_leaves_no_trace(flags)
 
@@ -46,13 +48,13 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
                 f"checkpoint does not fit: its {name} is no gated attention unit; use another "
                 "--arch"
             )
-        record = {**_flags_from_tensors(tensors), **metadata.get(name, {})}
-        for option, value in unit.signature().items():
-            if record.get(option, value) != value:
+        saved = {**_flags_from_tensors(tensors), **records[name]}
+        wanted = unit.record()
+        for option, value in wanted.items():
+            if saved.get(option, value) != value:
+                problem = difference(option, option_name(option), saved, wanted, in_scope=True)
                 raise CheckpointError(
-                    f"checkpoint does not fit: its {name} was trained with "
-                    f"{option_name(option)} {record[option]}, this model with {value}; use "
-                    f"{option_name(option)} {record[option]}"
+                    f"checkpoint does not fit: its {name} was trained with {problem}"
                 )
 
 

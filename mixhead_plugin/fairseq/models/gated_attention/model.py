@@ -158,7 +158,6 @@ class GatedModel(FamilyModel):
 
     def check_checkpoint(self, state_dict: dict[str, Any]) -> None:
         check_units(self, state_dict)
-        super().check_checkpoint(state_dict)
 
 
 def _refuse(option: str, value: Any, problem: str) -> None:

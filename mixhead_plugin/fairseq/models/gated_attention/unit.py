@@ -115,7 +115,7 @@ class GatedAttentionUnit(Recorded, Assembly, SharedMethods, FairseqIncrementalSt
         self.key_affine.reset_parameters()
         self.scale_values()
 
-    def signature(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Return the flags that a checkpoint must share with this unit, with their values."""
         return {
             "attention_normalizer": self.variant.normalizer,

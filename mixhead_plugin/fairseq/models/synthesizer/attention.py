@@ -293,14 +293,14 @@ class SynthesizerAttention(MixheadAttention):
             nn.init.zeros_(self.out_proj.bias)
         self.scale_values()
 
-    def signature(self) -> dict[str, Any]:
-        signature = super().signature()
-        signature["synthesizer"] = self.synthesizer_name
-        signature["max_target_positions"] = self.max_length
+    def record(self) -> dict[str, Any]:
+        record = super().record()
+        record["synthesizer"] = self.synthesizer_name
+        record["max_target_positions"] = self.max_length
         size_option = SYNTHESIZERS[self.synthesizer_name].size_option
         if size_option is not None:
-            signature[size_option] = self.rank_or_factor
-        return signature
+            record[size_option] = self.rank_or_factor
+        return record
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Give a checkpoint without head mixing the query projection that only a mixing reads."""
