@@ -7,18 +7,18 @@ Flags come to a model in several ways. Who calls which function, and when:
 | a command reads its command line | `add_args`, then `_complete_and_check_command` |
 | the same, with an architecture of the user's own | `add_args`, then `complete_own_architecture` |
 | a YAML file has a model with a dataclass | `dataclass_for_yaml`, which has its defaults |
-| a YAML file has a model without one | `_complete_and_check_command`, when the model is built |
+| a model is built from a YAML file whose name has no dataclass | `_complete_and_check_command` |
 | a command or a program builds a model | `build_model` of its class, which calls `prepared` |
 | a checkpoint is loaded | `load_state_dict`, which calls `check_checkpoint` |
 
 Both `_complete_and_check_command` and `prepared` fill in what is missing, then check the flags. The
-first gets flags that are flat already, and changes them in place, as fairseq expects of it.
-`prepared` returns a flat copy.
+first changes its argument in place, as fairseq expects of it. `prepared` returns a flat copy.
 
-The flags of a command are checked twice, because each check is the only one that some flags get.
-`_complete_and_check_command` alone sees those of the task and of the optimizer beside the model's.
-It also refuses a command at once: before the data is read, and before fairseq starts a worker for
-each GPU. `prepared` alone sees what a file or a program gives, and what --model-overrides changes.
+So the flags of a command are checked twice. The first check is early: it refuses a command before
+the data is read, and before fairseq starts a worker for each GPU. It sees all flags of the command,
+and a check of one model may read the task among them. The second check also sees what a file or a
+program gives, and what --model-overrides changes. What depends on the optimizer or the criterion is
+checked when the trainer is made, see `check_training` in `fairseq/hooks.py`.
 """
 
 from argparse import Namespace
