@@ -32,14 +32,8 @@ from mixhead_plugin.fairseq.checkpoint_messages import (
     warn_of_what_leaves_no_trace,
     without_trace,
 )
+from mixhead_plugin.fairseq.record import OWN_FLAGS
 from mixhead_plugin.parts import PARTS
-
-# The record of an attention of fairseq's own; see `MixheadAttention.record`.
-RECORD_OF_FAIRSEQ: dict[str, Any] = {
-    "synthesizer": "none",
-    "attention_normalizer": "softmax",
-    **dict.fromkeys(PARTS, "none"),
-}
 
 
 def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
@@ -117,7 +111,7 @@ def check_for_fairseq_model(model: nn.Module, state_dict: dict[str, Tensor]) -> 
     attentions = _attentions(model)
     for name, record in records_in_metadata(attentions, state_dict).items():
         own = _record_of_module(attentions[name])
-        for option in RECORD_OF_FAIRSEQ:
+        for option in record_of_fairseq():
             value = record.get(option, own[option])
             if value != own[option]:
                 raise CheckpointError(
@@ -125,6 +119,15 @@ def check_for_fairseq_model(model: nn.Module, state_dict: dict[str, Tensor]) -> 
                     f"{option_name(option)} {value}, which this model does not have; use an --arch "
                     "of the plugin, as its training did"
                 )
+
+
+def record_of_fairseq() -> dict[str, Any]:
+    """Return the record of an attention of fairseq's own; see `MixheadAttention.record`."""
+    return {
+        **dict.fromkeys(OWN_FLAGS, "none"),
+        "attention_normalizer": "softmax",
+        **dict.fromkeys(PARTS, "none"),
+    }
 
 
 def _attentions(model: nn.Module) -> dict[str, MultiheadAttention]:
@@ -157,7 +160,7 @@ def records_in_metadata(
 def _record_of_module(attention: MultiheadAttention) -> dict[str, Any]:
     """Return the record that a checkpoint of this attention would have, with its sizes."""
     record = {
-        **RECORD_OF_FAIRSEQ,
+        **record_of_fairseq(),
         "attention_heads": attention.num_heads,
         "mixed_heads": attention.num_heads,
         "relative_gain": 0,
@@ -189,10 +192,10 @@ def _record_in_checkpoint(
         written_by_plugin: whether the checkpoint has a record of any attention
     """
     if record:
-        saved = {**RECORD_OF_FAIRSEQ, **_with_defaults_of_old_versions(record)}
+        saved = {**record_of_fairseq(), **_with_defaults_of_old_versions(record)}
     elif written_by_plugin:
         # The attention was outside --attention-scope, so it was fairseq's own.
-        saved = {**RECORD_OF_FAIRSEQ, **sizes_from_tensors(tensors, attention, "none")}
+        saved = {**record_of_fairseq(), **sizes_from_tensors(tensors, attention, "none")}
     else:
         saved = record_from_tensors(name, tensors, attention, wanted)
 

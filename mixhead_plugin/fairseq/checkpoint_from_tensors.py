@@ -11,7 +11,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from mixhead_plugin.errors import CheckpointError, option_name
-from mixhead_plugin.fairseq.record import RECORDED_TABLES
+from mixhead_plugin.fairseq.record import OWN_FLAGS
 from mixhead_plugin.parts import PARTS, PartError, Variant, build_part
 
 
@@ -42,7 +42,10 @@ def record_from_tensors(
         CheckpointError: tensors of a part that this version does not have
     """
     record: dict[str, Any] = {}
-    for option, table in RECORDED_TABLES.items():
+    tables: dict[str, Any] = dict(PARTS)
+    for option, own_flag in OWN_FLAGS.items():
+        tables[option] = own_flag.table
+    for option, table in tables.items():
         of_part = tensors_of(option, tensors)
         values = values_with_these_names(table, of_part)
         if not values:
@@ -75,7 +78,7 @@ def values_with_these_names(table: dict[str, Any], tensors: dict[str, Tensor]) -
     if not tensors:
         # Rotary positions, for example, leave nothing in a checkpoint.
         unseen = [value for value, row in table.items() if not row.parameters]
-        return list(dict.fromkeys(["none", *unseen]))  # the Synthesizer's table has no `none`
+        return list(dict.fromkeys(["none", *unseen]))  # the table of an own flag has no `none`
     # A part that contains modules has tensors such as `network.0.weight`.
     names = {name.split(".")[0] for name in tensors}
     return [value for value, row in table.items() if names <= set(row.parameters)]

@@ -14,6 +14,7 @@ from mixhead_plugin.fairseq.checkpoint_from_tensors import (
     values_with_these_names,
     values_with_these_shapes,
 )
+from mixhead_plugin.fairseq.record import OWN_FLAGS
 from mixhead_plugin.fairseq.sites import side_of_attention
 from mixhead_plugin.parts import PARTS, Variant
 
@@ -49,13 +50,10 @@ def difference(
             "that wrote it"
         )
     own = wanted[option]
-    if option == "synthesizer" and trained == "none":
-        return f"{flag} none, this model with {own}; use an architecture *_transformer_lm"
-    if option == "synthesizer" and own == "none":
-        return (
-            f"{flag} {trained}, this model with none; use an architecture *_synthesizer_lm with "
-            "this flag"
-        )
+    if option in OWN_FLAGS and trained == "none":
+        return f"{flag} none, this model with {own}; use {OWN_FLAGS[option].to_be_without}"
+    if option in OWN_FLAGS and own == "none":
+        return f"{flag} {trained}, this model with none; use {OWN_FLAGS[option].to_be_with}"
     if option == "mixed_heads":
         heads = saved.get("attention_heads", wanted["attention_heads"])
         return (

@@ -4,16 +4,29 @@ Tensors do not show it: those of softmax and of l2 are alike. So a state dict ha
 module in its metadata, which fairseq saves with the tensors. `checkpoint.py` compares it.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from mixhead_plugin.parts import PARTS
 from mixhead_plugin.parts.record import metadata_of
 
-# For each flag of a part, its values. `checkpoint_from_tensors.py` recognises by these tables what
-# a checkpoint has. The Synthesizer adds its own table where it is defined.
-RECORDED_TABLES: dict[str, Any] = dict(PARTS)
+
+class OwnFlag(NamedTuple):
+    """A flag of one model alone, which adds modules to an attention as the flags of parts do.
+
+    In a record, the value of an attention without these modules is `none`.
+    """
+
+    # For each value, a row whose `parameters` are the names of its tensors and modules.
+    table: dict[str, Any]
+    # What an attention with these modules should use where the checkpoint has none of them ...
+    to_be_without: str
+    # ... and what another attention should use where the checkpoint has them.
+    to_be_with: str
+
+
+# By name. The module of each such attention adds its flags here; models that others add may, too.
+OWN_FLAGS: dict[str, OwnFlag] = {}
 
 
 class Recorded(nn.Module):

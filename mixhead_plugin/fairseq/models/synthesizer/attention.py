@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.padding import as_bool
-from mixhead_plugin.fairseq.record import RECORDED_TABLES
+from mixhead_plugin.fairseq.record import OWN_FLAGS, OwnFlag
 from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.precision import upcast
@@ -223,7 +223,11 @@ SYNTHESIZERS = {
         default_size=lambda length: 8,
     ),
 }
-RECORDED_TABLES["synthesizer"] = SYNTHESIZERS
+OWN_FLAGS["synthesizer"] = OwnFlag(
+    SYNTHESIZERS,
+    to_be_without="an architecture *_transformer_lm",
+    to_be_with="an architecture *_synthesizer_lm with this flag",
+)
 
 
 class SynthesizerAttention(MixheadAttention):
