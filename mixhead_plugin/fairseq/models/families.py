@@ -124,7 +124,8 @@ class FamilyModel(PluginModel, BaseFairseqModel):
         """
         if name not in cls.presets:
             return dataclass
-        return _dataclass_with_defaults(dataclass, name, _family_of(name), cls.presets[name])
+        family = _family_of(name)
+        return _dataclass_with_defaults(cls, name, family, cls.presets[name], base=dataclass)
 
     @classmethod
     def prepared(cls, args: Any) -> Any:
@@ -213,7 +214,7 @@ def _register_model(
         register_model(full_name)(model)
         return
     assert architecture is not None
-    dataclass = _dataclass_with_defaults(model.config, full_name, family, architecture)
+    dataclass = _dataclass_with_defaults(model, full_name, family, architecture, base=model.config)
     register_model(full_name, dataclass=dataclass)(model)
 
 
@@ -278,21 +279,27 @@ def _leave_tpu_out(args: Any) -> None:
 
 
 def _dataclass_with_defaults(
-    base: type[AttentionOptions], name: str, family: str, architecture: Preset
+    model: type[FamilyModel],
+    name: str,
+    family: str,
+    architecture: Preset,
+    *,
+    base: type[AttentionOptions],
 ) -> type[AttentionOptions]:
     """Return a dataclass with the defaults of an architecture.
 
     Args:
-        base: the dataclass of the model
+        model: the class, whose `config` has all its flags
         name: the name of the new dataclass
         family: a key of FAMILIES, or ""
         architecture: sets the defaults of the dataclass
+        base: its base class, the model's `config` or a subclass of it
     """
     values = Namespace()
     architecture(values)
     defaults = {**FAMILIES.get(family, {}), **vars(values)}
     changed = []
-    for each in fields(base):
+    for each in fields(model.config):
         if each.name not in defaults:
             continue
         # A reference such as ${task.add_bos_token}: the task fills these.

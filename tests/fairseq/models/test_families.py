@@ -19,6 +19,7 @@ from fairseq.models.transformer_lm import base_lm_architecture
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.models import ARCHITECTURES
+from mixhead_plugin.fairseq.models.architectures import MODELS
 from mixhead_plugin.fairseq.options import FAMILIES, SCOPES
 from mixhead_plugin.parts import PARTS
 from tests.covering import each_once
@@ -43,7 +44,7 @@ def test_every_architecture_is_there_in_every_family():
         assert f"{family}_{name}" in ARCH_CONFIG_REGISTRY
         if name in UPSTREAM:
             assert issubclass(entry.model, ARCH_MODEL_REGISTRY[name])
-        if entry.defaults and entry.model.by_dataclass:
+        if name in MODELS and entry.model.by_dataclass:
             assert issubclass(DATACLASSES[f"{family}_{name}"], entry.model.config)
 
 
