@@ -44,7 +44,8 @@ def fold(file: str, out: str) -> None:
 
     # The config from a YAML file has only the values that differ from those of the architecture,
     # unless a dataclass has filled it in.
-    if arch in registries.ARCH_CONFIG_REGISTRY and arch not in registries.MODEL_DATACLASS_REGISTRY:
+    model = registries.ARCH_MODEL_REGISTRY.get(arch)
+    if model is not None and not model.by_dataclass:
         registries.ARCH_CONFIG_REGISTRY[arch](flags)
         cfg["model"] = flags
     # A checkpoint from before a flag has its default.

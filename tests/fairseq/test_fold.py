@@ -64,7 +64,7 @@ def save(path, arch, **flags):
 
 
 @each_once(
-    arch=[*TINY, "transformer_lm_wiki2"],
+    arch=[*TINY, "transformer_lm_wiki2", "transformer_lm_gpt"],
     flags=[
         {"feature_mixing": "heads"},
         {"feature_mixing": "shared", "mixed_features": "qk", "attention_scope": "self"},
