@@ -55,10 +55,14 @@ class Unknown(Exception):
     """There is no perplexity; the message says why."""
 
 
-def perplexity(lines: Iterable[str], counts: Counts) -> Perplexity:
+def perplexity(lines: Iterable[str], counts: Counts, only_read: int = 0) -> Perplexity:
     """Return the perplexity of the whole set, from the output of fairseq-eval-lm.
 
-    Tokens that are only read (`Cut.without_target`) get the mean loss of the others.
+    Args:
+        lines: the output
+        counts: the numbers of the set
+        only_read: how many of its tokens are never predicted (`Cut.without_target`); they get the
+            mean loss of the others
 
     Raises:
         Unknown: a number is missing, or fairseq left out sentences that are too long for the model
@@ -74,13 +78,14 @@ def perplexity(lines: Iterable[str], counts: Counts) -> Perplexity:
             per_token = float(match[2])
     if tokens is None or loss is None:
         raise Unknown("fairseq-eval-lm has printed no loss")
-    if tokens != counts.tokens:
+    predicted = counts.tokens - only_read
+    if tokens != predicted:
         raise Unknown(
-            f"{tokens:,} of {counts.tokens:,} tokens were evaluated; a part is not comparable"
+            f"{tokens:,} of {predicted:,} tokens were evaluated; a part is not comparable"
         )
     if not (math.isfinite(loss) and math.isfinite(per_token)):
         raise Unknown(f"the loss is {loss}, the perplexity {per_token}")
-    return Perplexity(per_token, 2 ** (loss * tokens / counts.words))
+    return Perplexity(per_token, 2 ** (loss * counts.tokens / counts.words))
 
 
 def counts_of_index(data: Path, subset: str) -> Counts:
@@ -143,12 +148,12 @@ def main(
     try:  # an error here ends fairseq-eval-lm too, before hours of evaluation
         cut = _cut(args)
         counts = count(args.data, args.gen_subset)
+        only_read = cut.without_target(counts)
         sys.stdin.reconfigure(newline="")  # the lines of a progress bar end in \r
-        result = perplexity(list(pass_on(sys.stdin)), counts)
+        result = perplexity(list(pass_on(sys.stdin)), counts, only_read)
     except Unknown as reason:
         print(f"evaluate: error: {reason}", file=sys.stderr)
         return 1
-    only_read = cut.without_target(counts)
     if only_read > 0:
         print(
             f"{args.gen_subset}: {counts.tokens - only_read:,} of {counts.tokens:,} tokens are "

@@ -274,6 +274,12 @@ def test_the_likelihood_is_shared_out_among_subwords_and_among_words():
     assert perplexity(LOG, Counts(tokens=1200, words=1200)) == (8, 8)
 
 
+def test_tokens_that_are_only_read_have_the_mean_loss_of_the_others():
+    result = perplexity(LOG, Counts(tokens=1240, words=1000), only_read=40)
+    assert result.token == 8
+    assert math.log2(result.word) * 1000 == pytest.approx(3 * 1240)
+
+
 @pytest.mark.parametrize(
     "lines, tokens, reason",
     [

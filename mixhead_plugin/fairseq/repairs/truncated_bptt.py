@@ -1,8 +1,10 @@
-"""Tell a Transformer-XL which window it gets; set up the task; refuse a text without a batch.
+"""Number windows of Transformer-XL; set up its task; count targets; refuse a text without a batch.
 
 With --task truncated_bptt_lm fairseq does not tell a model which window of a text it gets.
 fairseq-validate cannot set up the task. If a text has fewer windows than --batch-size,
-fairseq-eval-lm prints a perplexity of 1.
+fairseq-eval-lm prints a perplexity of 1. The last token of a window predicts nothing, but it counts
+in the loss of fairseq-train and fairseq-validate: with windows of 8 tokens that is 7/8 of the true
+one.
 """
 
 import logging
@@ -32,6 +34,9 @@ def _setup_task(original, cls, cfg: Any, from_checkpoint: bool = False, **kwargs
 
 def _collate(original, task: Any, items: list[tuple[int, list[torch.Tensor]]]) -> dict[str, Any]:
     sample = original(task, items)
+    # Criterions divide the loss by this number. fairseq counts every token of a window, but the
+    # last one has no target: the word that follows is in the next window.
+    sample["ntokens"] = int(sample["target"].ne(task.target_dictionary.pad()).sum())
     if wants_window_numbers(task):
         ((number, rows),) = items  # a batch of this task is one window of each text
         sample["net_input"]["window"] = int(number)

@@ -141,6 +141,15 @@ def test_batches_say_which_window_of_their_text_they_are(text_data):
     model(**found[0]["net_input"])
 
 
+def test_the_loss_is_divided_by_the_tokens_that_are_predicted(text_data):
+    """The last token of a window has no target, because the next word is in the next window."""
+    made = bptt_task(text_data)
+    build_for(made)
+    *full, last = batches(made, "valid")
+    assert [batch["ntokens"] for batch in full] == [3 * 7] * len(full)
+    assert last["ntokens"] == last["target"].ne(made.dictionary.pad()).sum()
+
+
 def test_what_fills_no_row_is_said_and_nothing_at_all_is_refused(text_data, caplog):
     made = bptt_task(text_data, batch_size=5)
     build_for(made)
