@@ -23,12 +23,13 @@ function unpack(bytes, { encoder, decoder, written }, attention) {
       (code - zero[Math.floor(k / keys)]) * step[Math.floor(k / keys)]);
     return range(count).map((head) => weights.subarray(head * queries * keys, (head + 1) * queries * keys));
   };
-  const { site, layer, mixing } = attention;
+  const { site, layer, mixing, reads_both } = attention;
   const source = heads(attention.source);
   const mixed = mixing ? heads(attention.mixed) : source;
   const steps = decoder.map((read, t) => written[t] === undefined ? read : `${read} → ${written[t]}`);
   const queries = site === "encoder-self" ? encoder : steps;
-  const keys = site === "decoder-self" ? decoder : encoder;
+  const own = site === "decoder-self" ? decoder : encoder;
+  const keys = reads_both ? [...encoder, ...decoder] : own;
   const found = { site, layer, mixing, source, mixed, queries, keys };
   if (!mixing) return found;
   const size = source.length * mixed.length;

@@ -29,6 +29,9 @@ class ShownHeads(NamedTuple):
     layer: int
     source: Tensor  # P [H, Nq, Nk], before mixing
     mixing: Tensor | None = None  # M [H, H'] or [Nq, H, H']
+    # A decoder's own attention may have the encoder's tokens as its first keys: fairseq's
+    # --cross-self-attention.
+    reads_both: bool = False
 
 
 class Sentence(NamedTuple):
@@ -40,17 +43,20 @@ class Sentence(NamedTuple):
     attentions: Sequence[ShownHeads]
 
 
-def shown(where: Where, source: Tensor, mixing: Tensor | None) -> ShownHeads:
+def shown(
+    where: Where, source: Tensor, mixing: Tensor | None, reads_both: bool = False
+) -> ShownHeads:
     """Return the heads of an attention on the first sentence of a batch.
 
     Args:
         where: the position of the attention
         source: P [B, H, Nq, Nk]
         mixing: M [H, H'] or [B, Nq, H, H']; None where heads do not mix
+        reads_both: whether its keys are the encoder's tokens and then the decoder's
     """
     if mixing is not None and mixing.dim() == 4:
         mixing = mixing[0]
-    return ShownHeads(where.site, where.layer, source[0], mixing)
+    return ShownHeads(where.site, where.layer, source[0], mixing, reads_both)
 
 
 def pack_floats(blob: bytearray, tensor: Tensor) -> dict[str, Any]:
@@ -100,13 +106,16 @@ def write_page(
         sentences: what the page shows, at least one
 
     Raises:
-        HeadsError: no sentence, or a weight that is not finite
+        HeadsError: no sentence, a weight that is not finite, or weights of another number of tokens
+            than the sentence has
     """
     if not sentences:
         raise HeadsError("a page needs at least one sentence")
     blob = bytearray()
     contents = []
     for sentence in sentences:
+        for heads in sentence.attentions:
+            _refuse_other_tokens(sentence, heads)
         packed_heads = [_packed(blob, heads) for heads in sentence.attentions]
         contents.append(sentence._asdict() | {"attentions": packed_heads})
     packed = base64.b64encode(zlib.compress(bytes(blob), 9, -zlib.MAX_WBITS)).decode()
@@ -132,7 +141,9 @@ def _beside(name: str) -> str:
 def _packed(blob: bytearray, heads: ShownHeads) -> dict[str, Any]:
     source = heads.source.detach().cpu().float()
     _refuse_infinite(heads, source)
-    packed = {"site": heads.site, "layer": heads.layer, "source": pack_weights(blob, source)}
+    packed: dict[str, Any] = {"site": heads.site, "layer": heads.layer}
+    packed["reads_both"] = heads.reads_both
+    packed["source"] = pack_weights(blob, source)
     if heads.mixing is not None:
         mixing = heads.mixing.detach().cpu().float()
         _refuse_infinite(heads, mixing)
@@ -145,4 +156,25 @@ def _packed(blob: bytearray, heads: ShownHeads) -> dict[str, Any]:
 
 def _refuse_infinite(heads: ShownHeads, tensor: Tensor) -> None:
     if not tensor.isfinite().all():
-        raise HeadsError(f"the weights of {heads.site} {heads.layer} are not finite")
+        raise HeadsError(
+            f"the weights of {heads.site} {heads.layer} are not finite; are the parameters damaged?"
+        )
+
+
+def _refuse_other_tokens(sentence: Sentence, heads: ShownHeads) -> None:
+    """Refuse weights that do not fit the tokens.
+
+    The page names each row and column by a token, and cuts the list of weights into rows by their
+    number.
+    """
+    queries = sentence.encoder if heads.site == "encoder-self" else sentence.decoder
+    n_keys = len(sentence.decoder if heads.site == "decoder-self" else sentence.encoder)
+    if heads.reads_both:
+        n_keys = len(sentence.encoder) + len(sentence.decoder)
+    expected = [len(queries), n_keys]
+    found = list(heads.source.shape[1:])
+    if found != expected:
+        raise HeadsError(
+            f"the weights of {heads.site} {heads.layer} are of {found} queries and keys; must be "
+            f"{expected}, the numbers of the tokens"
+        )

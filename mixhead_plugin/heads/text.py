@@ -63,7 +63,7 @@ def words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:
 def sentence(
     read: list[str], written: list[str], follows: list[str], attentions: Iterable[ShownHeads]
 ) -> Sentence:
-    """Return one sentence of the page, with the words of those sides alone that have attentions.
+    """Return one sentence of the page, with the words of those sides alone that attentions read.
 
     Args:
         read: what an encoder reads
@@ -73,9 +73,9 @@ def sentence(
     """
     shown = list(attentions)
     sites = {heads.site for heads in shown}
-    if "encoder-self" not in sites:
+    if sites == {"decoder-self"}:
         read = []
-    if "decoder-self" not in sites:
+    if sites == {"encoder-self"}:
         written = []
         follows = []
     return Sentence(read, written, follows, shown)

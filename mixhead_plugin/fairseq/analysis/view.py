@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from fairseq.data import Dictionary
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from torch import Tensor
 
 from mixhead_plugin.errors import OptionError
@@ -29,6 +30,14 @@ from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
 from mixhead_plugin.heads.sites import where
 from mixhead_plugin.heads.views import watched
 
+# The tasks for which `encode` and `from_text` make the input of a text as the task does.
+TASKS_OF_TEXT = (
+    "translation",
+    "language_modeling",
+    "masked_lm",
+    "multilingual_masked_lm",
+    "truncated_bptt_lm",
+)
 TOKENS = ("src_tokens", "prev_output_tokens")  # the entries of net_input that are [B, N]
 
 
@@ -80,7 +89,7 @@ def run(args: Namespace) -> None:
     try:
         write_page(args.output, loaded.name, facts(loaded), sentences)
     except HeadsError as error:
-        raise OptionError(f"{args.checkpoint}: {error}; are its parameters damaged?") from error
+        raise OptionError(f"{args.checkpoint}: {error}") from error
     print(f"wrote {args.output}")
 
 
@@ -142,10 +151,14 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     if "src_lengths" in net_input:
         net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
 
+    # With --cross-self-attention the decoder's own attention reads the source, too.
+    joint = getattr(getattr(loaded.model, "decoder", None), "cross_self_attention", False)
     shown_heads: list[ShownHeads] = []
 
     def keep(attention: Attention, heads: Heads) -> None:
-        shown_heads.append(shown(where(attention.name), heads.weights(), heads.mixing))
+        place = where(attention.name)
+        both = joint and place.site == "decoder-self"
+        shown_heads.append(shown(place, heads.weights(), heads.mixing, reads_both=both))
 
     with watched(attentions_of(loaded.model), keep):
         loading.forward(loaded, net_input, alone=True)
@@ -185,14 +198,15 @@ def from_text(args: Namespace, loaded: Loaded, length: int) -> Iterator[Input]:
         loaded: the model
         length: the largest number of tokens that a translation model reads
     """
+    _refuse_own_tokens(loaded, args.text[0])
     source = loaded.task.source_dictionary
     target = loaded.task.target_dictionary
     for number, text in enumerate(args.text):
         tokens, unknown = encode(args, loaded, source, text, "--text")
         if not scores.translates(loaded):
-            read = _read_by_one_side(loaded, tokens)
+            read, written = _of_one_side(loaded, tokens)
             net_input = {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}
-            yield Input(net_input, tokens, unknown_source=unknown)
+            yield Input(net_input, written, unknown_source=unknown)
             continue
         say_if_cut(length, len(tokens))
         tokens = tokens[:length]  # before the search
@@ -212,17 +226,41 @@ def from_text(args: Namespace, loaded: Loaded, length: int) -> Iterator[Input]:
         )
 
 
-def _read_by_one_side(loaded: Loaded, tokens: Tensor) -> Tensor:
-    """Return what a model that does not translate reads for the tokens of a text [N].
+def _refuse_own_tokens(loaded: Loaded, text: str) -> None:
+    """Refuse --text for a task that makes the input of a text in its own way.
+
+    Such a task adds tokens, for example that of a language. Without them, the page would show a
+    sentence that the model has never read.
+    """
+    makes_input = type(loaded.task).build_dataset_for_inference
+    # A task of which fairseq-interactive reads no text has the method of FairseqTask.
+    known = [FairseqTask.build_dataset_for_inference]
+    for name in TASKS_OF_TEXT:
+        if name in TASK_REGISTRY:  # truncated_bptt_lm is not in a fairseq without its examples
+            known.append(TASK_REGISTRY[name].build_dataset_for_inference)
+    if makes_input not in known:
+        raise OptionError(
+            f"--text {text!r}: --task {loaded.cfg.task._name} adds tokens of its own to a text; "
+            "must be left out, and the page shows sentences of --subset"
+        )
+
+
+def _of_one_side(loaded: Loaded, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a model that does not translate reads for the tokens of a text [N], and predicts.
 
     masked language model   <s>  a  b  </s>
     language model          </s> a  b            and predicts a b </s>
+    with --add-bos-token    <s>  </s> a  b       and predicts <s> a b </s>
     """
     source = loaded.task.source_dictionary
+    begin = tokens.new_tensor([source.bos()])
     sites = {where(attention.name).site for attention in attentions_of(loaded.model)}
     if "encoder-self" in sites:
-        return torch.cat([tokens.new_tensor([source.bos()]), tokens])
-    return torch.cat([tokens.new_tensor([source.eos()]), tokens[:-1]])
+        return torch.cat([begin, tokens]), tokens
+    read = torch.cat([tokens.new_tensor([source.eos()]), tokens[:-1]])
+    if getattr(loaded.cfg.task, "add_bos_token", False):
+        return torch.cat([begin, read]), torch.cat([begin, tokens])
+    return read, tokens
 
 
 def _pieces_of(text: str, file: str) -> list[str]:

@@ -93,6 +93,33 @@ def test_the_numbers_of_the_page_are_those_of_the_reference(
     assert sentence[side] == ends[0] + words + ends[1]
 
 
+def test_a_decoder_that_reads_the_source_in_its_own_attention_is_shown(
+    translation_data, write_checkpoint, analysis, tmp_path
+):
+    """With --cross-self-attention its keys are the words of the source, then those of the target."""
+    flags = [*SIZES, "--cross-self-attention", "--no-cross-attention"]
+    path = write_checkpoint("joint", translation_data, "mixhead_transformer", *flags)
+    page = tmp_path / "page.html"
+    loaded = load(path, cpu=True)
+    source = loaded.task.source_dictionary
+    target = loaded.task.target_dictionary
+    read = " ".join(source[i] for i in (5, 9, 6, 7))
+    written = " ".join(target[i] for i in (8, 5))
+    answer = analysis("view", path, "--text", read, "--target", written, "--output", page)
+    assert answer[::2] == (0, "")
+    net_input = {
+        "src_tokens": torch.tensor([[5, 9, 6, 7, source.eos()]]),
+        "src_lengths": torch.tensor([5]),
+        "prev_output_tokens": torch.tensor([[target.eos(), 8, 5]]),
+    }
+    expected = by_definition(loaded, net_input)
+    (sentence,) = read_page(page)
+    for found in sentence["attentions"]:
+        assert_shows(found, *expected[found["site"], found["layer"]])
+        assert found["reads_both"] == (found["site"] == "decoder-self")
+        assert found["source"].shape == ((4, 3, 8) if found["reads_both"] else (4, 5, 5))
+
+
 @pytest.mark.parametrize("task", ["translation", "language_modeling", "masked_lm"])
 def test_without_a_text_sentences_of_the_data_are_shown(task, checkpoint, analysis, tmp_path):
     flags = ["--sentences", "2", "--length", "3", "--output", tmp_path / "page.html"]
@@ -122,6 +149,42 @@ def test_bad_input_ends_in_one_line(flags, words, lm_checkpoint, analysis, tmp_p
     status, _, errors = analysis("view", lm_checkpoint, *flags, "--output", tmp_path / "page.html")
     assert status == 1 and errors.count("\n") == 1 and re.search(words, errors)
     assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    "task, flags",
+    [
+        ("translation_multi_simple_epoch", ["--lang-pairs", "de-en", "--encoder-langtok", "tgt"]),
+        ("translation_from_pretrained_bart", ["--langs", "de,en"]),
+    ],
+    ids=["multi", "bart"],
+)
+def test_a_text_is_refused_where_the_task_adds_tokens_of_its_own(
+    task, flags, translation_data, write_checkpoint, analysis, tmp_path
+):
+    """The model has never read a text without them."""
+    flags = [*SIZES, "--task", task, *flags]
+    path = write_checkpoint(task, translation_data, "mixhead_transformer", *flags)
+    for target in ([], ["--target", "dog"]):
+        page = tmp_path / "page.html"
+        status, _, errors = analysis("view", path, "--text", "hund", *target, "--output", page)
+        assert status == 1 and errors.endswith(
+            f"--text 'hund': --task {task} adds tokens of its own to a text; must be left out, and "
+            "the page shows sentences of --subset\n"
+        )
+        assert not page.exists()
+
+
+def test_a_language_model_reads_the_tokens_of_add_bos_token(
+    text_data, write_checkpoint, analysis, tmp_path
+):
+    flags = [*LM_SIZES, "--task", "language_modeling", "--tokens-per-sample", 16]
+    path = write_checkpoint("bos", text_data, "mixhead_transformer_lm", *flags, "--add-bos-token")
+    page = tmp_path / "page.html"
+    assert analysis("view", path, "--text", "dog sees", "--output", page)[0] == 0
+    (sentence,) = read_page(page)
+    assert sentence["decoder"] == ["<s>", "</s>", "dog", "sees"]
+    assert sentence["written"] == ["<s>", "dog", "sees", "</s>"]
 
 
 def test_sentencepiece_is_asked_for_where_it_is_missing(lm_checkpoint, analysis, monkeypatch):
@@ -185,12 +248,14 @@ def test_words_that_the_dictionary_lacks_are_shown(checkpoint, analysis, tmp_pat
 
 def sentence_of(layers=2, heads=4, tokens=6, words=None):
     """Return a sentence of a translation model with made-up heads."""
-    weights = [(3 * torch.randn(heads, tokens, tokens)).softmax(-1) for _ in range(3 * layers)]
-    mixing = [torch.eye(heads) + 0.3 * torch.randn(tokens, heads, heads) for _ in weights]
-    sites = ["encoder-self", "decoder-self", "cross"]
-    found = [
-        ShownHeads(sites[i % 3], i // 3, p, m) for i, (p, m) in enumerate(zip(weights, mixing))
-    ]
+    found = []
+    for layer in range(layers):
+        for site in ("encoder-self", "decoder-self", "cross"):
+            both = site == "decoder-self"  # the decoder's own attention reads the source, too
+            keys = 2 * tokens if both else tokens
+            weights = (3 * torch.randn(heads, tokens, keys)).softmax(-1)
+            mixing = torch.eye(heads) + 0.3 * torch.randn(tokens, heads, heads)
+            found.append(ShownHeads(site, layer, weights, mixing, reads_both=both))
     words = words or [f"token{i}" for i in range(tokens)]
     return Sentence(words, words, words, found)
 
@@ -234,6 +299,26 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
     broken = ShownHeads("cross", 1, torch.tensor([[[1.0, float("nan")]]]))
     with pytest.raises(ValueError, match="cross 1 are not finite"):
         write_page(tmp_path / "page.html", "", "", [Sentence(["a", "b"], ["a"], [], [broken])])
+
+
+@pytest.mark.parametrize(
+    "heads, words",
+    [
+        (ShownHeads("encoder-self", 0, torch.ones(1, 3, 2)), "encoder-self 0 .*[3, 2] .*[2, 2]"),
+        (ShownHeads("decoder-self", 0, torch.ones(1, 3, 5)), "decoder-self 0 .*[3, 5] .*[3, 3]"),
+        (ShownHeads("cross", 4, torch.ones(1, 3, 3)), "cross 4 .*[3, 3] .*[3, 2]"),
+        (
+            ShownHeads("decoder-self", 0, torch.ones(1, 3, 3), reads_both=True),
+            "decoder-self 0 .*[3, 3] .*[3, 5]",
+        ),
+    ],
+    ids=["encoder", "decoder", "cross", "both"],
+)
+def test_weights_of_other_tokens_are_refused(heads, words, tmp_path):
+    sentence = Sentence(["a", "b"], ["a", "b", "c"], [], [heads])
+    with pytest.raises(ValueError, match=words.replace("[", r"\[")):
+        write_page(tmp_path / "page.html", "", "", [sentence])
+    assert not (tmp_path / "page.html").exists()
 
 
 CLICKS = """
@@ -333,7 +418,7 @@ def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
     order = {site: k for k, site in enumerate(("encoder-self", "decoder-self", "cross"))}
     expected = []
     rows = []
-    for _, _, source, mixing in sorted(
+    for _, _, source, mixing, _ in sorted(
         sentence.attentions, key=lambda one: (order[one.site], one.layer)
     ):
         mixes = torch.einsum("jqk,qji->iqk", source, mixing) if mixed else source
