@@ -50,7 +50,7 @@ _NAMES = {
         "validation_threads",
         "nan_detector",
         "orphaned_workers",
-        "ema_steps",
+        "store_ema",
     ),
     "trap": (
         # It runs before `one_training`: a missing file is refused before anybody waits for a lock.

@@ -20,13 +20,13 @@ LEARNING_RATE = "tests/fairseq/test_learning_rate.py"
 BEFORE_TRAINING = "tests/fairseq/models/test_before_training.py"
 ATOMIC_CHECKPOINTS = "tests/fairseq/repairs/test_atomic_checkpoints.py"
 DIVERGED_MODELS = "tests/fairseq/repairs/test_diverged_models.py"
-EMA_STEPS = "tests/fairseq/repairs/test_ema_steps.py"
 EPOCHS = "tests/fairseq/repairs/test_epochs.py"
 NAN_DETECTOR = "tests/fairseq/repairs/test_nan_detector.py"
 NUMPY_FLOAT = "tests/fairseq/repairs/test_numpy_float.py"
 RESTORE_FILE = "tests/fairseq/repairs/test_restore_file.py"
 SAVE_DIR = "tests/fairseq/repairs/test_save_dir.py"
 SIGNALS = "tests/fairseq/repairs/test_signals.py"
+STORE_EMA = "tests/fairseq/repairs/test_store_ema.py"
 VALIDATIONS = "tests/fairseq/repairs/test_validations.py"
 WORKERS = "tests/fairseq/repairs/test_workers.py"
 PREEMPTION = "tests/robustness/test_preemption.py"
@@ -75,7 +75,7 @@ PROOFS = {
     "validation_threads": (EPOCHS, "test_a_validation_that_stops_early_leaves_no_thread"),
     "nan_detector": (NAN_DETECTOR, "test_the_search_for_nan_ends_where_an_encoder_returns_a_dict"),
     "orphaned_workers": (SIGNALS, "test_sigint_ends_a_worker_that_ignores_it"),
-    "ema_steps": (EMA_STEPS, "test_the_average_of_a_decoder_keeps_its_final_norm"),
+    "store_ema": (STORE_EMA, "test_the_average_begins_from_the_weights_of_the_checkpoint"),
     "restore_file": (RESTORE_FILE, "test_a_checkpoint_that_is_not_there_is_not_forgotten"),
     "wrong_names": (WRONG_NAMES, "test_an_unknown_architecture_is_one_line_with_near_names"),
     "unknown_fields": (BEFORE_TRAINING, "test_a_field_that_nothing_reads_is_refused_by_name"),
