@@ -35,8 +35,9 @@ def view(
         length: the largest number of tokens
 
     Raises:
-        ValueError: no attention is known, targets do not fit the texts, or a text is empty, or has
-            more tokens than `length` or than the model has positions
+        ValueError: no attention is known, targets do not fit the texts, the weights of an attention
+            do not fit the tokens, or a text is empty, or has more tokens than `length` or than the
+            model has positions
     """
     check_model(model)
     check_tokenizer(tokenizer)

@@ -88,9 +88,20 @@ def translate(loaded: Loaded, batches: Batches) -> list[list[torch.Tensor]]:
 
 
 def bleu(loaded: Loaded, batches: Batches) -> float:
-    """Return the BLEU that --eval-bleu logs; refuse a model that does not translate."""
+    """Return the BLEU that --eval-bleu logs; refuse a model that does not translate.
+
+    A model of several languages is refused, too, because its batches do not say into which one to
+    translate.
+    """
     if not translates(loaded):
         raise OptionError(f"--metric bleu: {type(loaded.task).__name__} does not translate")
+    # translation_multi_simple_epoch keeps its flags in `args`, and in training it has no language.
+    flags = getattr(loaded.task, "args", None)
+    if getattr(flags, "target_lang", "") is None:
+        raise OptionError(
+            f"--metric bleu: --task {loaded.cfg.task._name} translates into several languages; "
+            "must be loss"
+        )
     task = loaded.cfg.task
     dictionary = loaded.task.target_dictionary
     tokenizer = "none" if getattr(task, "eval_tokenized_bleu", False) else "13a"

@@ -11,6 +11,7 @@ from fairseq.data import encoders
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.analysis import scores
 from mixhead_plugin.fairseq.analysis.loading import batches, load
+from tests.commands import SIZES
 from tests.fairseq.criterions import cases
 
 
@@ -66,6 +67,15 @@ def test_bleu_of_a_batch_is_what_fairseq_s_eval_bleu_finds(
     expected = task._inference_with_bleu(generator, sample, loaded.model)
     assert expected.precisions[0] > 0
     assert scores.bleu(loaded, [sample]) == pytest.approx(expected.score)
+
+
+def test_bleu_of_several_languages_is_refused(write_checkpoint, translation_data):
+    task = "translation_multi_simple_epoch"
+    flags = ["--task", task, "--lang-pairs", "de-en", "--decoder-langtok"]
+    path = write_checkpoint("several", translation_data, "mixhead_transformer", *SIZES, *flags)
+    expected = f"^--metric bleu: --task {task} translates into several languages; must be loss$"
+    with pytest.raises(OptionError, match=expected):
+        scores.bleu(load(path, cpu=True), [])
 
 
 def test_a_detokenizer_that_fairseq_lacks_is_refused(fairseq_translation_checkpoint):
