@@ -4,7 +4,7 @@ With --task truncated_bptt_lm fairseq does not tell a model which window of a te
 fairseq-validate cannot set up the task. If a text has fewer windows than --batch-size,
 fairseq-eval-lm prints a perplexity of 1. The last token of a window predicts nothing, but it counts
 in the loss of fairseq-train and fairseq-validate: with windows of 8 tokens that is 7/8 of the true
-one.
+one. adaptive_loss divides by 0 if a text in one row ends in a window of one token.
 """
 
 import logging
@@ -30,6 +30,16 @@ def _setup_task(original, cls, cfg: Any, from_checkpoint: bool = False, **kwargs
         cfg.data_parallel_rank = None
         cfg.data_parallel_size = None
     return original(cls, cfg, **kwargs)
+
+
+def _load_dataset(original, task: Any, split: str, *args: Any, **kwargs: Any) -> None:
+    original(task, split, *args, **kwargs)
+    dataset = task.datasets[split]
+    windows = dataset.data
+    in_one_row = len(dataset) == len(windows) > 0
+    # A last window of one token has no target. If it is a whole batch, adaptive_loss divides by 0.
+    if in_one_row and len(windows[len(windows) - 1]) == 1:
+        dataset.my_indices = dataset.my_indices[:, :-1]  # [1, windows]
 
 
 def _collate(original, task: Any, items: list[tuple[int, list[torch.Tensor]]]) -> dict[str, Any]:
@@ -63,5 +73,6 @@ def _eval_lm_dataloader(original, task: Any, dataset: Any, *args: Any, **kwargs:
 
 if TruncatedBPTTLMTask is not None:
     replaces(TruncatedBPTTLMTask, "setup_task")(_setup_task)
+    replaces(TruncatedBPTTLMTask, "load_dataset")(_load_dataset)
     replaces(TruncatedBPTTLMTask, "_collate_fn")(_collate)
     replaces(TruncatedBPTTLMTask, "eval_lm_dataloader")(_eval_lm_dataloader)

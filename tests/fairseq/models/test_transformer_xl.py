@@ -150,6 +150,18 @@ def test_the_loss_is_divided_by_the_tokens_that_are_predicted(text_data):
     assert last["ntokens"] == last["target"].ne(made.dictionary.pad()).sum()
 
 
+def test_a_last_window_of_one_token_is_left_out(text_data):
+    """It has no target, and adaptive_loss would divide by their number."""
+    one_row = bptt_task(text_data, batch_size=1)
+    one_row.load_dataset("valid")
+    tokens = sum(batch["net_input"]["src_tokens"].numel() for batch in batches(one_row, "valid"))
+    length = next(length for length in range(2, tokens) if tokens % length == 1)
+    made = bptt_task(text_data, batch_size=1, tokens_per_sample=length)
+    made.load_dataset("valid")
+    found = batches(made, "valid")
+    assert [batch["ntokens"] for batch in found] == [length - 1] * (tokens // length)
+
+
 def test_what_fills_no_row_is_said_and_nothing_at_all_is_refused(text_data, caplog):
     made = bptt_task(text_data, batch_size=5)
     build_for(made)
