@@ -62,7 +62,7 @@ def parsed() -> argparse.Namespace:
     commands.add_parser("repairs", help="print which faults of fairseq are repaired, and how")
 
     check = commands.add_parser(
-        "check", help="compute every attention on this machine and compare it with float64"
+        "check", help="compute variants of attention on this machine and compare them with float64"
     )
     check.add_argument(
         "--device", metavar="NAME", help="cpu, cuda or cuda:1; by default cuda if there is one"

@@ -38,7 +38,8 @@ def ablate(
 ) -> contextlib.AbstractContextManager[None]:
     """Return a context in which the outputs of some heads are 0; where heads mix, of mixed heads.
 
-    It acts on calls in the thread that opened it. Compiled models run uncompiled inside.
+    It acts on calls in the thread that opened it, and in every backward pass. Compiled models run
+    uncompiled inside.
 
     Args:
         model: any model that `mix` takes, mixed or not

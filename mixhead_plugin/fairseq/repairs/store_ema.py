@@ -15,7 +15,7 @@ from fairseq import checkpoint_utils
 from fairseq.models import BaseFairseqModel
 from fairseq.models.ema.ema import EMA
 from fairseq.trainer import Trainer
-from torch import nn
+from torch import Tensor, nn
 
 from mixhead_plugin.fairseq.replace import replaces
 
@@ -32,7 +32,7 @@ def _load(original, trainer: Trainer, filename: str, *args: Any, **kwargs: Any) 
         state = read(*read_args, **read_kwargs)
         if "ema" not in state["extra_state"]:
             logger.warning(f"{filename}: has no moving average; it begins from the model's weights")
-            state["extra_state"]["ema"] = state["model"]
+            state["extra_state"]["ema"] = {}
         return state
 
     # fairseq's method reads the file by this function, and keeps the content to itself.
@@ -41,6 +41,13 @@ def _load(original, trainer: Trainer, filename: str, *args: Any, **kwargs: Any) 
         return original(trainer, filename, *args, **kwargs)
     finally:
         checkpoint_utils.load_checkpoint_to_cpu = read
+
+
+@replaces(EMA, "restore")
+def _restore(original, ema: EMA, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> None:
+    # Without tensors the average stays what it is: a copy of the model that has just been loaded.
+    if state_dict:
+        original(ema, state_dict, *args, **kwargs)
 
 
 @replaces(EMA, "_step_internal")
