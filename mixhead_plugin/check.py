@@ -1,6 +1,6 @@
 """Check attention on this machine: `variants` against float64, and its speed.
 
-What distances add to scores or weights is not tried, see NOT_TRIED.
+Scores and gains that depend on a distance are not tried: see NOT_TRIED.
 """
 
 import contextlib

@@ -22,7 +22,9 @@ TEXT = "text"  # in settings.json: the checksum of the text that a folder was ma
 
 def checksum(text: Path) -> str:
     """Return 12 digits of the SHA-256 of a text: the files of each language, and their names."""
-    files = [file for language in LANGUAGES for file in text.glob(f"*.{language}")]
+    files: list[Path] = []
+    for language in LANGUAGES:
+        files += text.glob(f"*.{language}")
     sums = fingerprint(text, files)["sha256"]
     whole = "".join(f"{name} {sums[name]}\n" for name in sorted(sums))
     return hashlib.sha256(whole.encode()).hexdigest()[:12]

@@ -1,7 +1,6 @@
-"""What marks a model as one of the plugin.
+"""The class that marks a model as one of the plugin.
 
-It stands apart from `models/`, because repairs ask for it, and they are applied before the models
-are imported.
+It stands apart from `models/`, because repairs ask for it before the models are imported.
 """
 
 from collections.abc import Callable

@@ -101,8 +101,9 @@ def _sentence(model: nn.Module, text: Text, sites: dict[str, str]) -> Sentence:
         sites: those of all attentions, by name
     """
     found = attentions(model, text.inputs).values()
+    positions = counted(sites[heads.name] for heads in found)
     shown_heads: list[ShownHeads] = []
-    for heads, position in zip(found, counted(sites[heads.name] for heads in found)):
+    for heads, position in zip(found, positions):
         site = position.site
         n_queries = len(text.read if site == "encoder-self" else text.written)
         n_keys = len(text.written if site == "decoder-self" else text.read)

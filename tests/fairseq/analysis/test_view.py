@@ -96,7 +96,7 @@ def test_the_numbers_of_the_page_are_those_of_the_reference(
 def test_a_decoder_that_reads_the_source_in_its_own_attention_is_shown(
     translation_data, write_checkpoint, analysis, tmp_path
 ):
-    """With --cross-self-attention its keys are the words of the source, then those of the target."""
+    """With --cross-self-attention the words of the source come before those of the target."""
     flags = [*SIZES, "--cross-self-attention", "--no-cross-attention"]
     path = write_checkpoint("joint", translation_data, "mixhead_transformer", *flags)
     page = tmp_path / "page.html"

@@ -61,7 +61,7 @@ def test_passes_do_not_disturb_each_other(order, checkpointing):
 
 
 class OutOfMemory(Exception):
-    """What a pass that fails raises."""
+    """A pass that fails raises it."""
 
 
 @covering(fails=[False, True], checkpointing=[False, True])
