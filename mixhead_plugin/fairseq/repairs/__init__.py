@@ -16,7 +16,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.fairseq.replace import install_all
 
 GROUPS = {
-    "required": "fairseq, or a model of the plugin, does not run without them",
+    "required": "fairseq, or a model of the plugin, does not work without them",
     "data": "fairseq loses or corrupts work, or runs the code of a hostile file",
     "trap": "fairseq reports success without doing what was asked, or hides what is wrong",
 }
@@ -30,6 +30,7 @@ _NAMES = {
         "truncated_bptt",
         "hydra_help",
         "batch_buckets",
+        "broadcast_metadata",
     ),
     "data": (
         "checkpoint_files",
@@ -59,7 +60,6 @@ _NAMES = {
         "unknown_fields",
         "overrides",
         "dropped_scales",
-        "broadcast_metadata",
         # It runs before `signals`, which has to know whether fairseq or torchrun starts workers.
         "no_worker",
         "torchrun_workers",

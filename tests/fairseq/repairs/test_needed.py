@@ -48,6 +48,10 @@ PROOFS = {
     "truncated_bptt": (TRANSFORMER_XL, "test_batches_say_which_window_of_their_text_they_are"),
     "hydra_help": (IMPORT, "test_hydra_starts_where_argparse_reads_help_at_once"),
     "batch_buckets": (DATA, "test_buckets_hold_equally_many_sentences"),
+    "broadcast_metadata": (
+        FAMILY_CHECKPOINTS,
+        "test_a_checkpoint_that_went_to_other_workers_is_refused_in_the_same_words",
+    ),
     "checkpoint_files": (CHECKPOINTS, "test_the_check_refuses"),
     "checksums": (CHECKPOINTS, "test_a_changed_byte_is_refused_or_changes_nothing"),
     "atomic_checkpoints": (
@@ -83,10 +87,6 @@ PROOFS = {
     "dropped_scales": (
         BEFORE_TRAINING,
         "test_a_scale_that_fairseqs_language_model_drops_is_refused",
-    ),
-    "broadcast_metadata": (
-        FAMILY_CHECKPOINTS,
-        "test_a_checkpoint_that_went_to_other_workers_is_refused_in_the_same_words",
     ),
     "no_worker": (WORKERS, "test_workers_without_gpus_are_refused_not_forgotten"),
     "torchrun_workers": (WORKERS, "test_workers_of_torchrun_or_srun_do_not_train_apart"),

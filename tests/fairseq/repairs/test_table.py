@@ -23,6 +23,7 @@ REQUIRED = {
     "truncated_bptt",
     "hydra_help",
     "batch_buckets",
+    "broadcast_metadata",
 }
 TRAPS = {
     "restore_file",
@@ -30,7 +31,6 @@ TRAPS = {
     "unknown_fields",
     "overrides",
     "dropped_scales",
-    "broadcast_metadata",
     "no_worker",
     "torchrun_workers",
     "longer_inputs",
