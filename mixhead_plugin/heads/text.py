@@ -17,18 +17,29 @@ def with_targets(
 
     Raise HeadsError for what is no text, or if the targets are not as many as the texts.
     """
-    texts: list[Any] = []
-    if isinstance(text, str):
-        texts = [text]
-    elif isinstance(text, Iterable):
-        texts = list(text)
-    if not texts or not all(isinstance(one, str) for one in texts):
+    texts = _listed(text)
+    if not texts:
         raise HeadsError(wrong_argument("text", text, "a str, or a list of at least one"))
     if target is None or isinstance(target, str):
         return [(one, target) for one in texts]
-    if len(target) != len(texts):
-        raise HeadsError(f"target: has {len(target)}, must be one for each of {len(texts)} texts")
-    return list(zip(texts, target))
+
+    targets = _listed(target)
+    if targets is None:
+        wanted = "a str, a list with one for each text, or None"
+        raise HeadsError(wrong_argument("target", target, wanted))
+    if len(targets) != len(texts):
+        raise HeadsError(f"target: has {len(targets)}, must be one for each of {len(texts)} texts")
+    return list(zip(texts, targets))
+
+
+def _listed(given: object) -> list[str] | None:
+    """Return a text, or each of several, in a list; None for what is neither."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Iterable):
+        return None
+    texts = list(given)
+    return texts if all(isinstance(one, str) for one in texts) else None
 
 
 def check_tokenizer(tokenizer: object) -> None:
