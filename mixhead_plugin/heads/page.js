@@ -15,7 +15,7 @@ const quoted = (text) => `“${text}”`;
 const isolated = (tokens) => tokens.map((text) => `\u2068${text}\u2069`);
 
 // Return an attention with a list of weights [Nq * Nk] for `source` and `mixed`, and with factor(t, j, i) = M_t[j, i].
-function unpack(bytes, { encoder, decoder, written }, attention) {
+function unpack(bytes, { encoder_reads, decoder_reads, decoder_predicts }, attention) {
   const floats = ({ at, shape }) => new Float32Array(bytes.slice(at, at + 4 * shape.reduce((a, b) => a * b)).buffer);
   const heads = ({ at, shape: [count, queries, keys], ...place }) => {
     const [step, zero] = [floats(place.step), floats(place.zero)]; // of each row
@@ -26,10 +26,11 @@ function unpack(bytes, { encoder, decoder, written }, attention) {
   const { site, layer, mixing, reads_both } = attention;
   const source = heads(attention.source);
   const mixed = mixing ? heads(attention.mixed) : source;
-  const steps = decoder.map((read, t) => written[t] === undefined ? read : `${read} → ${written[t]}`);
-  const queries = site === "encoder-self" ? encoder : steps;
-  const own = site === "decoder-self" ? decoder : encoder;
-  const keys = reads_both ? [...encoder, ...decoder] : own;
+  const steps = decoder_reads.map((read, t) =>
+    decoder_predicts[t] === undefined ? read : `${read} → ${decoder_predicts[t]}`);
+  const queries = site === "encoder-self" ? encoder_reads : steps;
+  const own = site === "decoder-self" ? decoder_reads : encoder_reads;
+  const keys = reads_both ? [...encoder_reads, ...decoder_reads] : own;
   const found = { site, layer, mixing, source, mixed, queries, keys };
   if (!mixing) return found;
   const size = source.length * mixed.length;
@@ -158,8 +159,9 @@ function drawWords(attention, values) {
   if (kind === "part") more = `Its factor is M[${from}, ${head}] = ${number(attention.factor(token, from, head), 3)}.`;
   const rest = ` is strongest on ${looks || "nothing"}. ${more}`;
   find("#says").replaceChildren(`At ${quoted(attention.queries[token])}, `, make("b", nameOf(attention)), rest);
-  const { encoder, decoder, written } = sentences[state.sentence];
-  const texts = [encoder, encoder.length && written.length ? written : decoder].filter(({ length }) => length);
+  const { encoder_reads, decoder_reads, decoder_predicts } = sentences[state.sentence];
+  const translates = encoder_reads.length && decoder_predicts.length;
+  const texts = [encoder_reads, translates ? decoder_predicts : decoder_reads].filter(({ length }) => length);
   find("#text").textContent = texts.map((tokens) => tokens.join(" ")).join("  →  ");
 }
 
@@ -313,8 +315,8 @@ sentences = DATA.sentences.map(({ attentions, ...sides }) => {
   return { ...one, attentions: attentions.map((attention) => unpack(bytes, one, attention)) };
 });
 const select = find("#sentences select");
-select.append(...sentences.map(({ encoder, decoder }, value) =>
-  make("option", (encoder.length ? encoder : decoder).join(" "), { value })));
+select.append(...sentences.map(({ encoder_reads, decoder_reads }, value) =>
+  make("option", (encoder_reads.length ? encoder_reads : decoder_reads).join(" "), { value })));
 select.onchange = () => choose({ sentence: Number(select.value), token: 0 });
 find("#sentences").hidden = sentences.length < 2;
 find("#minus").onclick = () => choose({ minus: !state.minus });

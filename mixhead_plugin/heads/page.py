@@ -35,11 +35,18 @@ class ShownHeads(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """One sentence, as the model reads it."""
+    """One sentence, as the model reads it.
 
-    encoder: Sequence[str]  # tokens; empty if the model has no encoder
-    decoder: Sequence[str]  # tokens that the decoder reads; empty if the model has none
-    written: Sequence[str]  # the token that follows each of the decoder's, empty if unknown
+    Attributes:
+        encoder_reads: tokens; empty if the model has no encoder
+        decoder_reads: tokens; empty if the model has no decoder
+        decoder_predicts: the token that follows each of `decoder_reads`; fewer where one is unknown
+        attentions: the heads of the model on it
+    """
+
+    encoder_reads: Sequence[str]
+    decoder_reads: Sequence[str]
+    decoder_predicts: Sequence[str]
     attentions: Sequence[ShownHeads]
 
 
@@ -167,10 +174,10 @@ def _refuse_other_tokens(sentence: Sentence, heads: ShownHeads) -> None:
     The page names each row and column by a token, and cuts the list of weights into rows by their
     number.
     """
-    queries = sentence.encoder if heads.site == "encoder-self" else sentence.decoder
-    n_keys = len(sentence.decoder if heads.site == "decoder-self" else sentence.encoder)
+    queries = sentence.encoder_reads if heads.site == "encoder-self" else sentence.decoder_reads
+    n_keys = len(sentence.decoder_reads if heads.site == "decoder-self" else sentence.encoder_reads)
     if heads.reads_both:
-        n_keys = len(sentence.encoder) + len(sentence.decoder)
+        n_keys = len(sentence.encoder_reads) + len(sentence.decoder_reads)
     expected = [len(queries), n_keys]
     found = list(heads.source.shape[1:])
     if found != expected:

@@ -72,21 +72,29 @@ def words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:
 
 
 def sentence(
-    read: list[str], written: list[str], follows: list[str], attentions: Iterable[ShownHeads]
+    encoder_reads: list[str],
+    decoder_reads: list[str],
+    decoder_predicts: list[str],
+    attentions: Iterable[ShownHeads],
 ) -> Sentence:
     """Return one sentence of the page, with the words of those sides alone that attentions read.
 
     Args:
-        read: what an encoder reads
-        written: what a decoder reads
-        follows: the word that follows each of those
+        encoder_reads: words
+        decoder_reads: words
+        decoder_predicts: the word that follows each of `decoder_reads`
         attentions: the heads of the model on them
     """
     shown = list(attentions)
     sites = {heads.site for heads in shown}
     if sites == {"decoder-self"}:
-        read = []
+        encoder_reads = []
     if sites == {"encoder-self"}:
-        written = []
-        follows = []
-    return Sentence(read, written, follows, shown)
+        decoder_reads = []
+        decoder_predicts = []
+    return Sentence(
+        encoder_reads=encoder_reads,
+        decoder_reads=decoder_reads,
+        decoder_predicts=decoder_predicts,
+        attentions=shown,
+    )

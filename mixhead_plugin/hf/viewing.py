@@ -43,8 +43,8 @@ def view(
     check_tokenizer(tokenizer)
     length = min(length, _positions(model) or length)
     sentences = []
-    for read, written in with_targets(text, target):
-        sentences.append(_sentence(model, tokenizer, read, written, length))
+    for source, its_target in with_targets(text, target):
+        sentences.append(_sentence(model, tokenizer, source, its_target, length))
     # Only the last part of the path: whoever shares the page need not share where the model lies.
     name = PurePath(model.config.name_or_path or "").name
     write_page(file, name or type(model).__name__, type(model).__name__, sentences)
@@ -66,9 +66,10 @@ def _sentence(
 ) -> Sentence:
     """Return one text with the heads of the model on it."""
     inputs = tokenizer(text, return_tensors="pt").to(model.device)
-    read = words(tokenizer, inputs["input_ids"], length)
-    written = read
-    follows = read[1:]
+    encoder_reads = words(tokenizer, inputs["input_ids"], length)
+    # A model of one side reads the same, whichever side it is.
+    decoder_reads = encoder_reads
+    decoder_predicts = encoder_reads[1:]
     if model.config.is_encoder_decoder:
         generates: Any = model  # transformers does not type what only some models have
         if target is None:
@@ -78,14 +79,14 @@ def _sentence(
             output = encoded["input_ids"].to(model.device)
         decoder_inputs = generates.prepare_decoder_input_ids_from_labels(labels=output)
         inputs["decoder_input_ids"] = decoder_inputs
-        written = words(tokenizer, decoder_inputs, length)
-        follows = words(tokenizer, output, length)
+        decoder_reads = words(tokenizer, decoder_inputs, length)
+        decoder_predicts = words(tokenizer, output, length)
     found = attentions(model, inputs).values()
     positions = counted(_site(model, heads.name) for heads in found)
     shown_heads: list[ShownHeads] = []
     for heads, position in zip(found, positions):
         shown_heads.append(shown(position, heads.source, heads.mixing))
-    return sentence(read, written, follows, shown_heads)
+    return sentence(encoder_reads, decoder_reads, decoder_predicts, shown_heads)
 
 
 def _site(model: PreTrainedModel, name: str) -> str:

@@ -16,12 +16,20 @@ from mixhead_plugin.nn.heads import attentions
 
 
 class Text(NamedTuple):
-    """One text as the model gets it."""
+    """One text as the model gets it.
 
-    inputs: list[Tensor]  # tokens [1, N], and those that the decoder reads [1, N'] if it has one
-    read: list[str]  # words of the first of them
-    written: list[str]  # words that a decoder reads
-    follows: list[str]  # the word that follows each of those
+    Attributes:
+        inputs: tokens [1, N], and those that the decoder reads [1, N'] if there is a target
+        encoder_reads: words
+        decoder_reads: words; without a target the same as those of an encoder, because only the
+            attentions tell which of both the model is
+        decoder_predicts: the word that follows each of `decoder_reads`
+    """
+
+    inputs: list[Tensor]
+    encoder_reads: list[str]
+    decoder_reads: list[str]
+    decoder_predicts: list[str]
 
 
 def view(
@@ -53,8 +61,8 @@ def view(
     check_tokenizer(tokenizer)
     device = next(model.parameters()).device
     texts = []
-    for read, written in with_targets(text, target):
-        texts.append(_as_tokens(tokenizer, read, written, length, device))
+    for source, its_target in with_targets(text, target):
+        texts.append(_as_tokens(tokenizer, source, its_target, length, device))
 
     sites = {name: where(name).site for name in names}
     if target is None and texts:
@@ -71,12 +79,17 @@ def _as_tokens(
     tokens = tokenizer(text, return_tensors="pt")["input_ids"].to(device)  # [1, N]
     read = words(tokenizer, tokens, length)
     if target is None:
-        return Text([tokens], read, written=read, follows=read[1:])
+        return Text(
+            inputs=[tokens], encoder_reads=read, decoder_reads=read, decoder_predicts=read[1:]
+        )
 
     output = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(device)
-    written = words(tokenizer, output[:, :-1], length)
-    follows = words(tokenizer, output[:, 1:], length)
-    return Text([tokens, output[:, :-1]], read, written, follows)
+    return Text(
+        inputs=[tokens, output[:, :-1]],
+        encoder_reads=read,
+        decoder_reads=words(tokenizer, output[:, :-1], length),
+        decoder_predicts=words(tokenizer, output[:, 1:], length),
+    )
 
 
 def _sites_of_self_attentions(model: nn.Module, texts: Sequence[Text]) -> dict[str, str]:
@@ -105,12 +118,12 @@ def _sentence(model: nn.Module, text: Text, sites: dict[str, str]) -> Sentence:
     shown_heads: list[ShownHeads] = []
     for heads, position in zip(found, positions):
         site = position.site
-        n_queries = len(text.read if site == "encoder-self" else text.written)
-        n_keys = len(text.written if site == "decoder-self" else text.read)
+        n_queries = len(text.encoder_reads if site == "encoder-self" else text.decoder_reads)
+        n_keys = len(text.decoder_reads if site == "decoder-self" else text.encoder_reads)
         if heads.source.shape[2:] != (n_queries, n_keys):
             raise HeadsError(
                 f"{heads.name}: its weights are {list(heads.source.shape[2:])}, must be "
                 f"{[n_queries, n_keys]}; the model must take tokens [1, N]"
             )
         shown_heads.append(shown(position, heads.source, heads.mixing))
-    return sentence(text.read, text.written, text.follows, shown_heads)
+    return sentence(text.encoder_reads, text.decoder_reads, text.decoder_predicts, shown_heads)

@@ -55,5 +55,5 @@ def test_what_is_no_text_or_no_target_is_refused_in_one_line(text, target, messa
 def test_a_side_has_words_if_an_attention_reads_it(sites, encoder, decoder):
     heads = [ShownHeads(site, 0, torch.ones(1, 1, 1)) for site in sites]
     found = sentence(["a"], ["b"], ["c"], heads)
-    assert (found.encoder, found.decoder) == (encoder, decoder)
-    assert len(found.written) == len(decoder)
+    assert (found.encoder_reads, found.decoder_reads) == (encoder, decoder)
+    assert len(found.decoder_predicts) == len(decoder)

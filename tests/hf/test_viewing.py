@@ -40,10 +40,10 @@ def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path)
         labels = Letters()("welt")["input_ids"]
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
         assert (
-            sentence["written"] == [f"<{token}>" for token in labels[0]]
-            and len(second["written"]) == 2
+            sentence["decoder_predicts"] == [f"<{token}>" for token in labels[0]]
+            and len(second["decoder_predicts"]) == 2
         )
-    side = "decoder" if name.startswith("GPT2") else "encoder"
+    side = "decoder_reads" if name.startswith("GPT2") else "encoder_reads"
     assert sentence[side] == [f"<{token}>" for token in tokens[0]] and len(second[side]) == 3
     if mixing is None:
         model.set_attn_implementation("eager")

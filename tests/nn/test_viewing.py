@@ -16,8 +16,8 @@ def test_the_page_shows_the_weights_of_an_encoder_decoder(tmp_path):
     source = Letters()("hello")["input_ids"]
     target = Letters()("welt")["input_ids"]
     words = [f"<{token}>" for token in target[0].tolist()]
-    assert (sentence["decoder"], sentence["written"]) == (words[:-1], words[1:])
-    assert len(sentence["encoder"]) == 5 and len(second["encoder"]) == 3
+    assert (sentence["decoder_reads"], sentence["decoder_predicts"]) == (words[:-1], words[1:])
+    assert len(sentence["encoder_reads"]) == 5 and len(second["encoder_reads"]) == 3
     expected = door.attentions(model, (source, target[:, :-1]))
     sites = ["encoder-self", "decoder-self", "cross"]
     for found, site, heads in zip(sentence["attentions"], sites, expected.values(), strict=True):
@@ -30,8 +30,8 @@ def test_the_page_of_a_language_model_has_the_words_that_follow(tmp_path):
     door.view(LanguageModel(), Letters(), "hello", tmp_path / "page.html")
     (sentence,) = read_page(tmp_path / "page.html")
     words = [f"<{token}>" for token in Letters()("hello")["input_ids"][0].tolist()]
-    assert sentence["encoder"] == []
-    assert (sentence["decoder"], sentence["written"]) == (words, words[1:])
+    assert sentence["encoder_reads"] == []
+    assert (sentence["decoder_reads"], sentence["decoder_predicts"]) == (words, words[1:])
     assert [found["site"] for found in sentence["attentions"]] == ["decoder-self"]
 
 

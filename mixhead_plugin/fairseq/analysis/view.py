@@ -110,7 +110,7 @@ class Input(NamedTuple):
     """The input of a model for one sentence, and the words that its dictionary lacks."""
 
     net_input: dict[str, Tensor]
-    written: Tensor  # the tokens to predict [N]
+    to_predict: Tensor  # tokens [N]
     unknown_source: Sequence[str] = ()  # the words of --text that the dictionary lacks
     unknown_target: Sequence[str] = ()  # the words of --target that the dictionary lacks
 
@@ -166,20 +166,22 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     source = loaded.task.source_dictionary
     target = target_dictionary(loaded.task)
     read = words(source, net_input["src_tokens"][0], inputs.unknown_source)
-    written = inputs.written[:length]
+    to_predict = inputs.to_predict[:length]
     if "prev_output_tokens" in net_input:
         return Sentence(
-            encoder=read,
-            decoder=words(target, net_input["prev_output_tokens"][0], inputs.unknown_target),
-            written=words(target, written, inputs.unknown_target),
+            encoder_reads=read,
+            decoder_reads=words(target, net_input["prev_output_tokens"][0], inputs.unknown_target),
+            decoder_predicts=words(target, to_predict, inputs.unknown_target),
             attentions=shown_heads,
         )
     if shown_heads[0].site == "encoder-self":  # a masked language model
-        return Sentence(encoder=read, decoder=[], written=[], attentions=shown_heads)
+        return Sentence(
+            encoder_reads=read, decoder_reads=[], decoder_predicts=[], attentions=shown_heads
+        )
     return Sentence(
-        encoder=[],
-        decoder=read,
-        written=words(target, written, inputs.unknown_source),
+        encoder_reads=[],
+        decoder_reads=read,
+        decoder_predicts=words(target, to_predict, inputs.unknown_source),
         attentions=shown_heads,
     )
 
@@ -204,23 +206,23 @@ def from_text(args: Namespace, loaded: Loaded, length: int) -> Iterator[Input]:
     for number, text in enumerate(args.text):
         tokens, unknown = encode(args, loaded, source, text, "--text")
         if not scores.translates(loaded):
-            read, written = _of_one_side(loaded, tokens)
+            read, to_predict = _of_one_side(loaded, tokens)
             net_input = {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}
-            yield Input(net_input, written, unknown_source=unknown)
+            yield Input(net_input, to_predict, unknown_source=unknown)
             continue
         say_if_cut(length, len(tokens))
         tokens = tokens[:length]  # before the search
         net_input = {"src_tokens": tokens[None], "src_lengths": tokens.new_tensor([len(tokens)])}
         lacking: list[str] = []
         if args.target:
-            written, lacking = encode(args, loaded, target, args.target[number], "--target")
+            to_predict, lacking = encode(args, loaded, target, args.target[number], "--target")
         else:
             batch = {"id": tokens.new_tensor([0]), "net_input": net_input}
-            ((written,),) = scores.translate(loaded, [batch])
-        read = torch.cat([written.new_tensor([target.eos()]), written[:-1]])
+            ((to_predict,),) = scores.translate(loaded, [batch])
+        read = torch.cat([to_predict.new_tensor([target.eos()]), to_predict[:-1]])
         yield Input(
             {**net_input, "prev_output_tokens": read[None]},
-            written,
+            to_predict,
             unknown_source=unknown,
             unknown_target=lacking,
         )

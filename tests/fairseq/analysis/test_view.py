@@ -89,7 +89,7 @@ def test_the_numbers_of_the_page_are_those_of_the_reference(
         if translates
         else (["</s>"], [])
     )
-    side = "decoder" if task == "language_modeling" else "encoder"
+    side = "decoder_reads" if task == "language_modeling" else "encoder_reads"
     assert sentence[side] == ends[0] + words + ends[1]
 
 
@@ -183,8 +183,8 @@ def test_a_language_model_reads_the_tokens_of_add_bos_token(
     page = tmp_path / "page.html"
     assert analysis("view", path, "--text", "dog sees", "--output", page)[0] == 0
     (sentence,) = read_page(page)
-    assert sentence["decoder"] == ["<s>", "</s>", "dog", "sees"]
-    assert sentence["written"] == ["<s>", "dog", "sees", "</s>"]
+    assert sentence["decoder_reads"] == ["<s>", "</s>", "dog", "sees"]
+    assert sentence["decoder_predicts"] == ["<s>", "dog", "sees", "</s>"]
 
 
 def test_sentencepiece_is_asked_for_where_it_is_missing(lm_checkpoint, analysis, monkeypatch):
@@ -218,8 +218,13 @@ def test_a_text_is_cut_before_the_model_reads_or_translates_it(checkpoint, analy
         status, printed, _ = analysis("view", checkpoint("translation", "position-wise"), *flags)
         assert status == 0 and "--length 3: the model reads only the first 3 of " in printed
         pages.append(read_page(tmp_path / "new" / "page.html")[0])
-    assert pages[0]["encoder"] == pages[1]["encoder"] and len(pages[0]["encoder"]) == 3
-    assert pages[0]["written"] == pages[1]["written"]  # the translation of what was read
+    assert (
+        pages[0]["encoder_reads"] == pages[1]["encoder_reads"]
+        and len(pages[0]["encoder_reads"]) == 3
+    )
+    assert (
+        pages[0]["decoder_predicts"] == pages[1]["decoder_predicts"]
+    )  # the translation of what was read
 
 
 def test_no_text_is_longer_than_the_positions_of_the_model(
@@ -239,10 +244,10 @@ def test_words_that_the_dictionary_lacks_are_shown(checkpoint, analysis, tmp_pat
     status, printed, _ = analysis("view", checkpoint("translation", "none"), *flags)
     assert status == 0 and "--text: the dictionary lacks nie, war" in printed
     (sentence,) = read_page(tmp_path / "page.html")
-    assert sentence["encoder"] == ["nie (unknown)", "hund", "war (unknown)", "</s>"]
+    assert sentence["encoder_reads"] == ["nie (unknown)", "hund", "war (unknown)", "</s>"]
     assert (
-        sentence["decoder"][:2] == ["</s>", "never (unknown)"]
-        and sentence["written"][0] == "never (unknown)"
+        sentence["decoder_reads"][:2] == ["</s>", "never (unknown)"]
+        and sentence["decoder_predicts"][0] == "never (unknown)"
     )
 
 
@@ -257,7 +262,7 @@ def sentence_of(layers=2, heads=4, tokens=6, words=None):
             mixing = torch.eye(heads) + 0.3 * torch.randn(tokens, heads, heads)
             found.append(ShownHeads(site, layer, weights, mixing, reads_both=both))
     words = words or [f"token{i}" for i in range(tokens)]
-    return Sentence(words, words, words, found)
+    return Sentence(words, words, words, attentions=found)
 
 
 def test_a_large_page_is_below_two_megabytes(tmp_path):
@@ -292,7 +297,7 @@ def test_text_of_users_stays_text(tmp_path):
     write_page(evil, "<b>$data", "<i onclick=x>", [sentence_of(words=words)])
     assert Elements(evil.read_text("utf-8")).found == Elements(plain.read_text("utf-8")).found
     (sentence,) = read_page(evil)
-    assert sentence["encoder"] == words
+    assert sentence["encoder_reads"] == words
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):
@@ -455,6 +460,9 @@ def test_the_best_hypothesis_of_the_demos_checkpoint_is_shown(analysis, tmp_path
     )
     (sentence,) = read_page(page)
     written = "my brother painted the living room at the weekend . </s>".split()
-    assert (sentence["written"], sentence["decoder"]) == (written, ["</s>", *written[:-1]])
-    assert sentence["encoder"][-1] == "</s>"
+    assert (sentence["decoder_predicts"], sentence["decoder_reads"]) == (
+        written,
+        ["</s>", *written[:-1]],
+    )
+    assert sentence["encoder_reads"][-1] == "</s>"
     assert all(abs(found["mixing"] - np.eye(8)).max() > 0.1 for found in sentence["attentions"])
