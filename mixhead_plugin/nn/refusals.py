@@ -1,12 +1,9 @@
 """What stands in the way of mixing, unmixing or loading a model, each in one line."""
 
-import gc
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
 from mixhead_plugin.errors import wrong_argument
@@ -14,6 +11,7 @@ from mixhead_plugin.nn import multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.nn.calling_methods import suspended_method
 from mixhead_plugin.nn.example import CallSizes, Example
+from mixhead_plugin.nn.holders import holders
 from mixhead_plugin.nn.mixed_class import mixed_class, plain_class
 from mixhead_plugin.parts import OPTIONS, PARTS, Assembly, Variant
 
@@ -262,74 +260,11 @@ def refuse_kept(model: nn.Module, old: Iterable[nn.Module]) -> None:
                 f"{path or 'the model'}: is compiled, and its graph would go on with the former "
                 "attention; must be compiled afterwards"
             )
-    for place, kept in _holders(model, old):
+    for place, kept in holders(model, old):
         raise ValueError(
             f"{name_of(model, kept)}: is kept as {place}, too, which would go on without the "
             "change; must not be kept there"
         )
-
-
-def _holders(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the attributes of a model that hold modules of `old`, each with the module."""
-    # By their ids, because what a program keeps need not have a hash.
-    by_id = {id(module): module for module in old}
-    own = {id(module) for module in model.modules()}
-    # Each object is looked at once, because layers share a config, whose vocabulary may have many
-    # thousands of entries.
-    seen = _variables_of_files()
-    for place, value in _attributes(model, old):
-        for held in _inside(value, own, seen):
-            if id(held) in by_id:
-                yield place, by_id[id(held)]
-
-
-def _variables_of_files() -> set[int]:
-    """Return the ids of the dicts with the variables of all files, and of a notebook.
-
-    They are no attributes of the model, though an object in it may lead to them.
-    """
-    files = [file for file in list(sys.modules.values()) if isinstance(file, ModuleType)]
-    return {id(vars(file)) for file in files}
-
-
-def _attributes(model: nn.Module, old: Collection[nn.Module]) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes in a model that stay when the modules of `old` are replaced."""
-    for path, module in model.named_modules():
-        if module in old:
-            continue  # what it has is replaced with it
-        for name, value in vars(module).items():
-            if name != "_modules":  # the new modules are put there
-                yield f"{path}.{name}" if path else name, value
-
-
-# What a module does not keep as its own, though it leads there: the globals of a file, the classes,
-# and the local variables of a program that runs.
-_NOT_KEPT = (type, ModuleType, FrameType, GeneratorType, CodeType, Tensor)
-
-
-def _inside(value: Any, own: Collection[int], seen: set[int]) -> Iterator[Any]:
-    """Yield what an attribute holds, however deep: in containers, objects, closures and methods.
-
-    The garbage collector knows what any object refers to, so no kind of holder is left out.
-
-    Args:
-        value: the attribute
-        own: ids of the modules of the model, whose attributes are looked at by themselves
-        seen: ids of what is left out; gets those of what is yielded
-    """
-    waiting = [value]
-    while waiting:
-        held = waiting.pop()
-        # Texts and numbers, and what has nothing else inside, are unknown to the collector.
-        if not gc.is_tracked(held) or id(held) in seen or isinstance(held, _NOT_KEPT):
-            continue
-        seen.add(id(held))
-        yield held
-
-        if isinstance(held, FunctionType):  # not its globals
-            waiting += [held.__closure__, held.__defaults__, held.__kwdefaults__, vars(held)]
-        elif id(held) not in own:
-            waiting += gc.get_referents(held)
 
 
 def refuse_loss(model: nn.Module, module: nn.Module, lost: str) -> None:
