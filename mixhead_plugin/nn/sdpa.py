@@ -53,12 +53,12 @@ class MixedSdpa(HostedAttention):
 
     def __init__(self, name: str, variant: Variant, seen: CallSizes):
         variant = dataclasses.replace(variant, head_dim=seen.head_dim)
+        # The values may have another size than the queries. The variant that is kept does not tell
+        # it, because a saved entry has it among the sizes of the calls.
+        with_values = dataclasses.replace(variant, value_head_dim=seen.value_dim)
         # Where nothing reads the input, its size has no effect.
         embed_dim = seen.heads * seen.head_dim if seen.embed_dim is None else seen.embed_dim
-        sizes = variant.sizes(seen.heads, embed_dim)
-        super().__init__(variant, sizes)
-        # The values may have another size than the queries.
-        self.sizes = sizes._replace(value_dim=seen.value_dim * self.heads_per_mixed)
+        super().__init__(variant, with_values.sizes(seen.heads, embed_dim))
         self.name = name
         self.seen = seen
         self.reads_input = reads_input(variant)
