@@ -69,12 +69,9 @@ class MixedSdpa(HostedAttention):
 
 
 def reads_input(variant: Variant) -> str:
-    """Return the first field whose part reads the input of the queries; empty if none does.
-
-    Others read the queries alone.
-    """
+    """Return the first field whose part reads the input of the queries; empty if none does."""
     for name, row in variant.part_kinds().items():
-        if row.reads == "input" or (name == "attention_gate" and row.build is not None):
+        if row.reads == "input":
             return name
     return ""
 

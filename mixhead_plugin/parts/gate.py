@@ -50,6 +50,7 @@ ATTENTION_GATES = {
         formula="O_h times 2 sigmoid(x W + c), one gate a head",
         source="Qiu et al. 2025; theirs has no factor 2",
         parameters={"weight": (Axis(1, "mixed"),), "bias": (Axis(0, "mixed"),)},
+        reads="input",
     ),
     "element": PartKind(
         build=partial(AttentionGate, by_number=True),
@@ -59,5 +60,6 @@ ATTENTION_GATES = {
             "weight": (Axis(1, "mixed", size="value_dim"),),
             "bias": (Axis(0, "mixed", size="value_dim"),),
         },
+        reads="input",
     ),
 }

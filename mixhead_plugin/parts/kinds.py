@@ -146,11 +146,11 @@ class PartKind(NamedTuple):
     # `Part.identity`; a frozen one keeps its numbers.
     loads_without: bool = True
     frozen: bool = False  # whether its tensors are buffers
+    # What a mixing computes M from, or a gate its factors: "query" for the projected query, "input"
+    # for the attention's query input, "" for numbers that are the same for all positions.
+    reads: str = ""
     # Of mixings alone:
     orthogonal: bool = False  # whether --orthogonal-weight acts on it
-    # What it computes M from: "query" for the projected query, "input" for the attention's query
-    # input, "" for one matrix for all positions.
-    reads: str = ""
     # How many source heads one mixed head combines; its values are so many times as large.
     heads_per_mixed: int = 1
     # Why none of its heads can be cut off; empty if they can.
