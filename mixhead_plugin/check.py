@@ -1,4 +1,4 @@
-"""Check attention on this machine: `variants` against float64, and its speed.
+"""Check attention on this machine: `call_kinds` against float64, and its speed.
 
 Scores and gains that depend on a distance are not tried: see NOT_TRIED.
 """
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ from mixhead_plugin.ops.triton import support
 
 # The dimensions of M, of the mixings that also have a measured speed.
 DIMS_OF_MIXING = {"none": 0, "position-independent": 2, "position-wise": 4}
-# The fields of a `CallKind`. Where weights are mixed, `variants` adds the dtype of the mixing.
+# The fields of a `CallKind`. Where weights are mixed, `call_kinds` adds the dtype of the mixing.
 MIXED: dict[str, dict[str, Any]] = {
     **{name: {"mixing_dim": dim} for name, dim in DIMS_OF_MIXING.items()},
     "low-rank": {"rank": 2},  # the factors of M
@@ -102,10 +102,10 @@ def machine(device: torch.device) -> dict[str, str]:
     return {**facts, "kernels": support.machine_problem() or "can run"}
 
 
-def variants(
+def call_kinds(
     device: torch.device, heads: int, head_dim: int
 ) -> Iterator[tuple[dict[str, str], CallKind]]:
-    """Yield every variant by its names and as a record, but for those that NOT_TRIED names.
+    """Yield every kind of call by its names and as a record, but for those that NOT_TRIED names.
 
     Args:
         device: of the calls; on a GPU there is one more dtype
@@ -136,30 +136,44 @@ def variants(
         yield names, CallKind(normalizer, heads, head_dim, value_dim, dtype, device, **fields)
 
 
-def judge(kind: CallKind) -> dict[str, Any]:
-    """Compute calls of a kind; return the row of the report.
+class Judged(NamedTuple):
+    """What came of the calls of one kind, as a row of the report has it.
 
-    - `auto`: what --attention-impl auto takes
-    - `error`: its largest error, where 1 is the most that is allowed; None if it is not finite, or
-      if nothing was computed
-    - `fault`: what is wrong. A kernel that fails its trial is a fault, with dropout too.
-    - `skipped`: why nothing was computed
-    - `kernels`: why fused kernels are not used
+    Attributes:
+        auto: what --attention-impl auto takes
+        error: its largest error, where 1 is the most that is allowed; None if it is not finite, or
+            if nothing was computed
+        fault: what is wrong; empty if nothing is. A kernel that fails its trial is a fault, with
+            dropout too
+        skipped: why nothing was computed; empty if it was
+        kernels: why fused kernels are not used; empty if they are
     """
-    row: dict[str, Any] = {"auto": "", "error": None, "fault": "", "skipped": "", "kernels": ""}
+
+    auto: str = ""
+    error: float | None = None
+    fault: str = ""
+    skipped: str = ""
+    kernels: str = ""
+
+
+def judge(kind: CallKind) -> Judged:
+    """Compute calls of a kind, and compare them with float64."""
     of_query = _projected(kind.heads, kind.head_dim)
     of_value = _projected(kind.mixed_heads or kind.heads, kind.value_dim)
     laid = kind._replace(layouts=(of_query, of_query, of_value))
+    judged = Judged()  # an exception leaves what is known by then
     try:
         inputs, _ = _sample(laid, 0)
-        _try_kernels(inputs, row)
-        row["auto"] = api.fastest(inputs)
-        _compare_auto(laid, row)
+        kernels, kernel_fault = _tried_kernels(inputs)
+        judged = judged._replace(kernels=kernels, fault=kernel_fault)
+        judged = judged._replace(auto=api.fastest(inputs))
+        error, wrong = _compared(laid, judged.auto)
+        judged = judged._replace(error=error, fault=kernel_fault or wrong)
     except torch.OutOfMemoryError:
-        row["skipped"] = "out of memory"
+        judged = judged._replace(skipped="out of memory")
     except Exception as error:  # goes into the report, whatever it is
-        row["fault"] = f"{type(error).__name__}: {error}".splitlines()[0]
-    return row
+        judged = judged._replace(fault=f"{type(error).__name__}: {error}".splitlines()[0])
+    return judged
 
 
 def _sample(kind: CallKind, nth: int) -> SampleCall:
@@ -169,32 +183,38 @@ def _sample(kind: CallKind, nth: int) -> SampleCall:
     return inputs, d_out.contiguous()  # as torch makes it behind a mask
 
 
-def _try_kernels(inputs: AttentionInputs, row: dict[str, Any]) -> None:
-    """Write into the row of a report why fused kernels do not serve a call; empty if they do."""
-    row["kernels"] = support.machine_problem() or support.problem(inputs)
-    if row["kernels"]:
-        return
-    row["kernels"] = _kernel_problem(inputs)
-    if not row["kernels"].startswith(support.UNTRIED):
-        row["fault"] = row["kernels"]
+def _tried_kernels(inputs: AttentionInputs) -> tuple[str, str]:
+    """Return why fused kernels do not serve a call, and their fault; both empty if they serve."""
+    unfit = support.machine_problem() or support.problem(inputs)
+    if unfit:
+        return unfit, ""
+    problem = _kernel_problem(inputs)
+    is_untried = problem.startswith(support.UNTRIED)
+    return problem, "" if is_untried else problem
 
 
-def _compare_auto(kind: CallKind, row: dict[str, Any]) -> None:
-    """Write the error of `auto` into the row of a report, and its fault where there is none yet."""
+def _compared(kind: CallKind, implementation: str) -> tuple[float | None, str]:
+    """Return the error and the fault of what `auto` takes for calls of a kind, as in `Judged`.
+
+    Args:
+        kind: of the calls
+        implementation: what `auto` takes
+    """
 
     def draw(nth: int) -> Draw:
         inputs, d_out = _sample(kind, nth)
         computed = results(lambda call: api.attend(call, "auto"), inputs, d_out)
         return compare(inputs, d_out, torch.ones(1, device=kind.device), computed)
 
-    most = OF_TORCH if row["auto"] == "fused" else 1.0
+    most = OF_TORCH if implementation == "fused" else 1.0
     draws = finite_draws(draw, enough_draws(kind, ROWS))
+    error = None
     if draws:
         # Not `max` of Python, which may pass over NaN.
-        error = float(torch.tensor([*shares(draws).values()]).max()) / most
-        if math.isfinite(error):  # JSON has no other numbers
-            row["error"] = error
-    row["fault"] = row["fault"] or fault_in(draws, most)
+        largest = float(torch.tensor([*shares(draws).values()]).max()) / most
+        if math.isfinite(largest):  # JSON has no other numbers
+            error = largest
+    return error, fault_in(draws, most)
 
 
 def _projected(heads: int, head_dim: int) -> MemoryLayout:
@@ -260,7 +280,7 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
 def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
     """Return the whole report; a row of `variants` whose `fault` is not empty is wrong."""
     rows: list[dict[str, Any]] = []
-    todo = list(variants(device, heads, head_dim))
+    todo = list(call_kinds(device, heads, head_dim))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small calls wait for more threads longer than these save
     try:
@@ -268,7 +288,7 @@ def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
             if len(rows) % 20 == 0:
                 progress = f"{len(rows)} of {len(todo)} variants"
                 print(f"mixhead check: {progress}", file=sys.stderr, flush=True)
-            rows.append({**names, **judge(kind)})
+            rows.append({**names, **judge(kind)._asdict()})
     finally:  # also after Ctrl-C, for a program that goes on
         torch.set_num_threads(threads)
     return {

@@ -103,9 +103,9 @@ def test_kernels_without_room_for_their_trial_are_not_wrong(monkeypatch):
     monkeypatch.setattr(verify, "try_on_device", lack)
     monkeypatch.setattr(support, "machine_problem", lambda: "")
     monkeypatch.setattr(support, "problem", lambda inputs: "")
-    row = check.judge(CallKind("softmax", 2, 4, 4, torch.float32, torch.device("cpu")))
-    assert row["kernels"] == "cannot be tried now: CUDA out of memory"
-    assert row["fault"] == "" and 0 < row["error"] < 1
+    judged = check.judge(CallKind("softmax", 2, 4, 4, torch.float32, torch.device("cpu")))
+    assert judged.kernels == "cannot be tried now: CUDA out of memory"
+    assert judged.fault == "" and 0 < judged.error < 1
 
 
 def test_a_gpu_that_does_not_work_is_named(monkeypatch):
@@ -131,8 +131,8 @@ def test_a_wrong_gradient_of_a_factor_of_m_is_named(factor, monkeypatch):
 
     monkeypatch.setattr(api, "attend", with_wrong_gradient)
     fields = {"rank": 2, "mixing_dtype": torch.float32}
-    row = check.judge(CallKind("softmax", 4, 8, 8, torch.float32, torch.device("cpu"), **fields))
-    assert row["fault"].startswith(f"the gradient of {name} is wrong by ")
+    judged = check.judge(CallKind("softmax", 4, 8, 8, torch.float32, torch.device("cpu"), **fields))
+    assert judged.fault.startswith(f"the gradient of {name} is wrong by ")
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,16 @@ def test_right_results_are_not_called_wrong(why):
     if "mixing_dim" in fields or "rank" in fields:
         fields = {**fields, "mixing_dtype": dtype}
     kind = CallKind(normalizer, heads, head_dim, head_dim, dtype, torch.device("cpu"), **fields)
-    assert check.judge(kind)["fault"] == ""
+    assert check.judge(kind).fault == ""
 
 
 def test_a_draw_in_which_the_formula_is_not_finite_is_left_out():
     """In one of these draws the formula is NaN: the rounded weights of entmax do not sum to 1."""
     fields = {"mixing_dim": 4, "mixing_dtype": torch.bfloat16, "sink": True, "causal": True}
-    row = check.judge(CallKind("entmax15", 8, 2, 2, torch.bfloat16, torch.device("cpu"), **fields))
-    assert row["fault"] == "" and 0 < row["error"] < 1
+    judged = check.judge(
+        CallKind("entmax15", 8, 2, 2, torch.bfloat16, torch.device("cpu"), **fields)
+    )
+    assert judged.fault == "" and 0 < judged.error < 1
 
 
 def test_the_speed_of_every_mixing_is_measured(monkeypatch):

@@ -50,7 +50,7 @@ def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], CallKi
     every = {}
     for shape in dict.fromkeys(row[0] for row in listed):
         heads, head_dim = map(int, shape.split("x"))
-        for names, kind in machine_check.variants(device, heads, head_dim):
+        for names, kind in machine_check.call_kinds(device, heads, head_dim):
             every[shape, *names.values()] = names, kind
     chosen = list(listed)
     if not settings.quick:
@@ -89,6 +89,6 @@ def check_step(settings: Settings, step: str) -> Iterator[Row]:
     names, kind = named_variants(settings)[step]
     torch.set_num_threads(1)
     began = time.monotonic()
-    row = machine_check.judge(kind)
+    judged = machine_check.judge(kind)
     heads = f"{kind.heads}x{kind.head_dim}"
-    yield {"heads": heads, **names, **row, "seconds": time.monotonic() - began}
+    yield {"heads": heads, **names, **judged._asdict(), "seconds": time.monotonic() - began}
