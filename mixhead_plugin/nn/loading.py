@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import wrong_argument
-from mixhead_plugin.nn import multihead, sdpa
+from mixhead_plugin.nn import sdpa
 from mixhead_plugin.nn.attention import MixedAttention
-from mixhead_plugin.nn.example import CallSizes, Example, same_random_numbers
-from mixhead_plugin.nn.mixing import asked_for, mix_as_asked, mix_calling, put
+from mixhead_plugin.nn.example import CallSizes, Example
+from mixhead_plugin.nn.mixing import Plan, asked_for, carry_out, mix_as_asked
 from mixhead_plugin.nn.refusals import (
     check_module,
     refuse_changed,
@@ -60,7 +60,7 @@ def load(
     saved = record.entries(state_dict)
     if saved:
         _check_saved(saved, asked)
-        _mix_as_saved(model, saved, impl)
+        carry_out(model, _plan_as_saved(model, saved, impl))
     elif asked:
         mix_as_asked(model, asked, example, impl)
     else:
@@ -141,46 +141,47 @@ def _check_saved(saved: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) 
                 )
 
 
-def _mix_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: str) -> None:
-    """Mix the modules that the metadata name, as far as they are not mixed yet."""
+def _plan_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: str) -> Plan:
+    """Return how to mix the modules that the metadata name, as far as they are not mixed yet.
+
+    Raise ValueError if one of them cannot be mixed as it was.
+    """
     modules = dict(model.named_modules(remove_duplicate=False))
-    replaced: dict[nn.MultiheadAttention, dict[str, Any]] = {}
-    hosted = {}
+    of_torch: dict[nn.MultiheadAttention, dict[str, Any]] = {}
+    calling: dict[nn.Module, sdpa.MixedSdpa] = {}
     for name, entry in saved.items():
         if name not in modules:
             raise ValueError(f"{name}: is mixed in the state dict, must be in the model, too")
         module = modules[name]
-        # `hf.mix` notes what it has added under the same name.
-        is_hosted = isinstance(vars(module).get(sdpa.ATTRIBUTE), HostedAttention)
-        if is_hosted or isinstance(module, MixedAttention):
-            continue  # mixed already: `load_state_dict` compares them
-        variant = dict(entry["variant"])
-        numbers = {field: entry[field] for field in entry if field != "variant"}
-        calls = numbers.pop("calls", None)
+        if _is_mixed(module):
+            continue  # `load_state_dict` compares them
+        calls = entry.get("calls")
         if calls == record.CALLS_INTERFACE:
             raise ValueError(
                 f"{name}: is of a model of transformers, must be mixed by mixhead_plugin.hf.mix "
                 "before"
             )
+
+        keywords = {**entry["variant"], "impl": impl}
         if calls == record.CALLS_SDPA:
             refuse_host(model, module)
-            fields = Variant.of({**variant, "impl": impl})
-            hosted[module] = sdpa.MixedSdpa(
-                name or type(model).__name__, fields, CallSizes(**numbers)
-            )
+            sizes = CallSizes(**{field: entry[field] for field in CallSizes._fields})
+            variant = Variant.of(keywords)
+            calling[module] = sdpa.MixedSdpa(name or type(model).__name__, variant, sizes)
         elif type(module) is nn.MultiheadAttention and module is not model:
             refuse_changed(model, module)
-            replaced[module] = {**variant, "causal": numbers["causal"], "impl": impl}
+            of_torch[module] = {**keywords, "causal": entry["causal"]}
         else:
             raise ValueError(
                 f"{name or 'the model'}: is a {type(module).__name__}, must be an "
                 "nn.MultiheadAttention inside of a model, as before it was mixed"
             )
-    refuse_tied(model, list(replaced))
+    refuse_tied(model, list(of_torch))
+    return Plan(of_torch, calling)
 
-    new = {}
-    with same_random_numbers(model.parameters()):
-        for module, keywords in replaced.items():
-            new[module] = multihead.mixed_of(module, keywords)
-    put(model, new)
-    mix_calling(model, hosted)
+
+def _is_mixed(module: nn.Module) -> bool:
+    """Return whether a module is mixed, by this door or by that of transformers."""
+    # `hf.mix` notes what it has added under the same name.
+    is_hosted = isinstance(vars(module).get(sdpa.ATTRIBUTE), HostedAttention)
+    return is_hosted or isinstance(module, MixedAttention)

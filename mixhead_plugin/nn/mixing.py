@@ -22,7 +22,7 @@ model(x)
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -130,20 +130,43 @@ def mix_as_asked(
     if calling:
         check_calling(model, calling, asked)
 
-    # All are built before the first change, because one of them may be refused.
     keywords = {**asked, "impl": impl}
-    with same_random_numbers(model.parameters()):
-        replaced = {module: multihead.mixed_of(module, keywords) for module in of_torch}
     hosted = {}
     if calling:
         fields = Variant.of(keywords)
         for module, sizes in calling.items():
             hosted[module] = sdpa.MixedSdpa(name_of(model, module), fields, sizes)
-    put(model, replaced)
-    mix_calling(model, hosted)
+    carry_out(model, Plan(dict.fromkeys(of_torch, keywords), hosted))
     warn_of_others(model, hosted, seen.others)
     if example is None:
         warn_of_callers(model)
+
+
+class Plan(NamedTuple):
+    """Which modules of a model will be mixed, and how.
+
+    Attributes:
+        of_torch: for each attention of torch, the keywords of the `MixedAttention` in its place
+        calling: for each module that calls scaled_dot_product_attention, what it gets
+    """
+
+    of_torch: Mapping[nn.MultiheadAttention, dict[str, Any]]
+    calling: Mapping[nn.Module, sdpa.MixedSdpa]
+
+
+def carry_out(model: nn.Module, plan: Plan) -> None:
+    """Mix the modules of a plan.
+
+    Raises:
+        ValueError: one of them cannot be mixed so. Nothing was changed yet.
+    """
+    # All are built before the first change, because one of them may be refused.
+    replaced = {}
+    with same_random_numbers(model.parameters()):
+        for module, keywords in plan.of_torch.items():
+            replaced[module] = multihead.mixed_of(module, keywords)
+    _put(model, replaced)
+    _mix_calling(model, plan.calling)
 
 
 def asked_for(head_mixing: str | None, variant: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +181,7 @@ def asked_for(head_mixing: str | None, variant: Mapping[str, Any]) -> dict[str, 
     return asked
 
 
-def put(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
+def _put(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
     """Put new modules in the place of old ones, wherever they are in the model.
 
     Raises:
@@ -170,7 +193,7 @@ def put(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
             model.set_submodule(name, new[module])
 
 
-def mix_calling(model: nn.Module, hosted: Mapping[nn.Module, sdpa.MixedSdpa]) -> None:
+def _mix_calling(model: nn.Module, hosted: Mapping[nn.Module, sdpa.MixedSdpa]) -> None:
     """Mix modules that call scaled_dot_product_attention.
 
     Args:
@@ -245,7 +268,7 @@ def unmix(model: nn.Module) -> nn.Module:
             )
     with same_random_numbers(model.parameters()):
         plain = {attention: multihead.plain_of(attention) for attention in ours}
-    put(model, plain)
+    _put(model, plain)
     for module in calling:
         mixed_class.give_plain_class(module)
     return model
