@@ -13,7 +13,7 @@ from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.choosing import KeptHeads, kept_by
 from mixhead_plugin.heads.cutting import cutting_problem, replace
 from mixhead_plugin.heads.hooked_attention import HookedAttention
-from mixhead_plugin.parts import Assembly, Axis, cut
+from mixhead_plugin.parts import Assembly, Axis, entries_of_heads
 
 # The parameters of every attention of ours, and their dimensions that shrink with the heads.
 PARAMETERS: dict[str, tuple[Axis, ...]] = {
@@ -78,7 +78,7 @@ class AssemblyAttention(HookedAttention):
         sizes = {"head_dim": self.module.head_dim, "value_dim": self.module.value_dim}
         smaller = {}
         for name, tensor in self.module.state_dict().items():
-            kept_heads = cut(tensor, axes[name], kept._asdict(), sizes)
+            kept_heads = entries_of_heads(tensor, axes[name], kept._asdict(), sizes)
             smaller[name] = kept_heads.clone()
         return smaller
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.heads.attention import Attention, HeadsError
 from mixhead_plugin.heads.choosing import choose
-from mixhead_plugin.parts import AttentionSizes, PartKind, cut
+from mixhead_plugin.parts import AttentionSizes, PartKind, entries_of_heads
 
 
 def chosen_to_cut(
@@ -106,7 +106,7 @@ def cut_part(
         sizes: the sizes of the attention before
     """
     for name, tensor in part.state_dict().items():
-        smaller = cut(tensor, row.parameters[name], kept, sizes._asdict())
+        smaller = entries_of_heads(tensor, row.parameters[name], kept, sizes._asdict())
         replace(part, name, smaller)
 
 

@@ -189,17 +189,17 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
         # Plain heads can be cut only where hooks keep count of them.
         fitting = [attention for attention in all_found if attention.class_name not in problems]
         add_mixing(model, Variant(), fitting)
-    cut(model, layers, chosen)
+    cut_and_note_in_config(model, layers, chosen)
     return model
 
 
-def cut(
+def cut_and_note_in_config(
     model: PreTrainedModel, layers: Sequence[StudiedAttention], chosen: Mapping[int, Sequence[int]]
 ) -> None:
-    """Cut heads of a model that `add_mixing` has seen; its weights may be empty and loaded later.
+    """Cut heads of a model that `add_mixing` has seen, and note in its config which are gone.
 
     Args:
-        model: its config then says which heads are gone
+        model: its weights may be empty, and loaded later
         layers: its attentions, in its order
         chosen: the heads that go, as `choose` returns them; they must be such that can go
     """

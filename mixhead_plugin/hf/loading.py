@@ -28,7 +28,7 @@ from mixhead_plugin.hf.configs import (
     REFUSED,
     forget,
 )
-from mixhead_plugin.hf.heads import cut
+from mixhead_plugin.hf.heads import cut_and_note_in_config
 from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD
 from mixhead_plugin.hf.mixing import add_mixing, attentions_of_classes, is_mixed
 from mixhead_plugin.hf.refusals import SPLIT
@@ -77,7 +77,7 @@ def load(
             if PRUNED in saved:
                 gone: Any = {int(layer): heads for layer, heads in saved[PRUNED].items()}
                 layers = attentions_of(self)
-                cut(self, layers, chosen_to_cut(layers, gone))
+                cut_and_note_in_config(self, layers, chosen_to_cut(layers, gone))
 
         @staticmethod
         def _load_pretrained_model(

@@ -91,7 +91,7 @@ def _attributes_that_count_heads(attention: FoundAttention, left: HeadsLeft) -> 
     return {name: number for name, number in numbers.items() if name in vars(attention.module)}
 
 
-def cut(attention: FoundAttention, model: nn.Module, heads: Sequence[int]) -> None:
+def cut_heads(attention: FoundAttention, model: nn.Module, heads: Sequence[int]) -> None:
     """Remove heads of an attention that `add_mixing` has seen, where `problem` finds none."""
     mixed = mixed_heads_of(attention.module)
     assert mixed is not None

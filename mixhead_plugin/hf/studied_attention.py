@@ -127,7 +127,7 @@ class StudiedAttention:
         return pruning.problem(self.sizes, parts, heads)
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
-        pruning.cut(self.attention, self.model, heads["mixed"])
+        pruning.cut_heads(self.attention, self.model, heads["mixed"])
 
 
 def attentions_of(model: PreTrainedModel) -> list[StudiedAttention]:

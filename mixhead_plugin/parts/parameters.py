@@ -159,13 +159,13 @@ def _does_nothing(part: nn.Module) -> bool:
     return True
 
 
-def cut(
+def entries_of_heads(
     tensor: Tensor,
     axes: Iterable[Axis],
     kept: Mapping[str, Sequence[int]],
     sizes: Mapping[str, int],
 ) -> Tensor:
-    """Return a tensor with only some heads, in the dimensions that go by heads.
+    """Return the entries of a tensor that belong to some heads.
 
     Args:
         tensor: a parameter or a buffer
