@@ -45,12 +45,8 @@ class AssemblyAttention(HookedAttention):
         return {"source": self.module.num_heads, "mixed": self.module.num_mixed_heads}
 
     def cut_problem(self, heads: Sequence[int]) -> str:
-        return self._problem(len(heads))
-
-    def _problem(self, going: int) -> str:
-        """Return why so many mixed heads cannot be cut off; empty if they can."""
         parts = self.module.variant.part_kinds()
-        return cutting_problem(parts, going, self.heads["mixed"]) or self._unknown_tensor()
+        return cutting_problem(parts, len(heads), self.heads["mixed"]) or self._unknown_tensor()
 
     def cut(self, heads: Mapping[str, Sequence[int]]) -> None:
         kept = kept_by(self, heads)
@@ -70,7 +66,8 @@ class AssemblyAttention(HookedAttention):
         Raise HeadsError where every head needs all heads, or where it is not known which entries of
         a tensor belong to which head.
         """
-        problem = self._problem(self.heads["mixed"] - len(kept.mixed))
+        gone = [head for head in range(self.heads["mixed"]) if head not in kept.mixed]
+        problem = self.cut_problem(gone)
         if problem:
             raise HeadsError(f"{self.name}: {problem}")
 
@@ -78,8 +75,7 @@ class AssemblyAttention(HookedAttention):
         sizes = {"head_dim": self.module.head_dim, "value_dim": self.module.value_dim}
         smaller = {}
         for name, tensor in self.module.state_dict().items():
-            kept_heads = entries_of_heads(tensor, axes[name], kept._asdict(), sizes)
-            smaller[name] = kept_heads.clone()
+            smaller[name] = entries_of_heads(tensor, axes[name], kept._asdict(), sizes).clone()
         return smaller
 
     def _axes(self) -> dict[str, tuple[Axis, ...]]:
