@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.heads import ablation, cutting, views
-from mixhead_plugin.heads import importance as weighing
 from mixhead_plugin.heads.attention import HeadsError, LayerHeads
 from mixhead_plugin.heads.choosing import choose
 from mixhead_plugin.heads.gates import evaluating
+from mixhead_plugin.heads.importance import importance_by_layer
 from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.mixing import add_mixing, unfit
 from mixhead_plugin.hf.refusals import (
@@ -77,7 +77,7 @@ def importance(
             single layers
     """
     layers = _silenced(model)
-    return weighing.importance_by_layer(model, layers, batches, loss)
+    return importance_by_layer(model, layers, batches, loss)
 
 
 def _silenced(model: PreTrainedModel) -> list[StudiedAttention]:

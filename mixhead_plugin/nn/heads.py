@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.heads import ablation, cutting, views
-from mixhead_plugin.heads import importance as weighing
 from mixhead_plugin.heads.attention import HeadsError, LayerHeads
 from mixhead_plugin.heads.gates import evaluating
+from mixhead_plugin.heads.importance import importance_by_layer
 from mixhead_plugin.nn.adapter import attentions_of
 from mixhead_plugin.nn.refusals import refuse_shared
 
@@ -66,7 +66,7 @@ def importance(
             single layers
     """
     layers = attentions_of(model)
-    return weighing.importance_by_layer(model, layers, batches, loss)
+    return importance_by_layer(model, layers, batches, loss)
 
 
 def attentions(model: nn.Module, inputs: Inputs) -> dict[int, LayerHeads]:
