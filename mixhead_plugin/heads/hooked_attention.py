@@ -44,7 +44,7 @@ class HookedAttention:
         return self.hooked.register_attention_hook(of_outputs)
 
     def view(self, see: Callable[[Heads], None]) -> RemovableHandle:
-        def seen(hooked: Any, inputs: AttentionInputs, outputs: Tensor) -> None:
+        def look(hooked: Any, inputs: AttentionInputs, outputs: Tensor) -> None:
             see(Heads(inputs.matrix(), partial(source_weights, inputs)))
 
-        return self.hooked.register_attention_hook(seen)
+        return self.hooked.register_attention_hook(look)

@@ -31,7 +31,9 @@ def watched(
         yield
 
 
-def seen(attentions: Sequence[Attention], call: Callable[[], object]) -> dict[int, LayerHeads]:
+def heads_in_call(
+    attentions: Sequence[Attention], call: Callable[[], object]
+) -> dict[int, LayerHeads]:
     """Return what the heads of every attention do, by layer.
 
     It is what they do when they are first used in a call of the model. The layer is the number of

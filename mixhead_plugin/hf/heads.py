@@ -120,7 +120,7 @@ def attentions(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[int, L
             # No other attention of transformers returns weights. Towers that are mixed stay mixed.
             stack.enter_context(_eager(model))
         stack.enter_context(evaluating(model))
-        return views.seen(layers, lambda: model(**arguments))
+        return views.heads_in_call(layers, lambda: model(**arguments))
 
 
 @contextlib.contextmanager

@@ -65,8 +65,8 @@ class CallSizes(NamedTuple):
     embed_dim: int | None
 
 
-class Seen(NamedTuple):
-    """What a run of the example showed."""
+class ExampleRun(NamedTuple):
+    """What one run of the example showed."""
 
     calling: dict[nn.Module, CallSizes]
     # modules that call another function that computes attention, with the name of the function
@@ -94,7 +94,7 @@ def first_argument(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return first if isinstance(first, Tensor) else None
 
 
-def run(model: nn.Module, example: Example) -> Seen:
+def run(model: nn.Module, example: Example) -> ExampleRun:
     """Return which modules call scaled_dot_product_attention in one run of the example.
 
     A call belongs to the innermost module that is running. The model is afterwards as before, also
@@ -130,7 +130,7 @@ def run(model: nn.Module, example: Example) -> Seen:
                 "the model"
             )
             raise ValueError(wrong_argument("example", example, wanted))
-    return Seen(watch.calling, watch.others)
+    return ExampleRun(watch.calling, watch.others)
 
 
 class Watch(TorchFunctionMode):

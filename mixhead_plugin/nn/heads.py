@@ -87,7 +87,7 @@ def attentions(model: nn.Module, inputs: Inputs) -> dict[int, LayerHeads]:
         wanted = "a tensor, a tuple of arguments, or a dict of keywords"
         raise HeadsError(wrong_argument("inputs", inputs, wanted))
     with evaluating(model):
-        return views.seen(layers, lambda: _call(model, inputs))
+        return views.heads_in_call(layers, lambda: _call(model, inputs))
 
 
 def prune(model: nn.Module, heads: Mapping[int | str, Iterable[int]]) -> nn.Module:

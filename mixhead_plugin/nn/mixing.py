@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from mixhead_plugin.nn import example as examples
 from mixhead_plugin.nn import mixed_class, multihead, sdpa
 from mixhead_plugin.nn.attention import MixedAttention
-from mixhead_plugin.nn.example import Example, Seen, same_random_numbers
+from mixhead_plugin.nn.example import Example, ExampleRun, same_random_numbers
 from mixhead_plugin.nn.left_out import warn_of_callers, warn_of_others
 from mixhead_plugin.nn.refusals import (
     check_calling,
@@ -115,9 +115,9 @@ def mix_as_asked(
     refuse_mixed(model)
     refuse_wrapped(model)
 
-    seen = Seen({}, {}) if example is None else examples.run(model, example)
+    example_run = ExampleRun({}, {}) if example is None else examples.run(model, example)
     # A `MixedAttention` that was built by hand may call the function, too, and stays.
-    calling = {m: sizes for m, sizes in seen.calling.items() if not isinstance(m, Assembly)}
+    calling = {m: sizes for m, sizes in example_run.calling.items() if not isinstance(m, Assembly)}
     of_torch = [
         module
         for module in model.modules()
@@ -137,7 +137,7 @@ def mix_as_asked(
         for module, sizes in calling.items():
             hosted[module] = sdpa.MixedSdpa(name_of(model, module), fields, sizes)
     carry_out(model, Plan(dict.fromkeys(of_torch, keywords), hosted))
-    warn_of_others(model, hosted, seen.others)
+    warn_of_others(model, hosted, example_run.others)
     if example is None:
         warn_of_callers(model)
 

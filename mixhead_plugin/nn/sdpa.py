@@ -48,24 +48,25 @@ class MixedSdpa(HostedAttention):
     Args:
         name: the name of the module in the model, for messages
         variant: what is asked for
-        seen: the sizes of the module's calls
+        call_sizes: the sizes of the module's calls
     """
 
-    def __init__(self, name: str, variant: Variant, seen: CallSizes):
-        variant = dataclasses.replace(variant, head_dim=seen.head_dim)
+    def __init__(self, name: str, variant: Variant, call_sizes: CallSizes):
+        variant = dataclasses.replace(variant, head_dim=call_sizes.head_dim)
         # The values may have another size than the queries. The variant that is kept does not tell
         # it, because a saved entry has it among the sizes of the calls.
-        with_values = dataclasses.replace(variant, value_head_dim=seen.value_dim)
-        # Where nothing reads the input, its size has no effect.
-        embed_dim = seen.heads * seen.head_dim if seen.embed_dim is None else seen.embed_dim
-        super().__init__(variant, with_values.sizes(seen.heads, embed_dim))
+        with_values = dataclasses.replace(variant, value_head_dim=call_sizes.value_dim)
+        embed_dim = call_sizes.embed_dim
+        if embed_dim is None:  # then nothing reads the input, so its size has no effect
+            embed_dim = call_sizes.heads * call_sizes.head_dim
+        super().__init__(variant, with_values.sizes(call_sizes.heads, embed_dim))
         self.name = name
-        self.seen = seen
+        self.call_sizes = call_sizes
         self.reads_input = reads_input(variant)
 
     def entry(self) -> dict[str, Any]:
         """Return what the metadata of a state dict tell of the module."""
-        return record.describe(self.variant, calls=record.CALLS_SDPA, **self.seen._asdict())
+        return record.describe(self.variant, calls=record.CALLS_SDPA, **self.call_sizes._asdict())
 
 
 def reads_input(variant: Variant) -> str:
@@ -264,23 +265,23 @@ class MixedCall(TorchFunctionMode):
     ) -> None:
         """Refuse inputs that the parts were not built for, and what torch refuses."""
         name = self.attention.name
-        seen = self.attention.seen
+        call_sizes = self.attention.call_sizes
         reader = self.attention.reads_input
         check_query(name, query)
         sizes = {"heads": query.size(1), "head_dim": query.size(3), "value_dim": value.size(3)}
         for what, size in sizes.items():
-            wanted = getattr(seen, what)
+            wanted = getattr(call_sizes, what)
             if size != wanted:
                 raise ValueError(
                     f"{name}: its {what} is {size}, must be {wanted}, as when it was mixed"
                 )
         for what, tensor in (("key", key), ("value", value)):
             heads = tensor.size(1)
-            if heads in (1, seen.heads) or (enable_gqa and seen.heads % heads == 0):
+            if heads in (1, call_sizes.heads) or (enable_gqa and call_sizes.heads % heads == 0):
                 continue
             raise ValueError(
-                f"{name}: its {what} has {heads} heads, must have {seen.heads}, or a divisor of it "
-                "with enable_gqa"
+                f"{name}: its {what} has {heads} heads, must have {call_sizes.heads}, or a divisor "
+                "of it with enable_gqa"
             )
         if attn_mask is not None and is_causal:
             raise RuntimeError(f"{name}: attn_mask must not be given with is_causal")

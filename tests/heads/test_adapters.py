@@ -14,7 +14,7 @@ from mixhead_plugin.heads.assembly_attention import AssemblyAttention
 from mixhead_plugin.heads.attention import HeadsError
 from mixhead_plugin.heads.choosing import Head, all_heads, choose
 from mixhead_plugin.heads.importance import importance
-from mixhead_plugin.heads.views import seen
+from mixhead_plugin.heads.views import heads_in_call
 from tests import attention_equations
 from tests.covering import each_once
 from tests.heads.models import DOORS, HEADS, build
@@ -155,7 +155,7 @@ def test_what_is_seen_are_the_weights_and_the_m_of_a_call(door, variant):
     if door == "transformers" and not variant:
         case.model.set_attn_implementation("eager")  # the others return no weights
     attentions = case.find(case.model)
-    found = seen(attentions, lambda: case.outputs(case.model))
+    found = heads_in_call(attentions, lambda: case.outputs(case.model))
     assert [heads.name for heads in found.values()] == [each.name for each in attentions]
     for heads, returned in zip(found.values(), case.weights(case.model), strict=True):
         assert heads.source.shape[:2] == (3, HEADS)
@@ -252,9 +252,9 @@ def test_what_is_seen_of_factors_is_their_matrix_and_a_source_head_leaves_every_
     def call():
         return module(query, key, key, need_weights=False, **masks)
 
-    torch.testing.assert_close(seen([attention], call)[0].mixing, whole)
+    torch.testing.assert_close(heads_in_call([attention], call)[0].mixing, whole)
     with without([attention], [Head("one", "source", 2)]):
-        left = seen([attention], call)[0].mixing
+        left = heads_in_call([attention], call)[0].mixing
     assert left[:, :, 2].count_nonzero() == 0
     kept = [0, 1, 3]
     torch.testing.assert_close(left[:, :, kept], whole[:, :, kept])
@@ -267,7 +267,7 @@ def test_weights_that_are_seen_are_exact_under_autocast():
     calls = []
     module.register_attention_hook(lambda module, inputs, outputs: calls.append(inputs))
     with torch.autocast("cpu", torch.bfloat16):
-        found = seen([attention], lambda: module(query, key, key, **masks))[0]
+        found = heads_in_call([attention], lambda: module(query, key, key, **masks))[0]
 
     (call,) = calls
     assert call.query.dtype == torch.bfloat16
@@ -282,7 +282,7 @@ def test_the_m_that_was_seen_stays_as_it_was_and_needs_no_gradient():
     module = attention_equations.build(mixing="position-independent")
     attention = AssemblyAttention("one", module)
     query, key, masks = attention_equations.inputs()
-    found = seen([attention], lambda: module(query, key, key, **masks))[0]
+    found = heads_in_call([attention], lambda: module(query, key, key, **masks))[0]
     before = module.head_mixing.weight.detach().clone()
     module.head_mixing.weight.data.zero_()  # as training changes it
     assert not found.mixing.requires_grad

@@ -33,7 +33,7 @@ def inputs(n_queries=NQ, n_keys=NK, **masks):
 )
 def test_rows_that_see_no_key_are_known(masks, seen):
     """A normalizer would give NaN where it is promised a key in every row."""
-    assert Plan(inputs(**masks)).masks.seen == seen
+    assert Plan(inputs(**masks)).masks.every_query_sees_a_key == seen
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
@@ -48,7 +48,7 @@ def test_the_future_is_in_no_block(as_tensor):
         (6, 6),
         (8, 8),
     }
-    assert plan.masks.seen
+    assert plan.masks.every_query_sees_a_key
 
 
 def test_padding_on_either_side_is_in_no_block():

@@ -198,7 +198,7 @@ class Steps:
             by_head.add_(by_key)
         self.plan.masks.add_to(by_head, block)
 
-        weights = self.normalizer.weights(scores, self.plan.masks.seen, weights)
+        weights = self.normalizer.weights(scores, self.plan.masks.every_query_sees_a_key, weights)
         return Scored(scores, weights, unmixed)
 
     def without_sink(self, weights: Tensor, part: AttentionInputs, name: str) -> Tensor:

@@ -20,7 +20,7 @@ class BlockMasks:
         learned: whether attn_mask needs a gradient, for its zeros as well
 
     Attributes:
-        seen: whether every query is known to see a key, so that no row of scores is hidden whole
+        every_query_sees_a_key: whether that is known, so that no row of scores is hidden whole
     """
 
     def __init__(self, inputs: AttentionInputs, learned: bool):
@@ -38,7 +38,7 @@ class BlockMasks:
         if self.padding is not None:  # as floats that are added: 0, and -inf where a key is hidden
             zeros = self.like.new_zeros(self.padding.shape)
             self.padding = zeros.masked_fill_(self.padding, -INF)
-        self.seen = self._every_query_sees_the_first_key()
+        self.every_query_sees_a_key = self._every_query_sees_the_first_key()
 
     def _every_query_sees_the_first_key(self) -> bool:
         """Return whether every query is known to see the first key.
