@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import wrong_argument
+from mixhead_plugin.nn.attention_checks import (
+    ShapeError,
+    check_dims,
+    check_keys_and_values,
+    check_masks,
+    check_nested,
+    check_query,
+)
 from mixhead_plugin.ops.masks import as_added_mask, hide_lowest
 from mixhead_plugin.parts import Assembly, Variant, check_keywords, record
-
-
-class ShapeError(ValueError, AssertionError, RuntimeError):
-    """Say which shape or type was expected.
-
-    torch's module raises one of the last two, this project the first.
-    """
 
 
 class _NotTorchs:
@@ -223,14 +224,18 @@ class MixedAttention(Assembly):
                 averaged
         """
         if query.is_nested:
-            given = {
+            must_be_none = {
                 "key_padding_mask": key_padding_mask,
                 "attn_mask": attn_mask,
                 "cache": cache,
             }
-            self._check_nested(query, key, value, need_weights, given)
+            check_nested(query, key, value, need_weights, self.batch_first, must_be_none)
             return self._of_nested(query, is_causal), None
-        self._check_shapes(query, key, value, key_padding_mask, attn_mask)
+
+        check_dims(query, key_padding_mask, attn_mask)
+        check_query(query, self.embed_dim)
+        if key is not None and value is not None:
+            check_keys_and_values(query, key, value, self.kdim, self.vdim, self.batch_first)
         unbatched = query.dim() == 2
         x = self._to_batch_first(query)  # [B, Nq, embed_dim]
         key = None if key is None else self._to_batch_first(key)
@@ -239,7 +244,10 @@ class MixedAttention(Assembly):
             key_padding_mask = key_padding_mask[None]  # [1, Nk]
 
         q = self._by_head("q_proj", self.queries(x), self.num_heads, self.head_dim)  # [B, H, Nq, D]
-        self._check_masks(q, key, key_padding_mask, attn_mask, cache)
+        n_keys = cache["key"].size(2) if cache else 0
+        if key is not None:
+            n_keys = n_keys + key.size(1)
+        check_masks(q, n_keys, key_padding_mask, attn_mask)
         k, v = self._keys_and_values(key, value, cache)
         if cache is not None:
             # Autocast may have been on for earlier calls and be off now, or the other way round.
@@ -317,27 +325,6 @@ class MixedAttention(Assembly):
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _check_nested(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        need_weights: bool,
-        given: dict[str, Any],
-    ) -> None:
-        """Raise ShapeError if a call with a nested query asks for what it cannot have.
-
-        Args:
-            given: the arguments that must be None
-        """
-        if query is not key or query is not value or need_weights or not self.batch_first:
-            raise ShapeError(
-                "nested query: must be key and value, too, with batch_first and need_weights=False"
-            )
-        for name, argument in given.items():
-            if argument is not None:
-                raise ShapeError(f"{name}: must be None with a nested query")
-
     def _of_nested(self, query: Tensor, is_causal: bool) -> Tensor:
         """Attend within each row of a nested tensor."""
         lengths = torch.tensor([row.size(0) for row in query.unbind()], device=query.device)
@@ -353,91 +340,6 @@ class MixedAttention(Assembly):
         )
         rows = [row[:length] for row, length in zip(out, lengths.tolist())]
         return torch.nested.as_nested_tensor(rows, layout=query.layout)
-
-    def _check_shapes(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        padding: Tensor | None,
-        mask: Tensor | None,
-    ) -> None:
-        """Raise ShapeError in the words of `nn.MultiheadAttention`."""
-        dims = query.dim()
-        if dims not in (2, 3):
-            raise ShapeError(
-                f"query should be unbatched 2D or batched 3D tensor but received {dims}-D query "
-                "tensor"
-            )
-        kind = "batched" if dims == 3 else "unbatched"
-        expected = f"For {kind} ({dims}-D) `query`, expected"
-        if padding is not None and padding.dim() != dims - 1:
-            raise ShapeError(
-                f"{expected} `key_padding_mask` to be `None` or {dims - 1}-D but found "
-                f"{padding.dim()}-D tensor instead"
-            )
-        if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
-            raise ShapeError("only bool and floating types of attn_mask are supported")
-        if mask is not None and mask.dim() not in (2, 3):
-            raise ShapeError(
-                f"{expected} `attn_mask` to be `None`, 2-D or 3-D but found {mask.dim()}-D tensor "
-                "instead"
-            )
-        if query.size(-1) != self.embed_dim:
-            raise ShapeError(
-                f"was expecting embedding dimension of {self.embed_dim}, but got {query.size(-1)}"
-            )
-        if key is None or value is None:
-            return
-        if key.dim() != dims or value.dim() != dims:
-            raise ShapeError(
-                f"{expected} `key` and `value` to be {dims}-D but found {key.dim()}-D and "
-                f"{value.dim()}-D tensors respectively"
-            )
-
-        batch = 1
-        batch_of_keys = 1
-        if dims == 3:
-            batch_dim = 0 if self.batch_first else 1
-            batch = query.size(batch_dim)
-            batch_of_keys = key.size(batch_dim)
-        if key.size(-1) != self.kdim:
-            raise ShapeError(f"key shape {key.shape}: its last size must be kdim {self.kdim}")
-        if value.size(-1) != self.vdim:
-            raise ShapeError(f"value shape {value.shape}: its last size must be vdim {self.vdim}")
-        if key.shape[:-1] != value.shape[:-1]:
-            raise ShapeError(
-                f"key shape {key.shape} and value shape {value.shape}: must have as many positions "
-                "and sentences"
-            )
-        if batch_of_keys != batch:
-            raise ShapeError(
-                f"key shape {key.shape}: must have as many sentences as the query, {batch}"
-            )
-
-    def _check_masks(
-        self,
-        q: Tensor,
-        key: Tensor | None,
-        padding: Tensor | None,
-        mask: Tensor | None,
-        cache: dict[str, Tensor] | None,
-    ) -> None:
-        """Raise ShapeError if a mask has not the keys of the cache and of the call."""
-        batch, heads, n_queries, _ = q.shape
-        n_keys = cache["key"].size(2) if cache else 0
-        if key is not None:
-            n_keys = n_keys + key.size(1)
-        if mask is not None:
-            wanted: tuple[int, ...] = n_queries, n_keys
-            if mask.dim() == 3:
-                wanted = batch * heads, n_queries, n_keys
-            if mask.shape != wanted:
-                raise ShapeError(f"Expected `attn_mask` shape to be {wanted} but got {mask.shape}")
-        if padding is not None and padding.shape != (batch, n_keys):
-            raise ShapeError(
-                f"Expected `key_padding_mask` shape to be {(batch, n_keys)} but got {padding.shape}"
-            )
 
     def _keys_and_values(
         self, key: Tensor | None, value: Tensor | None, cache: dict[str, Tensor] | None
