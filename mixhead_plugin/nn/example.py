@@ -9,6 +9,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -164,6 +165,7 @@ class Watch(TorchFunctionMode):
             )
         call = self.running[-1]
         name = self.names[call.module]
+        _refuse_hidden_module(name, call.module)
 
         call.attended += 1
         if call.attended > 1:
@@ -184,6 +186,25 @@ class Watch(TorchFunctionMode):
             )
         if sizes.embed_dim is None:
             self.calling[call.module] = sizes
+
+
+def _refuse_hidden_module(name: str, module: nn.Module) -> None:
+    """Refuse a call by a module that the model holds, but does not know as a part of itself.
+
+    Args:
+        name: the name of the innermost running module that the model knows
+        module: this module
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
+        frame = frame.f_back
+    if frame is None or frame.f_locals["self"] is module:
+        return
+    inner = type(frame.f_locals["self"]).__name__
+    raise ValueError(
+        f"{name}: {inner} inside of it calls scaled_dot_product_attention, and is no submodule of "
+        "the model; must be one, as in an nn.ModuleList"
+    )
 
 
 def _other_attention(func: Any) -> str:

@@ -36,8 +36,10 @@ class CallsSdpa(nn.Module):
     ) -> None:
         """Let a checkpoint of the plain module start the mixing anew; refuse another variant's.
 
-        By `strict=False` the mixing stays.
+        By `strict=False` the mixing stays. Also an instance that is not mixed is of this class if a
+        program has made it by type(other)(); it refuses a checkpoint of a mixed module.
         """
+        errors: list[str] = settings[-1]
         if is_mixed(self):
             own = [name for name in self.state_dict() if name.partition(".")[0] not in PARTS]
             is_whole = all(f"{prefix}{name}" in state_dict for name in own)
@@ -45,9 +47,12 @@ class CallsSdpa(nn.Module):
                 # No tensor tells that the module was saved, but torch gives each one an entry.
                 is_whole = "version" in local_metadata
             entry = self.__dict__[ATTRIBUTE].entry()
-            record.compare(self, entry, prefix, local_metadata, errors=settings[-1])
+            record.compare(self, entry, prefix, local_metadata, errors)
             if is_whole:
                 record.add_missing_parts(self, state_dict, prefix)
+        elif record.METADATA_KEY in local_metadata:
+            name = prefix[:-1] or type(self).__name__
+            errors.append(f"{name} is mixed in the state dict, must be mixed here, too.")
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *settings)
 
     def __prepare_scriptable__(self) -> Any:

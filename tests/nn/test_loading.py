@@ -169,6 +169,15 @@ def test_a_state_dict_of_another_variant_is_refused():
         assert told in str(refused.value)
 
 
+def test_a_new_instance_of_a_mixed_class_refuses_what_was_mixed():
+    """A program makes it by type(layer)(). No tensor tells that the state is of l2."""
+    mixed = mix(Attention().double(), normalizer="l2", example=(inputs(3),))
+    new = type(mixed)()
+    with pytest.raises(RuntimeError, match="Attention is mixed in the state dict, must be mixed"):
+        new.load_state_dict(mixed.state_dict())
+    new.load_state_dict(Attention().state_dict())
+
+
 def test_the_arguments_of_mix_may_be_given_beside_the_metadata():
     variant = {"head_mixing": "position-wise", "mixing_start": "random", "causal": True}
     model = mix(nn.ModuleList([nn.MultiheadAttention(C, H)]), **variant)

@@ -301,6 +301,17 @@ class Waiting(Attention):
         return super().attend(*tensors)
 
 
+class Hiding(nn.Module):
+    """Keeps its attention where torch does not look for submodules."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = [Attention()]
+
+    def forward(self, x):
+        return self.kept[0].to(x.dtype)(x)
+
+
 def taken():
     model = Attention()
     model.head_mixing = None
@@ -341,6 +352,12 @@ REFUSED = {
         Attention,
         {**ONE, "example": lambda model: F.scaled_dot_product_attention(*HEADS)},
         f"example: calls {SDPA} outside of the model; each call must be inside one of its modules",
+    ),
+    "a module that the model does not know": (
+        lambda: nn.Sequential(Hiding()),
+        ONE,
+        f"0: Attention inside of it calls {SDPA}, and is no submodule of the model; must be one, "
+        "as in an nn.ModuleList",
     ),
     "two calls in one module": (
         lambda: Model(Twice),
