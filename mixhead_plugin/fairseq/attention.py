@@ -20,6 +20,7 @@ from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.reference import masked_scores
 from mixhead_plugin.parts import MIXINGS, Assembly, Variant
+from mixhead_plugin.parts.variant import whole_number
 
 
 class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
@@ -113,9 +114,13 @@ class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
         if add_zero_attn:
             refuse_relative(variant, " with add_zero_attn, a key without a position")
 
+        # The arguments may be numbers of NumPy. Those of `sizes` are Python's, as the record in a
+        # checkpoint needs them: `torch.load` refuses others.
+        embed_dim = sizes.embed_dim
+        num_heads = sizes.num_heads
         self.embed_dim = embed_dim
-        self.kdim = kdim if kdim is not None else embed_dim
-        self.vdim = vdim if vdim is not None else embed_dim
+        self.kdim = embed_dim if kdim is None else whole_number("kdim", kdim, least=1)
+        self.vdim = embed_dim if vdim is None else whole_number("vdim", vdim, least=1)
         self.num_heads = num_heads
         self.num_mixed_heads = sizes.mixed_heads
         self.head_dim = sizes.head_dim

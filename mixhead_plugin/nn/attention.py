@@ -20,6 +20,7 @@ from mixhead_plugin.nn.attention_checks import (
 )
 from mixhead_plugin.ops.masks import as_added_mask, hide_lowest
 from mixhead_plugin.parts import Assembly, Variant, check_keywords, record
+from mixhead_plugin.parts.variant import whole_number
 
 
 class _NotTorchs:
@@ -99,6 +100,10 @@ class MixedAttention(Assembly):
         variant = Variant.of(keywords)
         sizes = variant.sizes(num_heads, embed_dim, causal=causal)
 
+        # The arguments may be numbers of NumPy. Those of `sizes` are Python's, as the metadata of a
+        # state dict need them: `torch.load` refuses others.
+        embed_dim = sizes.embed_dim
+        num_heads = sizes.num_heads
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.num_mixed_heads = sizes.mixed_heads
@@ -107,9 +112,9 @@ class MixedAttention(Assembly):
         self.value_dim = sizes.value_dim  # of a mixed head
         self.dropout = dropout
         self.batch_first = batch_first
-        self.kdim = embed_dim if kdim is None else kdim
-        self.vdim = embed_dim if vdim is None else vdim
-        self.causal = causal
+        self.kdim = embed_dim if kdim is None else whole_number("kdim", kdim, least=1)
+        self.vdim = embed_dim if vdim is None else whole_number("vdim", vdim, least=1)
+        self.causal = sizes.causal
         self.impl = variant.impl
 
         inner_dim = num_heads * sizes.head_dim

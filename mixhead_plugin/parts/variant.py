@@ -208,6 +208,9 @@ class Variant:
     ) -> AttentionSizes:
         """Return the sizes of an attention of this variant.
 
+        Numbers of NumPy become Python's. A module takes its own from here, because some go into the
+        metadata of its state dict, where `torch.load` refuses those of NumPy.
+
         Args:
             num_heads: H, the source heads
             embed_dim: C, the size of the attention's query input
@@ -220,8 +223,9 @@ class Variant:
         Raises:
             PartError: a number that is too small, or that does not fit another one or the mixing
         """
-        num_heads = _whole_number("num_heads", num_heads, least=1)
-        embed_dim = _whole_number("embed_dim", embed_dim, least=1)
+        num_heads = whole_number("num_heads", num_heads, least=1)
+        embed_dim = whole_number("embed_dim", embed_dim, least=1)
+        key_heads = whole_number("key_heads", key_heads, least=0)
         if key_heads > 0 and num_heads % key_heads != 0:
             raise PartError.of("key_heads", key_heads, f"must divide num_heads {num_heads}")
 
@@ -241,6 +245,7 @@ class Variant:
         usual = num_heads // mixing.heads_per_mixed
         if mixed_heads is None:
             mixed_heads = usual
+        mixed_heads = whole_number("num_mixed_heads", mixed_heads, least=1)
         # Only a mixing whose matrix may lose columns has another number of mixed heads.
         if mixed_heads != usual and mixing.build is None:
             problem = f"must be {usual} without head mixing"
@@ -255,7 +260,7 @@ class Variant:
             mixed_heads=mixed_heads,
             value_dim=self.value_size(head_dim) * mixing.heads_per_mixed,
             embed_dim=embed_dim,
-            causal=causal,
+            causal=bool(causal),
             key_heads=key_heads,
         )
 
@@ -304,10 +309,10 @@ def _checked(name: str, option: Option, value: Any) -> Any:
         return choices[choices.index(value)]
     if value is None and option.default is None:
         return None
-    return _whole_number(name, value, option.least)
+    return whole_number(name, value, option.least)
 
 
-def _whole_number(name: str, value: Any, least: int) -> int:
+def whole_number(name: str, value: Any, least: int) -> int:
     """Return a number as an int of Python; refuse another value, or one that is too small."""
     # YAML's `true` is a whole number to Python.
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)

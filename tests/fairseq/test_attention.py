@@ -6,11 +6,13 @@ That is projections, caches, kinds of masks, beams, constant keys and TorchScrip
 import copy
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.models.synthesizer.attention import SynthesizerAttention
 from mixhead_plugin.ops import IMPLEMENTATIONS, api
 from mixhead_plugin.parts import Variant, mixing_parameters
 from tests.attention_equations import (
@@ -463,6 +465,31 @@ def test_what_cannot_work_is_refused(message):
     with pytest.raises(ValueError) as error:
         MixheadAttention(E, **{"num_heads": H, **REFUSED[message]})
     assert str(error.value) == message
+
+
+NUMBERS_OF_NUMPY = {
+    "mixed heads": (
+        MixheadAttention,
+        {"head_mixing": "position-wise", "num_mixed_heads": np.int64(3)},
+    ),
+    "a synthesizer": (
+        SynthesizerAttention,
+        {
+            "synthesizer": "factorized-random",
+            "max_length": np.int64(9),
+            "rank_or_factor": np.int64(2),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS_OF_NUMPY)
+def test_a_module_that_was_built_with_numbers_of_numpy_can_be_saved_and_read(case, tmp_path):
+    module_class, numbers = NUMBERS_OF_NUMPY[case]
+    module = module_class(np.int64(E), np.int64(H), head_dim=np.int64(4), **numbers)
+    torch.save(module.state_dict(), tmp_path / "state.pt")
+    read = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert read._metadata == module.state_dict()._metadata
 
 
 def test_quantisation_noise_reaches_the_projections():

@@ -6,6 +6,7 @@ With every variant it is fairseq's module of the plugin.
 import copy
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -278,6 +279,16 @@ def test_a_projection_to_fewer_features_is_refused(name):
         f"{name}: gives {half} features, must give {E}, as when it was built; heads that are split "
         "between processes cannot be mixed"
     )
+
+
+def test_a_module_that_was_built_with_numbers_of_numpy_can_be_saved_and_loaded(tmp_path):
+    numbers = {"embed_dim": np.int64(E), "num_heads": np.int64(H), "kdim": np.int64(3)}
+    saved = MixedAttention(**numbers, causal=np.bool_(True), head_mixing="position-wise")
+    torch.save(saved.state_dict(), tmp_path / "state.pt")
+    loaded = MixedAttention(E, H, kdim=3, causal=True, head_mixing="position-wise")
+    loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    kinds = {type(getattr(saved, name)) for name in ("embed_dim", "num_heads", "kdim", "vdim")}
+    assert kinds == {int}
 
 
 def test_a_checkpoint_with_a_part_of_a_mixing_is_refused():

@@ -112,6 +112,19 @@ def test_sizes_are_derived_from_what_is_asked_for():
     assert (pruned.num_heads, pruned.mixed_heads, pruned.value_dim) == (4, 3, 4)
 
 
+def test_sizes_of_numpy_become_pythons():
+    sizes = Variant(head_mixing="position-wise", head_dim=np.int64(4)).sizes(
+        np.int64(4),
+        np.int32(16),
+        causal=np.bool_(True),
+        mixed_heads=np.int64(3),
+        key_heads=np.int8(2),
+    )
+    kinds = {name: type(value) for name, value in sizes._asdict().items()}
+    assert kinds.pop("causal") is bool
+    assert set(kinds.values()) == {int}
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_field_is_a_flag_with_the_same_default(name):
     option = OPTIONS[name]

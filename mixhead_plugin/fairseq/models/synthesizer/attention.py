@@ -20,6 +20,7 @@ from mixhead_plugin.fairseq.record import OWN_FLAGS, OwnFlag
 from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.precision import upcast
+from mixhead_plugin.parts.variant import whole_number
 
 
 class SyntheticScores(NamedTuple):
@@ -269,13 +270,13 @@ class SynthesizerAttention(MixheadAttention):
         if not (row.reads_query or mixing_reads_query):
             self.q_proj = None
         self.synthesizer_name = synthesizer
-        self.max_length = max_length
+        self.max_length = whole_number("max_length", max_length, least=1)
         self.scaling = 1.0
         if rank_or_factor is None:
-            rank_or_factor = row.default_size(max_length)
-        self.rank_or_factor = rank_or_factor
+            rank_or_factor = row.default_size(self.max_length)
+        self.rank_or_factor = whole_number("rank_or_factor", rank_or_factor, least=0)
         self.synthesizer = row.build(
-            SynthesizerSizes(num_heads, self.head_dim, max_length, rank_or_factor)
+            SynthesizerSizes(self.num_heads, self.head_dim, self.max_length, self.rank_or_factor)
         )
         for module in self.synthesizer.modules():
             if isinstance(module, nn.Linear):
