@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="has the checkpoints; SAVE of evaluate.sh")
     parser.add_argument("number", help="how many; AVERAGE of evaluate.sh")
     args = parser.parse_args()
-    if not args.number.isdigit() or int(args.number) < 1:
+    if not args.number.isdecimal() or int(args.number) < 1:
         fail(f"AVERAGE={args.number}: must be a number of checkpoints, at least 1")
     if not args.folder.is_dir():
         fail(f"SAVE={args.folder}: no such folder")

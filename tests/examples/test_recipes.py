@@ -11,6 +11,7 @@ from dataclasses import fields
 import pytest
 import sweep
 import torch
+from common import average as averaging
 from common.average import average, last_checkpoints
 from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.distributed import utils as distributed_utils
@@ -329,3 +330,13 @@ def test_the_average_of_the_last_checkpoints(tmp_path, capsys):
         with pytest.raises(SystemExit):
             average(paths[1:], tmp_path / "bad.pt")
         assert reason in capsys.readouterr().err and not (tmp_path / "bad.pt").exists()
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two", "2.0", "²", ""])
+def test_what_is_no_number_of_checkpoints_is_refused(number, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["average", str(tmp_path), "--", number])
+    with pytest.raises(SystemExit):
+        averaging.main()
+    assert capsys.readouterr().err == (
+        f"average: error: AVERAGE={number}: must be a number of checkpoints, at least 1\n"
+    )
