@@ -69,10 +69,6 @@ _NAMES = {
 # A repair may define other VERSIONS.
 VERSIONS = "fairseq 0.12.2 and its main branch (fairseq-fixed 0.12.3.1, ve-fairseq 0.12.3)"
 
-# What stands in `fairseq/hooks.py` now was in the group `required`. A script may still choose it:
-# these words are accepted, and mean the group.
-_NOW_HOOKS = ("learning_rate", "before_training", "printed_alignments")
-
 
 class Repair(NamedTuple):
     """A fault of fairseq and its repair."""
@@ -163,7 +159,7 @@ def chosen() -> list[str]:
 def _refuse_unknown(word: str, name: str) -> None:
     """Refuse a word of MIXHEAD_REPAIRS, which is `name` with or without a minus."""
     known = ["all", *GROUPS, *REPAIRS]
-    if name not in known and name not in _NOW_HOOKS:
+    if name not in known:
         raise OptionError(
             f"MIXHEAD_REPAIRS {word!r}: must be one or several of {', '.join(known)}; "
             "a minus in front leaves one out"
@@ -174,7 +170,7 @@ def _is_required(name: str) -> bool:
     """Return True if a word of MIXHEAD_REPAIRS names what is always chosen."""
     if name in REPAIRS:
         return REPAIRS[name].group == "required"
-    return name == "required" or name in _NOW_HOOKS
+    return name == "required"
 
 
 def table() -> str:

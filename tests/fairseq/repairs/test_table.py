@@ -52,9 +52,6 @@ CHOSEN = {
     "-save_dir": set(REPAIRS) - {"save_dir"},
     "all, -save_dir, -trap": set(REPAIRS) - {"save_dir"} - TRAPS,
     "trap, -restore_file": REQUIRED | TRAPS - {"restore_file"},
-    # names of repairs that are hooks now
-    "learning_rate": REQUIRED,
-    "before_training,printed_alignments,save_dir": REQUIRED | {"save_dir"},
 }
 
 
@@ -73,7 +70,8 @@ def test_a_list_of_names_and_groups_chooses(words, monkeypatch):
         "-savedir",
         "-required",
         "-safe_globals",
-        "-learning_rate",
+        # a hook of the plugin, which is always on
+        "printed_alignments",
     ],
 )
 def test_an_unknown_name_is_refused(words, monkeypatch):
