@@ -19,7 +19,7 @@ from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.reference import masked_scores
-from mixhead_plugin.parts import MIXINGS, Assembly, Variant
+from mixhead_plugin.parts import MIXINGS, OPTIONS, Assembly, Variant
 from mixhead_plugin.parts.variant import whole_number
 
 
@@ -174,8 +174,8 @@ class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
         record: dict[str, Any] = {"attention_normalizer": self.variant.normalizer}
         for name, row in self.variant.part_kinds().items():
             record[name] = getattr(self.variant, name)
-            for field in ("mixed_features", "mixing_rank"):
-                if field in row.options:
+            for field in row.options:
+                if OPTIONS[field].in_record:
                     record[field] = getattr(self.variant, field)
         record["attention_heads"] = self.num_heads
         record["head_dim"] = self.head_dim

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.layouts import MIXHEAD, FoundAttention, is_inside
-from mixhead_plugin.parts import Variant
+from mixhead_plugin.parts import OPTIONS, Variant
 
 # of the entry that names the classes of the attentions that are mixed
 ATTENTIONS = "mixhead_attentions"
@@ -44,8 +44,6 @@ OLDER_ATTENTIONS = {
     "XLMRobertaCrossAttention",
     "XLMRobertaSelfAttention",
 }
-# The fields of a variant that its config does not keep: `impl` belongs to the machine.
-NOT_SAVED = ("impl", "head_dim", "value_head_dim", "relative_gain")
 # The attribute of a mixed module that names the attention of transformers that it had before.
 FORMER = "mixhead_former_attention"
 # Entries of config.json with a value that transformers does not know. So `from_pretrained`, which
@@ -60,9 +58,14 @@ REFUSED = {
 
 
 def saved_fields(variant: Variant) -> dict[str, Any]:
-    """Return what config.json keeps of a variant; `Variant.of` reads it."""
+    """Return what config.json keeps of a variant; `Variant.of` reads it.
+
+    It lacks `impl`, which belongs to the machine, and what the model has by itself, such as its
+    head size: `mix` refuses other values of these.
+    """
     fields = dataclasses.asdict(variant)
-    return {name: value for name, value in fields.items() if name not in NOT_SAVED}
+    del fields["impl"]
+    return {name: value for name, value in fields.items() if not OPTIONS[name].of_projections}
 
 
 def give_configs(model: nn.Module, attentions: Sequence[FoundAttention], variant: Variant) -> None:
