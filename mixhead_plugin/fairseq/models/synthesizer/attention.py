@@ -263,6 +263,9 @@ class SynthesizerAttention(MixheadAttention):
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
         refuse_relative_position(self.variant, ", the scores are absolute")
         row = SYNTHESIZERS[synthesizer]
+
+        # Only now, when all four projections have been drawn: so the same seed gives those that
+        # stay the numbers that it gives them in any other attention.
         del self.k_proj
         mixing_reads_query = any(
             part.reads == "query" for part in self.variant.part_kinds().values()
