@@ -85,17 +85,17 @@ def results(
         inputs: the inputs of its call
         d_out: the gradient of its output
     """
-    given = {}
-    for name, tensor in inputs.given().items():
-        given[name] = tensor.detach().requires_grad_()
-    out = attend(inputs.with_tensors(given))
-    gradients = torch.autograd.grad(out, list(given.values()), d_out)
-    return {"output": out.detach(), **dict(zip(given, gradients))}
+    leaves = {}
+    for name, tensor in inputs.operands().items():
+        leaves[name] = tensor.detach().requires_grad_()
+    out = attend(inputs.with_tensors(leaves))
+    gradients = torch.autograd.grad(out, list(leaves.values()), d_out)
+    return {"output": out.detach(), **dict(zip(leaves, gradients))}
 
 
 def in_float64(inputs: AttentionInputs) -> AttentionInputs:
     """Return the same call in float64."""
-    exact = {name: tensor.double() for name, tensor in inputs.given().items()}
+    exact = {name: tensor.double() for name, tensor in inputs.operands().items()}
     return inputs.with_tensors(exact)
 
 

@@ -243,11 +243,11 @@ def check(inputs: AttentionInputs, impl: str) -> None:
         ValueError, TypeError: as `attention`
     """
     _check_options(inputs, impl)
-    given = inputs.given()
-    _check_tensors(inputs, given)
-    _check_dimensions(given)
-    _check_dtypes(inputs, given)
-    _check_shapes(inputs, given)
+    operands = inputs.operands()
+    _check_tensors(inputs)
+    _check_dimensions(operands)
+    _check_dtypes(inputs, operands)
+    _check_shapes(inputs, operands)
     _check_attn_mask(inputs)
     _check_padding_mask(inputs)
 
@@ -273,20 +273,10 @@ def _check_options(inputs: AttentionInputs, impl: str) -> None:
         raise ValueError("mixing: must be M or its factors, not both; with_mixing() sets one")
 
 
-def _check_tensors(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
-    """Refuse what is no dense tensor on the device of the query.
-
-    Args:
-        inputs: the inputs of the call
-        given: its tensors by name, without masks
-    """
-    tensors = dict(given)
-    if inputs.attn_mask is not None:
-        tensors["attn_mask"] = inputs.attn_mask
-    if inputs.key_padding_mask is not None:
-        tensors["key_padding_mask"] = inputs.key_padding_mask
+def _check_tensors(inputs: AttentionInputs) -> None:
+    """Refuse what is no dense tensor on the device of the query."""
     device = inputs.query.device
-    for name, tensor in tensors.items():
+    for name, tensor in inputs.tensors().items():
         if tensor.is_nested:
             wanted = "must be padded, with key_padding_mask for what is no key"
             raise TypeError(f"{_shown(name)} is a nested tensor: {wanted}")
@@ -298,17 +288,17 @@ def _check_tensors(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
             )
 
 
-def _check_dimensions(given: dict[str, Tensor]) -> None:
+def _check_dimensions(operands: dict[str, Tensor]) -> None:
     """Refuse a query, key or value that has not four dimensions."""
     for name in ("query", "key", "value"):
-        shape = given[name].shape
+        shape = operands[name].shape
         if len(shape) != 4:
             raise ValueError(f"{name} {list(shape)}: must be [batch, heads, positions, head size]")
 
 
-def _check_dtypes(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
+def _check_dtypes(inputs: AttentionInputs, operands: dict[str, Tensor]) -> None:
     """Refuse dtypes that no implementation computes with, and ones that differ from the query's."""
-    for name, tensor in given.items():
+    for name, tensor in operands.items():
         if tensor.dtype not in FLOATS:
             raise TypeError(f"{_shown(name)} is {tensor.dtype}: must be {FLOATS_IN_WORDS}")
         if name in AS_THE_QUERY and tensor.dtype != inputs.query.dtype:
@@ -317,7 +307,7 @@ def _check_dtypes(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
             )
 
 
-def _check_shapes(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
+def _check_shapes(inputs: AttentionInputs, operands: dict[str, Tensor]) -> None:
     """Refuse shapes that are none of those in DIMENSIONS for the sizes of query, key and value."""
     batch, heads, n_queries, head_dim = inputs.query.shape
     n_keys = inputs.key.shape[2]
@@ -335,7 +325,7 @@ def _check_shapes(inputs: AttentionInputs, given: dict[str, Tensor]) -> None:
         sizes["R"] = inputs.relative_query.shape[-1:].numel()  # 1 where there is no dimension
     if inputs.mixing_left is not None:
         sizes["rank"] = inputs.mixing_left.shape[-1:].numel()  # likewise
-    for name, tensor in given.items():
+    for name, tensor in operands.items():
         allowed = []
         for dims in DIMENSIONS[name]:
             shape = [sizes[dim] for dim in dims]

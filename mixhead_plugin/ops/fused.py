@@ -26,7 +26,7 @@ def serves(inputs: AttentionInputs) -> bool:
     key = inputs.key
     value = inputs.value
     mask = inputs.attn_mask
-    if inputs.normalizer != "softmax" or inputs.given().keys() != {"query", "key", "value"}:
+    if inputs.normalizer != "softmax" or inputs.operands().keys() != {"query", "key", "value"}:
         return False
     if inputs.dropout_p == 1:
         # Nothing is left, and some kernels of torch divide by 1 - p, or refuse it.

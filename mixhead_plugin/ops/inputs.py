@@ -1,5 +1,6 @@
 """One record carries the inputs of an attention call to every implementation."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -38,9 +39,17 @@ class AttentionInputs(NamedTuple):
     dropout_p: float = 0.0
     scale: float = 1.0  # of query . key
 
-    def given(self) -> dict[str, Tensor]:
+    def operands(self) -> dict[str, Tensor]:
         """Return by name the tensors that are not None, without masks and seed."""
-        tensors = {name: getattr(self, name) for name in DIMENSIONS}
+        return self._of_names(DIMENSIONS)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return by name the tensors that are not None, with masks, without seed."""
+        return self._of_names((*DIMENSIONS, "attn_mask", "key_padding_mask"))
+
+    def _of_names(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the tensors of some fields by name; those that are None are left out."""
+        tensors = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def mixes(self) -> bool:
@@ -81,8 +90,8 @@ def _shapes(*texts: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(text.split()) for text in texts)
 
 
-# The dimensions of every tensor that `given` returns; several where it may have several shapes. P
-# is the number of distances, Nq + Nk - 1. Checks of shapes and blocks of queries follow from this
+# The dimensions of every tensor that `operands` returns; several where it may have several shapes.
+# P is the number of distances, Nq + Nk - 1. Checks of shapes and blocks of queries follow from this
 # table.
 DIMENSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     "query": _shapes("B H Nq D"),

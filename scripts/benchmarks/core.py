@@ -125,7 +125,9 @@ class Inputs:
         call = self.call(core, dropout_p)
         # Without gradients in the inputs, too: FlexAttention asks them, and has no backward pass on
         # a CPU.
-        call = call.with_tensors({name: tensor.detach() for name, tensor in call.given().items()})
+        call = call.with_tensors(
+            {name: tensor.detach() for name, tensor in call.operands().items()}
+        )
         with torch.no_grad():
             return self.attend(core, call)
 
@@ -158,7 +160,9 @@ class Inputs:
             return {name: t[chosen] if t.dim() == 4 else t for name, t in tensors.items()}
 
         kept = torch.ones(1, device=d_output.device)
-        draw = compare(call.with_tensors(some(call.given())), d_output[chosen], kept, some(found))
+        draw = compare(
+            call.with_tensors(some(call.operands())), d_output[chosen], kept, some(found)
+        )
         # torch's own attention rounds more often than the formula
         return fault_in([draw], most=2.0)
 

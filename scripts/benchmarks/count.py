@@ -93,7 +93,7 @@ def passes(
         for name in flash_attention.PASSES:
             tiles.append(tuning.tiles_for(f"flash_{name}_kernel", heads, size, 2)[0])
         results = flash_attention.run(*inputs[:3], d_out, inputs.scale, tiles, start)
-        named = dict(zip(("output", *inputs.given()), results))
+        named = dict(zip(("output", *inputs.operands()), results))
     else:
         call = operators.Call(inputs, place, poison=True)
         out, statistics = call.forward()

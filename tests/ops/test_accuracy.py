@@ -22,7 +22,7 @@ def formula(call):
 
 def by_tiles(call):
     """Round the weights alone and add up tiles of keys in float32, as the kernels do."""
-    wide = call._replace(**{name: tensor.float() for name, tensor in call.given().items()})
+    wide = call._replace(**{name: tensor.float() for name, tensor in call.operands().items()})
     weights = formula_weights(wide).to(call.value.dtype).float()
     tiles = zip(weights.split(16, 3), wide.value.split(16, 2), strict=True)
     return sum(part @ value for part, value in tiles).to(call.value.dtype)

@@ -71,7 +71,7 @@ def inputs_of_block(plan: Plan, block: Block) -> AttentionInputs:
         sink            [h]
     """
     parts = {}
-    for name, tensor in plan.given.items():
+    for name, tensor in plan.operands.items():
         if name in ("query", "key", "value"):
             parts[name] = block.matrices(name, tensor)
         else:

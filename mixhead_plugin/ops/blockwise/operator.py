@@ -40,8 +40,7 @@ def _will_be_differentiated(inputs: AttentionInputs) -> bool:
     """Return whether a backward pass may follow, so that it pays to keep weights for it."""
     if not torch.is_grad_enabled():
         return False
-    tensors = [*inputs.given().values(), inputs.attn_mask]
-    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return any(tensor.requires_grad for tensor in inputs.tensors().values())
 
 
 _FIELD_COUNT = len(AttentionInputs._fields)

@@ -44,7 +44,7 @@ class Plan:
 
     Attributes:
         inputs: those of the call, in the dtype of the computation
-        given: their tensors by name, without masks and seed
+        operands: their tensors by name, without masks and seed
         masks: which keys blocks see
         blocks: in the order of their numbers
         largest: the size of the largest block of scores or of mixed weights
@@ -56,7 +56,7 @@ class Plan:
 
     def __init__(self, inputs: AttentionInputs, learned_mask: bool = False):
         self.inputs = _in_dtype_of_computation(inputs)
-        self.given = self.inputs.given()
+        self.operands = self.inputs.operands()
         self.masks = BlockMasks(self.inputs, learned_mask)
         self.blocks = _blocks(self.inputs, self.masks)
 
@@ -103,7 +103,7 @@ class Plan:
 
 def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
     dtype = upcast(inputs.query).dtype
-    tensors = {name: tensor.to(dtype) for name, tensor in inputs.given().items()}
+    tensors = {name: tensor.to(dtype) for name, tensor in inputs.operands().items()}
     if inputs.relative_key is not None:
         # The rows of keys after their queries may be missing. Zeros in their place add nothing.
         distances = inputs.query.shape[2] + inputs.key.shape[2] - 1

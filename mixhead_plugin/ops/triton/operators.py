@@ -218,7 +218,7 @@ class Call:
             out: what `forward` has returned, [B, H, Nq, Dv]; not read where heads mix
         """
         grads = {}
-        for name, tensor in self.inputs.given().items():
+        for name, tensor in self.inputs.operands().items():
             grads[name] = self._unwritten(torch.empty_like(tensor))
         if self.empty:
             return {name: grad.zero_() for name, grad in grads.items()}
@@ -731,8 +731,8 @@ def _backward(
 def _backward_fake(
     d_output: Tensor, statistics: Tensor, output: Tensor | None, *fields: Any
 ) -> tuple[Tensor, ...]:
-    given = AttentionInputs(*fields).given()
-    grads = {name: torch.empty_like(tensor) for name, tensor in given.items()}
+    operands = AttentionInputs(*fields).operands()
+    grads = {name: torch.empty_like(tensor) for name, tensor in operands.items()}
     return all_gradients(grads, d_output)
 
 
@@ -752,7 +752,7 @@ def _differentiate(
         return (None,) * len(AttentionInputs._fields)
     inputs, statistics, output = saved_inputs(ctx)
     grads = torch.ops.mixhead_plugin.triton_backward(d_output, statistics, output, *inputs)
-    return by_field(grads, inputs.given())
+    return by_field(grads, inputs.operands())
 
 
 _RESULTS = "Tensor d_output, Tensor statistics, Tensor? output"

@@ -126,7 +126,7 @@ def kernel_problem(inputs: AttentionInputs) -> str:
         return f"has no kernel for head size {head_dim}, only up to {MAX_HEAD_DIM}"
     if inputs.mixes() and heads > MAX_HEADS:
         return f"mixes at most {MAX_HEADS} heads, not {heads}"
-    for name in inputs.given():
+    for name in inputs.operands():
         if name not in READ:
             return f"has no kernel for {name.removesuffix('_query')}"  # relative_query is relative
     if value.shape[1] != heads:

@@ -46,7 +46,7 @@ def launches(settings: Settings, case: str) -> list[Launch]:
     shape, dtype, mixing = (REHEARSED_KERNELS if settings.quick else MEASURED_KERNELS)[case]
     inputs = core.Inputs(tuple(map(int, shape.split("x"))), settings.device, dtype)
     call = inputs.call(core.Core("triton", mixing=mixing), 0.0)
-    call = call.with_tensors({name: tensor.detach() for name, tensor in call.given().items()})
+    call = call.with_tensors({name: tensor.detach() for name, tensor in call.operands().items()})
     found: list[Launch] = []
 
     def run(key: Any, tiles: list[Any], launch: Callable[[Any], Any], device: torch.device) -> Any:
