@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from mixhead_plugin.ops import NORMALIZERS, api
+from mixhead_plugin.ops import NORMALIZERS, api, choice
 from mixhead_plugin.ops.accuracy import (
     Draw,
     compare,
@@ -166,7 +166,7 @@ def judge(kind: CallKind) -> Judged:
         inputs, _ = _sample(laid, 0)
         kernels, kernel_fault = _tried_kernels(inputs)
         judged = judged._replace(kernels=kernels, fault=kernel_fault)
-        judged = judged._replace(auto=api.fastest(inputs))
+        judged = judged._replace(auto=choice.fastest(inputs))
         error, wrong = _compared(laid, judged.auto)
         judged = judged._replace(error=error, fault=kernel_fault or wrong)
     except torch.OutOfMemoryError:

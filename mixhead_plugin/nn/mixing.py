@@ -44,7 +44,7 @@ from mixhead_plugin.nn.refusals import (
     refuse_mixed,
     refuse_tied,
 )
-from mixhead_plugin.ops.api import FLOATS
+from mixhead_plugin.ops.call_checks import FLOATS
 from mixhead_plugin.parts import (
     Assembly,
     Variant,

@@ -13,7 +13,7 @@ from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.models.synthesizer.attention import SynthesizerAttention
-from mixhead_plugin.ops import IMPLEMENTATIONS, api
+from mixhead_plugin.ops import IMPLEMENTATIONS
 from mixhead_plugin.parts import Variant, mixing_parameters
 from tests.attention_equations import (
     ATTENTIONS,
@@ -175,8 +175,8 @@ def test_a_module_computes_with_its_implementation(impl, monkeypatch):
     def run(*args, **settings):
         raise Reached
 
-    implementation = api.IMPLEMENTATIONS[impl]._replace(run=run)
-    monkeypatch.setitem(api.IMPLEMENTATIONS, impl, implementation)
+    implementation = IMPLEMENTATIONS[impl]._replace(run=run)
+    monkeypatch.setitem(IMPLEMENTATIONS, impl, implementation)
     module = build(mixing="position-wise")
     module.impl = impl
     x, *_ = inputs()

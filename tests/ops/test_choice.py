@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import torch
 
-from mixhead_plugin.ops import IMPLEMENTATIONS, api, attention, implementation_problem
+from mixhead_plugin.ops import IMPLEMENTATIONS, attention, choice, implementation_problem
 from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.ops.calls import tensors
 
@@ -55,21 +55,21 @@ PADDING = torch.zeros(1, 8, dtype=torch.bool)
     ],
 )
 def test_auto_takes_what_is_usually_the_fastest(changes, chosen):
-    assert api.fastest(inputs(**changes)) == chosen
+    assert choice.fastest(inputs(**changes)) == chosen
 
 
 @pytest.mark.parametrize("obstacle", [None, "machine_problem", "problem", "fault"])
 def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
     for name in ("machine_problem", "problem", "fault"):
         monkeypatch.setattr(
-            api.support, name, lambda *call, name=name: "no" if name == obstacle else ""
+            choice.support, name, lambda *call, name=name: "no" if name == obstacle else ""
         )
     on_gpu = inputs(normalizer="l2")
     on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
-    assert api.fastest(on_gpu) == ("blockwise" if obstacle else "triton")
+    assert choice.fastest(on_gpu) == ("blockwise" if obstacle else "triton")
     with mock.patch.object(torch.version, "hip", "6.4"):
-        assert api.fastest(on_gpu) == "blockwise"
-    assert api.fastest(inputs(normalizer="l2")) == "blockwise"
+        assert choice.fastest(on_gpu) == "blockwise"
+    assert choice.fastest(inputs(normalizer="l2")) == "blockwise"
 
 
 @pytest.mark.parametrize(
@@ -78,19 +78,19 @@ def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
 @pytest.mark.parametrize("problem", ["", "no"])
 def test_auto_takes_the_kernels_for_softmax_behind_a_mask(monkeypatch, masks, problem):
     for name in ("machine_problem", "problem", "fault"):
-        monkeypatch.setattr(api.support, name, lambda *call: problem)
+        monkeypatch.setattr(choice.support, name, lambda *call: problem)
     on_gpu = inputs(**masks)
     on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
-    assert api.fastest(on_gpu) == ("triton" if masks and not problem else "fused")
+    assert choice.fastest(on_gpu) == ("triton" if masks and not problem else "fused")
 
 
 @pytest.mark.parametrize("tf32, chosen", [(False, "blockwise"), (True, "triton")])
 def test_auto_takes_the_kernels_for_float32_only_with_tf32(monkeypatch, tf32, chosen):
     for name in ("machine_problem", "problem", "fault"):
-        monkeypatch.setattr(api.support, name, lambda *call: "")
-    monkeypatch.setattr(api.support, "allows_tf32", lambda: tf32)
+        monkeypatch.setattr(choice.support, name, lambda *call: "")
+    monkeypatch.setattr(choice.support, "allows_tf32", lambda: tf32)
     on_gpu = inputs(normalizer="l2")
-    assert api.fastest(on_gpu._replace(query=_Elsewhere(on_gpu.query))) == chosen
+    assert choice.fastest(on_gpu._replace(query=_Elsewhere(on_gpu.query))) == chosen
 
 
 class _Elsewhere:

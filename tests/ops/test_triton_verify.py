@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mixhead_plugin.ops import api, attention, call_kinds
+from mixhead_plugin.ops import attention, call_kinds, choice
 from mixhead_plugin.ops.triton import support
 from tests.covering import each_once
 from tests.ops.triton_cases import (
@@ -114,7 +114,7 @@ def test_a_broken_kernel_is_noticed_refused_and_said_once(kernel, how, monkeypat
             assert expected in verify.fault(given)
     (said,) = caplog.messages
     assert "'auto' takes another implementation" in said and verify.fault(given) in said
-    assert api.triton_problem(given)  # what `auto` asks
+    assert choice.triton_problem(given)  # what `auto` asks
     with pytest.raises(RuntimeError, match=r"impl 'triton': .*; usable here: auto"):
         attention(*given[:3], mixing=given.mixing, impl="triton")
 

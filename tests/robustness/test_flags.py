@@ -9,7 +9,7 @@ import torch
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.options import CHOICES, FAMILIES, FLAGS, SCOPES, AttentionOptions
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.parts import PARTS
 from tests.covering import covering
 from tests.fairseq.models.cases import command
@@ -144,13 +144,13 @@ def effect(model, family, monkeypatch, **given):
     sentences = tokens(length=8)
     inputs = (sentences, None, sentences) if model == "transformer" else (sentences,)
     with monkeypatch.context() as patches, torch.no_grad():
-        for name, implementation in api.IMPLEMENTATIONS.items():
+        for name, implementation in IMPLEMENTATIONS.items():
 
             def run(*args, name=name, upstream=implementation.run, **settings):
                 ran.add(name)
                 return upstream(*args, **settings)
 
-            patches.setitem(api.IMPLEMENTATIONS, name, implementation._replace(run=run))
+            patches.setitem(IMPLEMENTATIONS, name, implementation._replace(run=run))
         output, *_ = shake(built).eval()(*inputs)
     return {"parameters": parameters, "rates": rates, "output": output, "ran": ran}
 

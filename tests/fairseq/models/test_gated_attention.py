@@ -12,7 +12,7 @@ from torch import nn
 from mixhead_plugin.errors import CheckpointError, OptionError
 from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
-from mixhead_plugin.ops import NORMALIZERS, api
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.ops.triton import support
 from tests.covering import each_once
 from tests.fairseq.models.cases import (
@@ -293,9 +293,9 @@ def test_quantisation_noise_reaches_the_linear_maps():
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])
 def test_the_implementation_is_the_one_that_was_asked_for(impl, monkeypatch):
     ran = []
-    upstream = api.IMPLEMENTATIONS[impl]
+    upstream = IMPLEMENTATIONS[impl]
     spied = upstream._replace(run=lambda inputs: ran.append(impl) or upstream.run(inputs))
-    monkeypatch.setitem(api.IMPLEMENTATIONS, impl, spied)
+    monkeypatch.setitem(IMPLEMENTATIONS, impl, spied)
     prefix = tokens()
     found = shaken("gau_lm", attention_impl=impl)(prefix)[0]
     assert ran
