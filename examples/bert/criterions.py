@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bert.model import NEXT_SENTENCE
 from bert.squad_windows import IGNORED
-from mixhead_plugin.fairseq.criterions.orthogonal import PenaltyOptions, RegularizedCriterion
+from mixhead_plugin.fairseq.criterions.regularized import PenaltyOptions, RegularizedCriterion
 
 
 class SummedCriterion(FairseqCriterion):

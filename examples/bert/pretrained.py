@@ -7,8 +7,9 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Optional
 
-from common.archives import Archive, fail, note, obtain, sha256, unpack
+from common.archives import Archive, obtain, sha256, unpack
 from common.files import written_whole
+from common.messages import fail, note
 from common.prepare import is_ready, require_files, write_settings
 
 # beside dict.txt and model.pt

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pooch
 import requests
-from common.errors import failing
+from common.messages import fail, note
 from tqdm import tqdm
 
 CHUNK = 1 << 20
@@ -46,13 +46,6 @@ class Archive(NamedTuple):
     file: str  # its name, in ARCHIVES too
     urls: tuple[str, ...]  # tried in turn
     sha256: str | None = None  # the published sum, where one is known
-
-
-fail = failing("prepare")
-
-
-def note(message: str) -> None:
-    print(f"prepare: {message}", file=sys.stderr)
 
 
 def bar(total: int | None, title: str, **settings: Any) -> tqdm:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from common.archives import check_counts, fail, note
+from common.archives import check_counts
+from common.messages import fail, note
 from common.prepare import require_files
 
 SPLITS = ("train", "valid", "test")

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from common.archives import fail, note
 from common.cores import CORES
+from common.messages import fail, note
 
 # ---- start and end ------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import sentencepiece
-from common.archives import fail
 from common.errors import reason_of
 from common.files import written_whole
+from common.messages import fail
 from common.prepare import ending_at_once
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe

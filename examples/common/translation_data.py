@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.archives import fail, note
 from common.files import written_whole
 from common.fingerprint import fingerprint
+from common.messages import fail, note
 from common.parallel_text import LANGUAGES, SOURCE, SPLITS, TARGET, write_lines
 from common.prepare import SETTINGS, preprocess, read_settings, write_settings
 

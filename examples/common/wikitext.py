@@ -6,8 +6,9 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from common.archives import Archive, check_counts, count, fail, note, obtain, stream_lines, unpack
+from common.archives import Archive, check_counts, count, obtain, stream_lines, unpack
 from common.files import written_whole
+from common.messages import fail, note
 from common.prepare import (
     UNCHECKED,
     data_folder,

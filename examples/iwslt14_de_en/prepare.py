@@ -10,8 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.archives import Archive, fail, note, obtain, unpack
+from common.archives import Archive, obtain, unpack
 from common.files import remove, written_whole
+from common.messages import fail, note
 from common.parallel_text import (
     LANGUAGES,
     SOURCE,

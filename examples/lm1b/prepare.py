@@ -15,9 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.archives import Archive, check_counts, fail, note, obtain, unpack
+from common.archives import Archive, check_counts, obtain, unpack
 from common.errors import reason_of
 from common.files import remove, written_whole
+from common.messages import fail, note
 from common.prepare import (
     SETTINGS,
     data_folder,

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
-from common.archives import bar, fail
+from common.archives import bar
 from common.files import written_whole
+from common.messages import fail
 from tqdm import tqdm
 
 BLOCK = 1 << 20  # bytes of text in memory at a time

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.archives import Archive, count, fail, obtain, unpack
+from common.archives import Archive, count, obtain, unpack
 from common.files import remove, written_whole
+from common.messages import fail
 from common.parallel_text import (
     LANGUAGES,
     TARGET,

@@ -1,6 +1,6 @@
 """Test padding and precision of the penalties.
 
-tests/fairseq/criterions/test_orthogonal.py has their equations.
+tests/fairseq/criterions/test_regularized.py has their equations.
 """
 
 import pytest

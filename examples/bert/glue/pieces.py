@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bert.pretrained import FILES
 from bert.wordpiece import read_vocabulary, wordpiece
-from common.archives import fail
+from common.messages import fail
 from fairseq.data import Dictionary
 from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -10,8 +10,9 @@ from bert.binary import BinarySet
 from bert.glue.rows import Example, Table, read_table
 from bert.glue.tasks import HIGHEST, TASKS, Task
 from bert.pretrained import FILES, check_case, prepare_model
-from common.archives import fail, note, obtain, sha256, stream_lines, unpack
+from common.archives import obtain, sha256, stream_lines, unpack
 from common.files import written_whole
+from common.messages import fail, note
 from common.prepare import data_folder, is_ready, parser, require_files, start, write_settings
 
 if TYPE_CHECKING:  # fairseq takes seconds to import, and the command line is read before

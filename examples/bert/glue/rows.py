@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from bert.glue.tasks import HIGHEST, Task
-from common.archives import fail, stream_lines
+from common.archives import stream_lines
+from common.messages import fail
 
 
 class Example(NamedTuple):

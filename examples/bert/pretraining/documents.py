@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from common.archives import fail, stream_lines
+from common.archives import stream_lines
+from common.messages import fail
 from common.wikitext import SPLITS, with_titles
 
 HEADING = re.compile(r" = .* = \n")

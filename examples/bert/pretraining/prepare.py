@@ -11,8 +11,9 @@ import numpy as np
 from bert.binary import BinarySet
 from bert.pretrained import HUGGING_FACE, check_case
 from bert.pretraining.documents import Text, own_text, wikitext
-from common.archives import Archive, fail, note, obtain, sha256
+from common.archives import Archive, obtain, sha256
 from common.files import written_whole
+from common.messages import fail, note
 from common.prepare import data_folder, is_ready, parser, start, write_settings
 from common.wikitext import unpack_text
 from wikitext2.prepare import WIKITEXT2

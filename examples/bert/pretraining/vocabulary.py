@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from bert.wordpiece import CONTINUATION, LONGEST_WORD, SPECIAL, normalizer
-from common.archives import fail
+from common.messages import fail
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 

@@ -10,8 +10,9 @@ from typing import Optional
 
 from bert.pretrained import check_case, prepare_model
 from bert.squad_data import SquadError, locate, read_squad
-from common.archives import Archive, check_counts, fail, note, obtain, sha256
+from common.archives import Archive, check_counts, obtain, sha256
 from common.files import written_whole
+from common.messages import fail, note
 from common.prepare import data_folder, is_ready, parser, start, write_settings
 
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"

@@ -15,7 +15,7 @@ from mixhead_plugin.fairseq.models.transformer_xl.adaptive import (
     Band,
     BandedAdaptiveSoftmax,
 )
-from mixhead_plugin.fairseq.models.transformer_xl.mems import SegmentMemory
+from mixhead_plugin.fairseq.models.transformer_xl.segment_memory import SegmentMemory
 from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.precision import upcast

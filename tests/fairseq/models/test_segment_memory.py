@@ -9,8 +9,8 @@ from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 from fairseq.utils import move_to_cpu
 
-from mixhead_plugin.fairseq.models.transformer_xl import mems
-from mixhead_plugin.fairseq.models.transformer_xl.mems import SegmentMemory
+from mixhead_plugin.fairseq.models.transformer_xl import segment_memory
+from mixhead_plugin.fairseq.models.transformer_xl.segment_memory import SegmentMemory
 from tests.transformer_xl import build_xl, log_probs, text
 
 L, C, LENGTH, WINDOW = 2, 3, 5, 4
@@ -104,8 +104,8 @@ def test_a_checkpoint_of_other_windows_or_without_memory_empties_it(caplog):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_it_is_the_first_workers_alone(rank, monkeypatch, caplog):
-    monkeypatch.setattr(mems, "_workers", lambda: 2)
-    monkeypatch.setattr(mems.distributed, "get_data_parallel_rank", lambda: rank)
+    monkeypatch.setattr(segment_memory, "_workers", lambda: 2)
+    monkeypatch.setattr(segment_memory.distributed, "get_data_parallel_rank", lambda: rank)
     memory, _ = fed(window=3)
     with caplog.at_level(logging.INFO):
         assert empty(loaded(memory.state_dict()), 4) == (rank == 1)
