@@ -185,7 +185,7 @@ def _sample(kind: CallKind, nth: int) -> SampleCall:
 
 def _tried_kernels(inputs: AttentionInputs) -> tuple[str, str]:
     """Return why fused kernels do not serve a call, and their fault; both empty if they serve."""
-    unfit = support.machine_problem() or support.problem(inputs)
+    unfit = support.machine_problem() or support.call_problem(inputs)
     if unfit:
         return unfit, ""
     problem = _kernel_problem(inputs)
@@ -228,8 +228,8 @@ def _kernel_problem(inputs: AttentionInputs) -> str:
 
     fault = ""
     if inputs.query.is_cuda:  # the interpreter has no time for both
-        fault = verify.fault(inputs)
-    return fault or verify.fault(inputs._replace(dropout_p=0.1))
+        fault = verify.trial_fault(inputs)
+    return fault or verify.trial_fault(inputs._replace(dropout_p=0.1))
 
 
 def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:

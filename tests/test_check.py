@@ -102,7 +102,7 @@ def test_kernels_without_room_for_their_trial_are_not_wrong(monkeypatch):
 
     monkeypatch.setattr(verify, "try_on_device", lack)
     monkeypatch.setattr(support, "machine_problem", lambda: "")
-    monkeypatch.setattr(support, "problem", lambda inputs: "")
+    monkeypatch.setattr(support, "call_problem", lambda inputs: "")
     judged = check.judge(CallKind("softmax", 2, 4, 4, torch.float32, torch.device("cpu")))
     assert judged.kernels == "cannot be tried now: CUDA out of memory"
     assert judged.fault == "" and 0 < judged.error < 1

@@ -90,5 +90,9 @@ def fastest(inputs: AttentionInputs) -> str:
 
 
 def triton_problem(inputs: AttentionInputs) -> str:
-    """Return why the kernels cannot serve a call, or an empty string."""
-    return support.machine_problem() or support.problem(inputs) or support.fault(inputs)
+    """Return why the kernels cannot serve a call, or an empty string.
+
+    The machine may lack something, there may be no kernel for such a call, or the kernels may have
+    computed something wrong when they were tried here.
+    """
+    return support.machine_problem() or support.call_problem(inputs) or support.trial_fault(inputs)

@@ -14,7 +14,7 @@ def kernels(monkeypatch):
 
     monkeypatch.setattr(triton_cases.tuning, "_chosen", {})
     # test_triton_verify.py tests it
-    monkeypatch.setattr("mixhead_plugin.ops.triton.support.fault", lambda inputs: "")
+    monkeypatch.setattr("mixhead_plugin.ops.triton.support.trial_fault", lambda inputs: "")
     triton_cases.fill_unwritten_memory_with_nan(monkeypatch)
     if not triton_cases.ON_GPU:
         triton_cases.interpret(monkeypatch)

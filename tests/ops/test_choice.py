@@ -58,9 +58,9 @@ def test_auto_takes_what_is_usually_the_fastest(changes, chosen):
     assert choice.fastest(inputs(**changes)) == chosen
 
 
-@pytest.mark.parametrize("obstacle", [None, "machine_problem", "problem", "fault"])
+@pytest.mark.parametrize("obstacle", [None, "machine_problem", "call_problem", "trial_fault"])
 def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
-    for name in ("machine_problem", "problem", "fault"):
+    for name in ("machine_problem", "call_problem", "trial_fault"):
         monkeypatch.setattr(
             choice.support, name, lambda *call, name=name: "no" if name == obstacle else ""
         )
@@ -77,7 +77,7 @@ def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
 )
 @pytest.mark.parametrize("problem", ["", "no"])
 def test_auto_takes_the_kernels_for_softmax_behind_a_mask(monkeypatch, masks, problem):
-    for name in ("machine_problem", "problem", "fault"):
+    for name in ("machine_problem", "call_problem", "trial_fault"):
         monkeypatch.setattr(choice.support, name, lambda *call: problem)
     on_gpu = inputs(**masks)
     on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
@@ -86,7 +86,7 @@ def test_auto_takes_the_kernels_for_softmax_behind_a_mask(monkeypatch, masks, pr
 
 @pytest.mark.parametrize("tf32, chosen", [(False, "blockwise"), (True, "triton")])
 def test_auto_takes_the_kernels_for_float32_only_with_tf32(monkeypatch, tf32, chosen):
-    for name in ("machine_problem", "problem", "fault"):
+    for name in ("machine_problem", "call_problem", "trial_fault"):
         monkeypatch.setattr(choice.support, name, lambda *call: "")
     monkeypatch.setattr(choice.support, "allows_tf32", lambda: tf32)
     on_gpu = inputs(normalizer="l2")

@@ -30,7 +30,7 @@ def small(monkeypatch):
     monkeypatch.setattr(verify, "SIZES" if DEVICE == "cuda" else "INTERPRETED", [(19, 18)])
     monkeypatch.setattr(verify, "_faults", {})
     monkeypatch.setattr(verify, "_said", set())
-    monkeypatch.setattr(support, "fault", verify.fault)
+    monkeypatch.setattr(support, "trial_fault", verify.trial_fault)
 
 
 def call(mixed=None, dtype=torch.float32, normalizer="softmax", **options):
@@ -52,17 +52,17 @@ def test_every_variant_passes(mixed, normalizer, dtype, dropout_p, masks):
     if normalizer in SINKS:
         options["sink"] = torch.zeros(3, device=DEVICE)
     given = call(mixed, dtype, normalizer.removesuffix(", sink"), dropout_p=dropout_p, **options)
-    assert verify.fault(given) == ""
+    assert verify.trial_fault(given) == ""
 
 
 @pytest.mark.parametrize("mixed", [None, "shared"])
 def test_heads_without_numbers_pass(mixed):
     """Their scores are 0, so the output is a mean of values, but for dropout."""
     empty = record(inputs(mixed, head_dim=0), dropout_p=0.1)
-    assert verify.fault(empty) == ""
+    assert verify.trial_fault(empty) == ""
 
 
-ORIGINAL_FAULT = support.fault  # the fixture replaces it
+ORIGINAL_FAULT = support.trial_fault  # the fixture replaces it
 # what a kernel writes, by the names of its arguments
 OUTPUTS = {
     "flash_fwd_kernel": ["o"],
@@ -111,9 +111,9 @@ def test_a_broken_kernel_is_noticed_refused_and_said_once(kernel, how, monkeypat
     expected = "RuntimeError: no such instruction" if how == "raises" else " is wrong by "
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert expected in verify.fault(given)
+            assert expected in verify.trial_fault(given)
     (said,) = caplog.messages
-    assert "'auto' takes another implementation" in said and verify.fault(given) in said
+    assert "'auto' takes another implementation" in said and verify.trial_fault(given) in said
     assert choice.triton_problem(given)  # what `auto` asks
     with pytest.raises(RuntimeError, match=r"impl 'triton': .*; usable here: auto"):
         attention(*given[:3], mixing=given.mixing, impl="triton")
@@ -122,9 +122,9 @@ def test_a_broken_kernel_is_noticed_refused_and_said_once(kernel, how, monkeypat
 def test_a_wrong_setting_is_no_fault_of_the_kernels(monkeypatch):
     monkeypatch.setenv("MIXHEAD_STRIP_MIB", "much")
     with pytest.raises(ValueError, match="MIXHEAD_STRIP_MIB=much: must be a number of MiB"):
-        verify.fault(call("per query"))
+        verify.trial_fault(call("per query"))
     monkeypatch.delenv("MIXHEAD_STRIP_MIB")
-    assert verify.fault(call("per query")) == ""
+    assert verify.trial_fault(call("per query")) == ""
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -140,22 +140,22 @@ def test_a_fault_of_any_tile_is_noticed(place, monkeypatch):
             arguments["o"].p.mul_(1.001)
 
     monkeypatch.setattr(operators, "start", start)
-    assert verify.fault(call()).startswith("the output is wrong by ")
+    assert verify.trial_fault(call()).startswith("the output is wrong by ")
 
 
 def test_nothing_is_tried_before_a_call_in_the_interpreter(monkeypatch):
-    monkeypatch.setattr(support, "fault", ORIGINAL_FAULT)
+    monkeypatch.setattr(support, "trial_fault", ORIGINAL_FAULT)
     monkeypatch.setattr(support, "_interpreted", lambda: True)
-    monkeypatch.setattr(verify, "fault", lambda inputs: "was tried")
-    assert support.fault(call()) == ""
+    monkeypatch.setattr(verify, "trial_fault", lambda inputs: "was tried")
+    assert support.trial_fault(call()) == ""
     monkeypatch.setattr(support, "_interpreted", lambda: False)
-    assert support.fault(call()) == "was tried"
+    assert support.trial_fault(call()) == "was tried"
 
 
 def test_dropout_that_drops_nothing_is_noticed(monkeypatch):
     original = operators.Dropout
     monkeypatch.setattr(operators, "Dropout", lambda seed, threshold, gain: original(seed, 0, gain))
-    assert verify.fault(call(dropout_p=0.1)) == "dropout keeps 1.00 of the weights, not 0.9"
+    assert verify.trial_fault(call(dropout_p=0.1)) == "dropout keeps 1.00 of the weights, not 0.9"
 
 
 def under_inference(step, *tensors):
@@ -220,15 +220,15 @@ def test_a_lack_of_memory_is_not_kept(monkeypatch):
 
     with monkeypatch.context() as full:
         full.setattr(verify, "_try", lack)
-        assert verify.fault(call()) == "cannot be tried now: CUDA out of memory"
-    assert verify.fault(call()) == ""
+        assert verify.trial_fault(call()) == "cannot be tried now: CUDA out of memory"
+    assert verify.trial_fault(call()) == ""
 
 
 def test_more_heads_than_can_be_mixed_are_tried_apart(monkeypatch):
     monkeypatch.setattr(verify, "_fault_with", lambda *arguments: "")
     heads = support.MAX_HEADS + 1
     assert (
-        verify.fault(
+        verify.trial_fault(
             record(inputs(heads=heads, batch=1, n_queries=2, n_keys=2, head_dim=2, value_dim=2))
         )
         == ""

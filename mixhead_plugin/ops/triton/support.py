@@ -22,7 +22,7 @@ MAX_HEADS = 64  # that mix
 MIN_CAPABILITY = 8  # the major number of NVIDIA's compute capability
 AMD = ("gfx90a", "gfx942", "gfx1100")  # the kernels compile for these and have not run there
 MIN_VERSION = (3, 5)  # the oldest version that compiled the kernels
-UNTRIED = "cannot be tried now"  # so begins a `fault` that no trial has found
+UNTRIED = "cannot be tried now"  # so begins a `trial_fault` that no trial has found
 
 
 def _package_problem() -> str:
@@ -101,9 +101,9 @@ def _device_problem(type_: str, index: int | None) -> str:
     return ""
 
 
-def problem(inputs: AttentionInputs) -> str:
+def call_problem(inputs: AttentionInputs) -> str:
     """Return why the kernels cannot serve this call of `ops.attention`, or an empty string."""
-    lacking = kernel_problem(inputs)
+    lacking = unsupported_call(inputs)
     if lacking:
         return lacking
     dtype = inputs.query.dtype
@@ -113,7 +113,7 @@ def problem(inputs: AttentionInputs) -> str:
     return _device_problem(device.type, device.index)
 
 
-def kernel_problem(inputs: AttentionInputs) -> str:
+def unsupported_call(inputs: AttentionInputs) -> str:
     """Return why there is no kernel for such a call on any device, or an empty string."""
     query = inputs.query
     value = inputs.value
@@ -158,10 +158,10 @@ def slower_than_blocks(inputs: AttentionInputs) -> bool:
     return inputs.query.dtype == torch.float32 and not allows_tf32()
 
 
-def fault(inputs: AttentionInputs) -> str:
+def trial_fault(inputs: AttentionInputs) -> str:
     """Return what the kernels do wrong here for such a call; empty if nothing (see `verify`)."""
     from mixhead_plugin.ops.triton import verify
 
     if _interpreted():  # a trial would take far longer than a call
         return ""
-    return verify.fault(inputs)
+    return verify.trial_fault(inputs)

@@ -34,7 +34,7 @@ _said: set[tuple[CallKind, bool]] = set()
 _lock = threading.Lock()
 
 
-def fault(inputs: AttentionInputs) -> str:
+def trial_fault(inputs: AttentionInputs) -> str:
     """Return why the kernels must not serve such a call; empty if they may.
 
     The first call of a kind tries it.

@@ -64,7 +64,7 @@ def compile_step(settings: Settings, step: str) -> Iterator[Row]:
     contender = next(one for one in contenders(settings, timing) if one.name == name)
     inputs = core.Inputs(timing.size, settings.device, timing.dtype)
     began = time.monotonic()
-    with mock.patch.object(support, "fault", lambda inputs: ""):
+    with mock.patch.object(support, "trial_fault", lambda inputs: ""):
         if contender.forward_only:
             inputs.forward(contender, timing.dropout)
         else:

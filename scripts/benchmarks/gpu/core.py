@@ -96,7 +96,7 @@ def core_step(settings: Settings, step: str) -> Iterator[Row]:
     compiled = settings.compiled.read_text().splitlines() if settings.compiled.exists() else []
     right = []
     # The numbers are checked here, at full size. So the kernels are not tried before.
-    with mock.patch.object(support, "fault", lambda inputs: ""):
+    with mock.patch.object(support, "trial_fault", lambda inputs: ""):
         for contender in contenders(settings, timing):
             began = time.monotonic()
             if contender.is_compiled and f"{step} | {contender.name}" not in compiled:
