@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.nn.attention import MixedAttention
 from mixhead_plugin.parts import PARTS, first_part_with_effect
-from mixhead_plugin.parts.parameters import PART_NAMES
+from mixhead_plugin.parts.tables import PART_NAMES
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 

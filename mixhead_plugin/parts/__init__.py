@@ -7,21 +7,19 @@ builds the parts and puts them to work. In a module that is not ours, `HostedAtt
 """
 
 from mixhead_plugin.parts.assembly import Assembly, build_part
+from mixhead_plugin.parts.effect import first_part_with_effect
 from mixhead_plugin.parts.half_precision import keep_float32, warn_of_half_precision
 from mixhead_plugin.parts.hosted import HostedAttention, place_parts, remove_parts
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartError, PartKind
 from mixhead_plugin.parts.parameters import (
-    MIXINGS,
-    PART_NAMES,
-    PARTS,
     entries_of_heads,
-    first_part_with_effect,
     is_of_a_part,
     mixing_parameters,
     name_in_attention,
     parameter_groups,
     part_of,
 )
+from mixhead_plugin.parts.tables import MIXINGS, PART_NAMES, PARTS
 from mixhead_plugin.parts.variant import OPTIONS, Option, Variant, check_any_given, check_keywords
 
 __all__ = [

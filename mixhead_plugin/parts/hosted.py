@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from mixhead_plugin.ops.precision import as_autocast
 from mixhead_plugin.parts.assembly import Assembly, UsesParts
+from mixhead_plugin.parts.effect import first_part_with_effect
 from mixhead_plugin.parts.hooks import Hooked
 from mixhead_plugin.parts.kinds import AttentionSizes
-from mixhead_plugin.parts.parameters import PARTS, first_part_with_effect
 from mixhead_plugin.parts.random_numbers import forked_rng
+from mixhead_plugin.parts.tables import PARTS
 from mixhead_plugin.parts.variant import Variant
 
 

@@ -1,4 +1,4 @@
-"""List the tables of the parts; find, group and cut the parameters of parts."""
+"""Find, group and cut the parameters of parts."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,31 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import wrong_argument
-from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS
-from mixhead_plugin.parts.gate import ATTENTION_GATES
-from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, SCORE_MIXINGS
 from mixhead_plugin.parts.kinds import Axis, Part
-from mixhead_plugin.parts.relative_position import RELATIVE_POSITIONS
-from mixhead_plugin.parts.sink import ATTENTION_SINKS
-
-# An `Assembly` builds them in this order, each as the child module of its option's name.
-PARTS = {
-    "head_mixing": HEAD_MIXINGS,
-    "score_mixing": SCORE_MIXINGS,
-    "feature_mixing": FEATURE_MIXINGS,
-    "attention_sink": ATTENTION_SINKS,
-    "attention_gate": ATTENTION_GATES,
-    "relative_position": RELATIVE_POSITIONS,
-}
-
-# The names of the modules that parts are. A module of somebody else may have such a name, too: in a
-# model, the class `Part` tells; the names in a file tell only together with a model.
-# The gain has no table, because it is a number that is asked for (`relative_gain`), not a kind.
-PART_NAMES = (*PARTS, "relative_gain")
-
-# The parts that mix heads; --mixing-lr-scale acts on them. `mixing_parameters` and `mixing_lr` are
-# wider: they have gates, sinks and positions too.
-MIXINGS = ("head_mixing", "score_mixing", "feature_mixing")
+from mixhead_plugin.parts.tables import PART_NAMES
 
 
 def part_of(tensor_name: str) -> str:
@@ -114,49 +91,6 @@ def parameter_groups(
     if mixing_lr is not None:
         groups[-1]["lr"] = mixing_lr
     return [group for group in groups if group["params"]]
-
-
-def first_part_with_effect(parts: Mapping[str, nn.Module | None]) -> str:
-    """Return the name of the first part without which an attention would compute something else.
-
-    It is an empty string if there is none.
-
-    Args:
-        parts: the parts of one attention by name; None where there is none
-
-    Raises:
-        ValueError: a part on the device meta
-    """
-    for name, part in parts.items():
-        if part is None:
-            continue
-        if any(tensor.is_meta for tensor in part.state_dict().values()):
-            raise ValueError(
-                f"{name}: is on the device meta; must have numbers, which tell whether it has an "
-                "effect"
-            )
-        if not _does_nothing(part):
-            return name
-    return ""
-
-
-def _does_nothing(part: nn.Module) -> bool:
-    """Return whether a part has the values with which it changes nothing."""
-    if not isinstance(part, Part):
-        return False
-    state = part.state_dict()
-    with torch.device("cpu"):  # whatever the default device is
-        start = part.identity()
-    if not start:  # frozen parts and the differential mixing have none
-        return False
-    # A parametrization, or torch's pruning, computes them from tensors of other names.
-    if not start.keys() <= state.keys():
-        return False
-    for key, value in start.items():
-        # In the dtype of the part, because float32 would take 1 + 1e-8 for 1.
-        if not torch.equal(state[key].cpu(), value.to(state[key].dtype)):
-            return False
-    return True
 
 
 def entries_of_heads(

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from mixhead_plugin.parts.parameters import PART_NAMES
+from mixhead_plugin.parts.tables import PART_NAMES
 from mixhead_plugin.parts.variant import OPTIONS, Variant
 
 # A tool may put another function around it.

@@ -16,7 +16,7 @@ from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.ops.normalizers import sink_problem
 from mixhead_plugin.parts.head_mixing import LETTERS, MIXING_STARTS
 from mixhead_plugin.parts.kinds import AttentionSizes, PartError, PartKind
-from mixhead_plugin.parts.parameters import PARTS
+from mixhead_plugin.parts.tables import PARTS
 
 
 class Option(NamedTuple):
