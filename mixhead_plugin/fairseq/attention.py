@@ -161,7 +161,7 @@ class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
             mixing = getattr(self, name)
             if mixing is not None:
                 mark_learning_rate(mixing, mixing_lr_scale)
-        # TorchScript: no entry of a table by a name in a variable (shared_methods.py).
+        # TorchScript: no entry of a table by a name in a variable (ops/torchscript.md).
         self.normalize = NORMALIZERS[self.normalizer].weights
 
     def reset_parameters(self) -> None:

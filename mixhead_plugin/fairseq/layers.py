@@ -40,7 +40,7 @@ class _Layer(nn.Module):
     fairseq_class: ClassVar[type]
 
     # Set by fairseq's __init__. TorchScript: annotations would become its types
-    # (shared_methods.py).
+    # (ops/torchscript.md).
     if TYPE_CHECKING:
         quant_noise: float
         quant_noise_block_size: int

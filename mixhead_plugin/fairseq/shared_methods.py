@@ -1,18 +1,6 @@
-"""The methods that attentions and gated attention units share, and that TorchScript can compile.
+"""The methods that attentions and gated attention units share.
 
-The rules of TorchScript: it compiles the methods of a module, also those of a mixin. So the code of
-attentions, units and parts keeps to its rules. Comments there say `TorchScript:`, and which of
-these rules they mean:
-
-- It looks up no attribute, and no entry of a table, by a name in a variable.
-- A module cannot be an argument of a function.
-- An annotation of an attribute in the body of a class becomes a type of its own, so annotations
-  for mypy stand under TYPE_CHECKING.
-- After `is not None`, a local name has the type Tensor, but an attribute has not.
-- After `isinstance`, it compiles only the branch of the type that is there.
-- It reads numbers and texts of a module, but not those of a record in it.
-- A dictionary needs its type, where a value of it may be None.
-- It calls no hooks.
+TorchScript compiles them; its rules stand in ops/torchscript.md.
 """
 
 from collections.abc import Callable

@@ -16,9 +16,7 @@ Each normalizer is two functions, and a row of NORMALIZERS at the end of this fi
         out              memory for d_scores, which shares none with the other arguments
         d_scores         [..., K]; exactly 0 where the weights are 0 as above; that of 0/0 is 0
 
-TorchScript compiles the functions for weights. So they are written without what it lacks, and
-annotate every argument that is not a Tensor, because TorchScript takes an argument without
-annotation for a Tensor.
+TorchScript compiles the functions for weights, so they keep to its rules (torchscript.md).
 
 A sink is one more key in each row, as `reference.append_sink` adds it; the functions need not know
 of it.

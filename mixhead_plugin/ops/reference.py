@@ -6,7 +6,7 @@
     O_i    = dropout(Pbar_i) V_i                                      `weighted_values`
 
 The steps are separate functions, because a module that is scripted calls them one by one.
-TorchScript compiles them, so they are written without what it lacks.
+TorchScript compiles them, so they keep to its rules (torchscript.md).
 """
 
 import torch
@@ -31,7 +31,7 @@ def masked_scores(inputs: AttentionInputs) -> Tensor:
     products = torch.matmul(query * inputs.scale, key.transpose(2, 3))  # [B, H, Nq, Nk]
     scores = mix_heads(products, inputs.score_mixing)
 
-    # TorchScript narrows local names to a tensor, but no attributes.
+    # TorchScript: local names become tensors after `is not None`, attributes do not.
     relative_query = inputs.relative_query
     relative_key = inputs.relative_key
     if relative_query is not None and relative_key is not None:

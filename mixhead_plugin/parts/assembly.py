@@ -38,7 +38,7 @@ class UsesParts:
     """
 
     # For mypy. TorchScript: annotations of parts would become its types
-    # (fairseq/shared_methods.py).
+    # (ops/torchscript.md).
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
@@ -175,7 +175,7 @@ class Assembly(UsesParts, Hooked, nn.Module):
             self.relative_gain = DistanceGain(sizes.num_heads, variant.relative_gain)
 
     # One method each, alike but for two names. TorchScript: no attribute by a name in a variable,
-    # and no module as an argument of `project` (fairseq/shared_methods.py).
+    # and no module as an argument of `project` (ops/torchscript.md).
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the queries [..., H * D] of x [..., C], with mixed features."""

@@ -109,7 +109,7 @@ class ProjectionMixing(FeatureMixing):
         raise NotImplementedError
 
     def forward(self, features: Tensor, name: str) -> Tensor:
-        # TorchScript: no attribute by a name in a variable (fairseq/shared_methods.py).
+        # TorchScript: no attribute by a name in a variable (ops/torchscript.md).
         if name == "query":
             matrix = self.query
         elif name == "key":

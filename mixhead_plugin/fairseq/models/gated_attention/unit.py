@@ -88,7 +88,7 @@ class GatedAttentionUnit(Recorded, Assembly, SharedMethods, FairseqIncrementalSt
         )
         self.impl = variant.impl  # each call reads it here, so it may be changed
         self.add_parts(variant, variant.sizes(1, embed_dim, causal=causal))
-        # TorchScript: no entry of a table by a name in a variable (shared_methods.py).
+        # TorchScript: no entry of a table by a name in a variable (ops/torchscript.md).
         self.normalize = NORMALIZERS[self.normalizer].weights
 
         # The name is for --retain-dropout-modules.
