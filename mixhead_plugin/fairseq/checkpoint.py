@@ -209,6 +209,9 @@ def _record_in_checkpoint(
 def _with_defaults_of_old_versions(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record with the entries that those of older versions lack."""
     completed = dict(record)
+    if record.get("head_mixing") == "low-rank":
+        # Before --mixing-rank, R was always 2.
+        completed.setdefault("mixing_rank", 2)
     if "head_dim" in record:  # not so in a gated attention unit
         # Before --value-head-dim, values had the size of queries.
         completed.setdefault("value_head_dim", record["head_dim"])
