@@ -134,7 +134,7 @@ def answers() -> list[Answer]:
             its width: 1.4 % less perplexity.""",
         ),
         Answer(
-            "64 (WMT's recipes, BERT, GPT-2, most Vision Transformers)",
+            "64 (as in WMT's recipes, BERT, GPT-2, most Vision Transformers)",
             UNKNOWN,
             "No result.",
             "CPU: 0 to 6 %. GPU: 27 to 88 % (language models)",
@@ -143,7 +143,7 @@ def answers() -> list[Answer]:
             from 0.3 % more to 4.3 % less.""",
         ),
         Answer(
-            "128 (Llama, fairseq's recipe for IWSLT14)",
+            "128 (as in Llama, fairseq's recipe for IWSLT14)",
             UNKNOWN,
             "No result.",
             "not timed",
@@ -151,7 +151,7 @@ def answers() -> list[Answer]:
             0.3 %. Translation: 0.5 BLEU less (see the note below).""",
         ),
         Answer(
-            "any, already trained (BERT, GPT-2, Llama, your own)",
+            "any, in a model that is already trained",
             "no reason yet",
             "MiniLM, a short fine-tuning: no gain seen. We did not try a long one.",
             "not timed",
