@@ -17,6 +17,33 @@ from mixhead_plugin.parts import OPTIONS, Variant
 
 # of the entry that names the classes of the attentions that are mixed
 ATTENTIONS = "mixhead_attentions"
+# Files without that entry are older: these classes, and those with a row, were mixed then.
+OLDER_ATTENTIONS = {
+    "BartAttention",
+    "BertCrossAttention",
+    "BertSelfAttention",
+    "DistilBertSelfAttention",
+    "ElectraCrossAttention",
+    "ElectraSelfAttention",
+    "GPT2Attention",
+    "GemmaAttention",
+    "LlamaAttention",
+    "MBartAttention",
+    "MT5Attention",
+    "MarianAttention",
+    "MistralAttention",
+    "OPTAttention",
+    "PhiAttention",
+    "Qwen2Attention",
+    "Qwen3Attention",
+    "RobertaCrossAttention",
+    "RobertaSelfAttention",
+    "T5Attention",
+    "ViTAttention",
+    "WhisperAttention",
+    "XLMRobertaCrossAttention",
+    "XLMRobertaSelfAttention",
+}
 # The attribute of a mixed module that names the attention of transformers that it had before.
 FORMER = "mixhead_former_attention"
 # Entries of config.json with a value that transformers does not know. So `from_pretrained`, which

@@ -22,9 +22,14 @@ from transformers.utils import (
 
 from mixhead_plugin.errors import wrong_argument
 from mixhead_plugin.heads.cutting import chosen_to_cut
-from mixhead_plugin.hf.configs import ATTENTIONS, REFUSED, forget
+from mixhead_plugin.hf.configs import (
+    ATTENTIONS,
+    OLDER_ATTENTIONS,
+    REFUSED,
+    forget,
+)
 from mixhead_plugin.hf.heads import cut_and_note_in_config
-from mixhead_plugin.hf.layouts import MIXHEAD
+from mixhead_plugin.hf.layouts import LAYOUTS, MIXHEAD
 from mixhead_plugin.hf.mixing import add_mixing, attentions_of_classes, is_mixed
 from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.hf.saving import LOADER, PRUNED, file_of
@@ -60,7 +65,7 @@ def load(
     _refuse_split(settings)
     base: Any = _class_of(folder, saved, cls)
     variant = Variant.of({**saved[MIXHEAD], "impl": impl})
-    classes = saved[ATTENTIONS]
+    classes = saved.get(ATTENTIONS, OLDER_ATTENTIONS | LAYOUTS.keys())
 
     @functools.wraps(base, updated=())  # transformers chooses the loss by the name of the class
     class MixedModel(base):
@@ -108,11 +113,6 @@ def _saved_config(folder: str | PathLike[str], settings: dict[str, Any]) -> dict
     if MIXHEAD not in saved:
         problem = f"its config has no entry {MIXHEAD}" if saved else f"has no {CONFIG_NAME}"
         raise ValueError(f"{folder}: {problem}; {_advice(folder, saved, settings)}")
-    if ATTENTIONS not in saved:
-        raise ValueError(
-            f"{folder}: its config has no entry {ATTENTIONS}; must have the classes of the "
-            "attentions that are mixed, as save_pretrained wrote them"
-        )
     return saved
 
 

@@ -524,13 +524,20 @@ def test_a_file_of_a_user_s_row_is_not_loaded_without_it(tmp_path, monkeypatch):
         hf.load(tmp_path)
 
 
-def test_a_folder_that_does_not_tell_what_is_mixed_is_refused(tmp_path):
-    hf.mix(llava()[0], normalizer="l2").save_pretrained(tmp_path)
+@torch.no_grad()
+def test_a_folder_of_before_the_default_row_mixes_what_was_mixed_then(tmp_path):
+    model, inputs = llava()
+    hf.LAYOUTS["CLIPAttention"] = None
+    try:
+        expected = shake(hf.mix(model, "position-wise"))(**inputs).logits
+    finally:
+        del hf.LAYOUTS["CLIPAttention"]
+    model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["mixhead_attentions"]
+    for each in (config, *(v for v in config.values() if isinstance(v, dict))):
+        each.pop("mixhead_attentions", None)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="its config has no entry mixhead_attentions; must have"):
-        hf.load(tmp_path)
+    torch.testing.assert_close(hf.load(tmp_path)(**inputs).logits, expected)
 
 
 # Sinks

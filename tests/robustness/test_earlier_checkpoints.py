@@ -2,7 +2,7 @@
 
 `tests/checkpoints/criterions/<criterion>` holds what `train` wrote after two updates, and the
 losses of the next two. The folders `nn` and `hf` hold a mixed module and a mixed model, with the
-outputs that they gave. The config of `hf` got its entry `mixhead_attentions` later.
+outputs that they gave.
 """
 
 import json

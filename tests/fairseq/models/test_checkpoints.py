@@ -279,13 +279,17 @@ def test_a_checkpoint_of_any_other_flags_loads_or_is_refused_by_a_flag(arch, fla
     assert loaded >= len(flags) and refused > len(flags)
 
 
-def test_a_record_from_before_value_head_dim_has_what_was_usual_then():
-    trained = build(LM, decoder_layers=1).state_dict()
+def test_a_record_from_before_a_flag_has_what_was_usual_then():
+    trained = build(LM, head_mixing="low-rank", decoder_layers=1).state_dict()
     record = trained._metadata["decoder.layers.0.self_attn"]
-    assert record.pop("value_head_dim") == 4
-    build(LM, decoder_layers=1).load_state_dict(trained)
-    with pytest.raises(CheckpointError, match="use --value"):
-        build(LM, decoder_layers=1, value_head_dim=3).load_state_dict(trained)
+    assert (record.pop("mixing_rank"), record.pop("value_head_dim")) == (2, 4)
+    build(LM, head_mixing="low-rank", decoder_layers=1).load_state_dict(trained)
+    for flags, flag in (
+        ({"mixing_rank": 3}, "--mixing-rank 2"),
+        ({"value_head_dim": 3}, "--value"),
+    ):
+        with pytest.raises(CheckpointError, match=f"use {flag}"):
+            build(LM, head_mixing="low-rank", decoder_layers=1, **flags).load_state_dict(trained)
 
 
 # The whole message, the trained model, and the model that loads its tensors.
