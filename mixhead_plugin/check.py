@@ -1,4 +1,4 @@
-"""Check attention on this machine: `call_kinds` against float64, and its speed.
+"""Check attention on this machine: `kinds_to_try` against float64, and its speed.
 
 Scores and gains that depend on a distance are not tried: see NOT_TRIED.
 """
@@ -37,7 +37,7 @@ from mixhead_plugin.ops.triton import support
 
 # The dimensions of M, of the mixings that also have a measured speed.
 DIMS_OF_MIXING = {"none": 0, "position-independent": 2, "position-wise": 4}
-# The fields of a `CallKind`. Where weights are mixed, `call_kinds` adds the dtype of the mixing.
+# The fields of a `CallKind`. Where weights are mixed, `kinds_to_try` adds the dtype of the mixing.
 MIXED: dict[str, dict[str, Any]] = {
     **{name: {"mixing_dim": dim} for name, dim in DIMS_OF_MIXING.items()},
     "low-rank": {"rank": 2},  # the factors of M
@@ -102,7 +102,7 @@ def machine(device: torch.device) -> dict[str, str]:
     return {**facts, "kernels": support.machine_problem() or "can run"}
 
 
-def call_kinds(
+def kinds_to_try(
     device: torch.device, heads: int, head_dim: int
 ) -> Iterator[tuple[dict[str, str], CallKind]]:
     """Yield every kind of call by its names and as a record, but for those that NOT_TRIED names.
@@ -171,8 +171,8 @@ def judge(kind: CallKind) -> Judged:
         judged = judged._replace(error=error, fault=kernel_fault or wrong)
     except torch.OutOfMemoryError:
         judged = judged._replace(skipped="out of memory")
-    except Exception as error:  # goes into the report, whatever it is
-        judged = judged._replace(fault=f"{type(error).__name__}: {error}".splitlines()[0])
+    except Exception as raised:  # goes into the report, whatever it is
+        judged = judged._replace(fault=f"{type(raised).__name__}: {raised}".splitlines()[0])
     return judged
 
 
@@ -280,7 +280,7 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
 def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
     """Return the whole report; a row of `variants` whose `fault` is not empty is wrong."""
     rows: list[dict[str, Any]] = []
-    todo = list(call_kinds(device, heads, head_dim))
+    todo = list(kinds_to_try(device, heads, head_dim))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small calls wait for more threads longer than these save
     try:

@@ -17,8 +17,9 @@ How `--head-mixing position-wise` comes from the command line to the kernel:
 6. `Assembly.inputs_of` calls the parts. `self.head_mixing` computes M from the unscaled queries.
    The result is an `AttentionInputs`, all that a kernel needs.
 7. `Hooked.attend` (`parts/hooks.py`) calls the hooks, such as a gate on a head, and `ops/api.py`.
-   There --attention-impl names `ops/reference.py`, `ops/blockwise` or `ops/triton`. With `auto` the
-   call chooses among them, or takes `ops/fused.py`: torch's own kernels, for plain softmax alone.
+   --attention-impl names `ops/reference.py`, `ops/blockwise` or `ops/triton`. With `auto`,
+   `ops/choice.py` chooses among them, or takes `ops/fused.py`: torch's own kernels, for plain
+   softmax alone.
 8. `Assembly.mix_and_gate_outputs` mixes and scales the outputs of heads, and `out_proj` makes one
    vector of them.
 """

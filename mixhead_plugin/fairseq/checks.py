@@ -337,7 +337,7 @@ def _triton_problem(args: Any, options: AttentionOptions, covered: Sites) -> str
     for site, sizes in covered.items():
         variant = options.variant(site)
         for source, mixed in numbers_of_heads(options, site, sizes):
-            problem = support.unsupported_call(example_call(variant, sizes, source, mixed))
+            problem = support.kind_problem(example_call(variant, sizes, source, mixed))
             if problem:
                 return problem
     return ""

@@ -36,8 +36,8 @@ class CallsSdpa(nn.Module):
     ) -> None:
         """Let a checkpoint of the plain module start the mixing anew; refuse another variant's.
 
-        By `strict=False` the mixing stays. Also an instance that is not mixed is of this class if a
-        program has made it by type(other)(); it refuses a checkpoint of a mixed module.
+        By `strict=False` the mixing stays. An instance that a program makes by type(mixed)() is of
+        this class, but not mixed. It refuses a checkpoint of a mixed module, also by that.
         """
         errors: list[str] = settings[-1]
         if is_mixed(self):

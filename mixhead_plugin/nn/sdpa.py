@@ -53,13 +53,14 @@ class MixedSdpa(HostedAttention):
 
     def __init__(self, name: str, variant: Variant, call_sizes: CallSizes):
         variant = dataclasses.replace(variant, head_dim=call_sizes.head_dim)
-        # The values may have another size than the queries. The variant that is kept does not tell
-        # it, because a saved entry has it among the sizes of the calls.
-        with_values = dataclasses.replace(variant, value_head_dim=call_sizes.value_dim)
         embed_dim = call_sizes.embed_dim
         if embed_dim is None:  # then nothing reads the input, so its size has no effect
             embed_dim = call_sizes.heads * call_sizes.head_dim
-        super().__init__(variant, with_values.sizes(call_sizes.heads, embed_dim))
+        sizes = variant.sizes(call_sizes.heads, embed_dim)
+        # The values may have another size than the queries, also 0. The variant does not tell it,
+        # because a saved entry has it among the sizes of the calls.
+        heads_per_mixed = sizes.num_heads // sizes.mixed_heads
+        super().__init__(variant, sizes._replace(value_dim=call_sizes.value_dim * heads_per_mixed))
         self.name = name
         self.call_sizes = call_sizes
         self.reads_input = reads_input(variant)

@@ -1,6 +1,7 @@
 """Refuse a call of `ops.attention` whose arguments do not fit together."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def check_call(inputs: AttentionInputs, impl: str) -> None:
     """
     _check_options(inputs, impl)
     operands = inputs.operands()
-    _check_tensors(inputs)
+    _check_tensors(inputs, operands)
     _check_dimensions(operands)
     _check_dtypes(inputs, operands)
     _check_shapes(inputs, operands)
@@ -89,10 +90,13 @@ def _check_options(inputs: AttentionInputs, impl: str) -> None:
         raise ValueError("mixing: must be M or its factors, not both; with_mixing() sets one")
 
 
-def _check_tensors(inputs: AttentionInputs) -> None:
+def _check_tensors(inputs: AttentionInputs, operands: dict[str, Tensor]) -> None:
     """Refuse what is no dense tensor on the device of the query."""
     device = inputs.query.device
-    for name, tensor in inputs.tensors().items():
+    masks = {"attn_mask": inputs.attn_mask, "key_padding_mask": inputs.key_padding_mask}
+    for name, tensor in chain(operands.items(), masks.items()):
+        if tensor is None:
+            continue
         if tensor.is_nested:
             wanted = "must be padded, with key_padding_mask for what is no key"
             raise TypeError(f"{_shown(name)} is a nested tensor: {wanted}")

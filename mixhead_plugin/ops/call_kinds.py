@@ -51,7 +51,7 @@ class CallKind(NamedTuple):
 
 
 def call_kind(inputs: AttentionInputs) -> CallKind:
-    """Return the kind of a call which has no `problem`."""
+    """Return the kind of a call which has no `call_problem`."""
     inputs = _with_shape_of_matrix(inputs)
     query, key, value, mixing = inputs[:4]
     heads = int(query.shape[1])

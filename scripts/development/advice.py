@@ -129,7 +129,7 @@ def answers() -> list[Answer]:
             f"""Translation, 4 heads, a tenth of the learning rate for M:
             {less_perplexity("translation, `--mixing-lr-scale 0.1`")},
             {more_bleu(B_LARGE, SOFTMAX_LARGE)}.""",
-            "CPU: 4 % (translation)",
+            "CPU: 4 to 11 % (translation)",
             """One language model of width 1,024 with 8 heads of 32, a quarter of what is usual for
             its width: 1.4 % less perplexity.""",
         ),
@@ -154,7 +154,7 @@ def answers() -> list[Answer]:
             "any, in a model that is already trained",
             "no reason yet",
             "MiniLM, a short fine-tuning: no gain seen. We did not try a long one.",
-            "not timed",
+            "too noisy to tell",
             """BERT, fine-tuned for more steps than usual: GLUE from 0.1 points less to 2.8 more,
             SQuAD 0.4 F1 more.""",
         ),

@@ -8,7 +8,7 @@ from mixhead_plugin.ops.operators import announce_flops
 
 
 def triton_attention(inputs: AttentionInputs) -> Tensor:
-    """Compute `ops.attention` by fused kernels, for a call that has no `problem`."""
+    """Compute `ops.attention` by fused kernels, for a call that has no `call_problem`."""
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
     if inputs.factors() is not None:

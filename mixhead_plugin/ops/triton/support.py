@@ -103,7 +103,7 @@ def _device_problem(type_: str, index: int | None) -> str:
 
 def call_problem(inputs: AttentionInputs) -> str:
     """Return why the kernels cannot serve this call of `ops.attention`, or an empty string."""
-    lacking = unsupported_call(inputs)
+    lacking = kind_problem(inputs)
     if lacking:
         return lacking
     dtype = inputs.query.dtype
@@ -113,7 +113,7 @@ def call_problem(inputs: AttentionInputs) -> str:
     return _device_problem(device.type, device.index)
 
 
-def unsupported_call(inputs: AttentionInputs) -> str:
+def kind_problem(inputs: AttentionInputs) -> str:
     """Return why there is no kernel for such a call on any device, or an empty string."""
     query = inputs.query
     value = inputs.value

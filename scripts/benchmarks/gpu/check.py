@@ -50,7 +50,7 @@ def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], CallKi
     every = {}
     for shape in dict.fromkeys(row[0] for row in listed):
         heads, head_dim = map(int, shape.split("x"))
-        for names, kind in machine_check.call_kinds(device, heads, head_dim):
+        for names, kind in machine_check.kinds_to_try(device, heads, head_dim):
             every[shape, *names.values()] = names, kind
     chosen = list(listed)
     if not settings.quick:
