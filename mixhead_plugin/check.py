@@ -137,7 +137,7 @@ def kinds_to_try(
 
 
 class Judged(NamedTuple):
-    """What came of the calls of one kind, as a row of the report has it.
+    """A row of the report: the result of the calls of one kind.
 
     Attributes:
         auto: what --attention-impl auto takes

@@ -1,4 +1,4 @@
-"""What a preparation prints on stderr: an error that ends it, or a note."""
+"""Print the messages of a preparation to stderr: an error, which ends it, or a note."""
 
 import sys
 

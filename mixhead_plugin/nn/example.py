@@ -67,7 +67,7 @@ class CallSizes(NamedTuple):
 
 
 class ExampleRun(NamedTuple):
-    """What one run of the example showed."""
+    """The modules that attended in one run of the example."""
 
     calling: dict[nn.Module, CallSizes]
     # modules that call another function that computes attention, with the name of the function
