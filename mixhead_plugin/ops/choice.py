@@ -29,7 +29,9 @@ IMPLEMENTATIONS = {
     "blockwise": Implementation(
         blockwise_attention, "exact, by blocks of queries; memory linear in the length"
     ),
-    "triton": Implementation(triton_attention, "fused GPU kernels; they ran on NVIDIA H200s"),
+    "triton": Implementation(
+        triton_attention, "fused GPU kernels; they ran on NVIDIA's H200 and H100"
+    ),
 }
 
 # Up to as many keys, blocks are not faster, however many queries there are.

@@ -137,7 +137,7 @@ def answers() -> list[Answer]:
             "64 (as in WMT's recipes, BERT, GPT-2, most Vision Transformers)",
             UNKNOWN,
             "No result.",
-            "CPU: 0 to 6 %. GPU: 27 to 88 % (language models)",
+            "CPU: 0 to 6 %. GPU: 27 to 159 % (language models)",
             """Two language models of width 512 with 8 heads of 64: 1.2 and 3.7 % less perplexity.
             One of width 1,024, but with only 2 to 10 heads of 64 (16 are usual), in eleven rows:
             from 0.3 % more to 4.3 % less.""",

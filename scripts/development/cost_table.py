@@ -37,7 +37,7 @@ def costs() -> str:
     plain_memory = memory["torch's attention, not mixed"]
 
     query = step_on_a_gpu("attention of one query")
-    gpt = step_on_a_gpu("training step of GPT-2")
+    gpts = [gpu_tables.gpt(reports) for reports in (gpu_tables.H200, gpu_tables.H100)]
 
     rows = [
         [
@@ -46,29 +46,31 @@ def costs() -> str:
             *(str(new_parameters(mixing)) for mixing in MIXHEADS.values()),
         ],
         [
-            "GPU: an attention alone, forward and backward, 2,048 tokens",
+            "GPUs (H200 and H100): an attention alone, forward and backward, 2,048 tokens",
             "torch's flash attention",
-            *both_passes_on_a_gpu("8 heads of 64, 2,048 tokens"),
+            *(listed(gpu_tables.ratios_of_both_passes(name, "8x8x2048x64")) for name in MIXHEADS),
         ],
         [
-            "GPU: the same, 16 heads of 64",
+            "GPUs: the same, 16 heads of 64",
             "torch's flash attention",
-            *both_passes_on_a_gpu("16 heads of 64"),
+            *(listed(gpu_tables.ratios_of_both_passes(name, "8x16x2048x64")) for name in MIXHEADS),
         ],
         [
-            f"GPU: attention of one step of decoding (without mixing: {whole(query[PLAIN])})",
+            "GPU (H200): attention of one step of decoding "
+            f"(without mixing: {whole(query[PLAIN])})",
             "torch's attention",
             *(whole(query[name]) for name in MIXHEADS),
         ],
         [
-            "GPU: training step of a language model of 4 layers, on two machines",
+            "GPUs: training step of a language model of 4 layers, two machines with an H200 and "
+            "one with an H100",
             "fairseq's attention",
-            *(two(gpu_tables.ratios_of_training(name)) for name in MIXHEADS),
+            *(listed(gpu_tables.ratios_of_training(name)) for name in MIXHEADS),
         ],
         [
-            "GPU: training step of nanoGPT, 12 layers with 12 heads of 64",
+            "GPUs (H200 and H100): training step of nanoGPT, 12 layers with 12 heads of 64",
             "torch's attention",
-            *(gpt[name] for name in MIXHEADS),
+            *(listed([gpt.ratios[name] for gpt in gpts]) for name in MIXHEADS),
         ],
         [
             "CPU: an attention alone, forward and backward, 2,048 tokens",
@@ -109,9 +111,10 @@ def whole(ratio: str) -> str:
     return f"{float(ratio):.0f}"
 
 
-def two(values: Iterable[float]) -> str:
-    """Return the cell of a ratio that was measured twice."""
-    return " and ".join(ratios(values))
+def listed(values: Iterable[float]) -> str:
+    """Return the cell of a ratio that was measured several times: 1.12, 1.69 and 1.91."""
+    *others, last = ratios(values)
+    return f"{', '.join(others)} and {last}"
 
 
 def new_parameters(mixing: str) -> int:
@@ -138,13 +141,6 @@ def printed(file: str, title: str, column: str) -> dict[str, float]:
         if place < len(numbers):  # a contender may lack the last columns
             numbers_of[name] = float(numbers[place])
     return numbers_of
-
-
-def both_passes_on_a_gpu(size: str) -> list[str]:
-    """Return the cells of A and B in a column of the table of both passes."""
-    head, _, *lines = cells_of(gpu_tables.both_passes())
-    column = {cells[0]: cells[head.index(size)] for cells in lines}
-    return [column[f"**{name}**"] for name in MIXHEADS]
 
 
 def step_on_a_gpu(title: str) -> dict[str, str]:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from studies.markdown import table
 
 REPORTS = Path(__file__).resolve().parents[2] / "results" / "gpu"
-# Older reports have other kernels that mix. These two are of two machines with the same kind of
-# GPU.
-WITH_THESE_KERNELS = ("nvidia-h200-3.json", "nvidia-h200-4.json")
+# Older reports of H200s have other kernels that mix. These two are of two machines.
+H200 = ("nvidia-h200-3.json", "nvidia-h200-4.json")
+H100 = ("nvidia-h100-1.json", "nvidia-h100-2.json")  # of one machine
 MIXHEADS = ("Mixhead A", "Mixhead B")
 
 # batch x heads x tokens x size of a head, dtype, dropout, and what the page calls them
@@ -50,10 +50,10 @@ OTHERS = {
 }
 
 
-def rows_of(part: str) -> list[dict[str, Any]]:
-    """Return the rows of a part of the reports with these kernels, the later report last."""
+def rows_of(part: str, reports: Sequence[str] = H200) -> list[dict[str, Any]]:
+    """Return the rows of a part of the reports of a kind of GPU, the later report last."""
     rows = []
-    for report in WITH_THESE_KERNELS:
+    for report in reports:
         parts = json.loads((REPORTS / report).read_text())["parts"]
         if part in parts:
             rows += parts[part]["rows"]
@@ -69,17 +69,21 @@ def shown(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def attention_table(passes: str, column: str, names: dict[str, str]) -> str:
+def attention_table(
+    passes: str, column: str, names: dict[str, str], reports: Sequence[str] = H200
+) -> str:
     """Return a column of the part `core`: a line for each contender, a column for each size.
 
-    Where both reports have a number, the later one counts.
+    Where both reports have a number, the later one counts. Sizes that no report has are left out.
     """
-    row_of = {(row["name"], row["size"]): row for row in rows_of("core") if row["passes"] == passes}
+    rows = [row for row in rows_of("core", reports) if row["passes"] == passes]
+    row_of = {(row["name"], row["size"]): row for row in rows}
+    sizes = [size for size in SIZES if any((key, size) in row_of for key in TORCH)]
 
     def line(title: str, keys: tuple[str, ...], field: str, unit: str = "") -> list[str]:
         """Return a line of the first of the contenders that has a number, for each size."""
         cells = [title]
-        for size in SIZES:
+        for size in sizes:
             row = next((row_of[key, size] for key in keys if (key, size) in row_of), None)
             cells.append("" if row is None else shown(row[field]) + unit)
         return cells
@@ -90,11 +94,35 @@ def attention_table(passes: str, column: str, names: dict[str, str]) -> str:
         lines = [line("torch's softmax", TORCH, column)]
     lines += [line(title, (name,), column) for name, title in names.items()]
     measured = [cells for cells in lines if any(cells[1:])]
-    return table(["", *SIZES.values()], measured)
+    return table(["", *(SIZES[size] for size in sizes)], measured)
 
 
 def both_passes() -> str:
     return attention_table("both", "by_upstream", PLUGIN | OTHERS)
+
+
+def both_passes_on_an_h100() -> str:
+    return attention_table("both", "by_upstream", PLUGIN | OTHERS, H100)
+
+
+def ratios_of_both_passes(name: str, shape: str) -> list[float]:
+    """Return how many times as long as torch's flash attention a mixing takes on each GPU.
+
+    Args:
+        name: "Mixhead A" or "Mixhead B"
+        shape: batch, heads, tokens and size of a head, as "8x8x2048x64"
+    """
+    ratios = []
+    for reports in (H200, H100):
+        (row,) = (
+            row
+            for row in rows_of("core", reports)
+            if row["passes"] == "both"
+            and row["name"] == f"triton: {name}"
+            and row["size"] == f"{shape} bfloat16 0.0"
+        )
+        ratios.append(row["by_upstream"])
+    return ratios
 
 
 def forward_pass() -> str:
@@ -125,8 +153,8 @@ def training(report: str) -> Compared:
 
 
 def ratios_of_training(name: str) -> list[float]:
-    """Return how many times as long as with fairseq's attention a step took in each report."""
-    return [training(report).ratios[name] for report in WITH_THESE_KERNELS]
+    """Return how many times as long as with fairseq's attention a step took on each machine."""
+    return [training(report).ratios[name] for report in (*H200, H100[0])]
 
 
 def beside_upstream(rows: Sequence[dict[str, Any]]) -> Compared:
@@ -134,15 +162,24 @@ def beside_upstream(rows: Sequence[dict[str, Any]]) -> Compared:
     return Compared(rows[0]["ms"], {row["name"]: row["by_upstream"] for row in rows})
 
 
+def gpt(reports: Sequence[str]) -> Compared:
+    """Return the times of a training step of GPT-2 beside that with torch's attention."""
+    return beside_upstream([row for row in rows_of("gpt", reports) if "ms" in row])
+
+
+def module(upstream: str, reports: Sequence[str]) -> Compared:
+    """Return the times of an attention with its projections beside that of "fairseq" or "torch"."""
+    rows = [row for row in rows_of("module", reports) if row["module"] == upstream]
+    return beside_upstream(rows[-4:])  # those of the later report
+
+
 def steps() -> str:
     """Return the times of whole modules and steps, beside fairseq's and torch's."""
-    first, second = (training(report) for report in WITH_THESE_KERNELS)
+    first, second, third = (training(report) for report in (*H200, H100[0]))
     del first.ratios["softmax"]  # its gradients were wrong
-    gpt = beside_upstream([row for row in rows_of("gpt") if "ms" in row])
-    modules = {}
-    for upstream in ("fairseq", "torch"):
-        rows = [row for row in rows_of("module") if row["module"] == upstream]
-        modules[upstream] = beside_upstream(rows[-4:])  # those of the later report
+    # On the H200 its softmax still took torch's memory-efficient kernel.
+    of_fairseq, of_torch = (module(upstream, H200) for upstream in ("fairseq", "torch"))
+    del of_fairseq.ratios["softmax"], of_torch.ratios["softmax"]
     decoding = {row["name"]: row["microseconds"] for row in rows_of("decoding")}
     ratios_of_one_query = {name: time / decoding["torch"] for name, time in decoding.items()}
     one_query = Compared(decoding["torch"] / 1e3, ratios_of_one_query)
@@ -154,15 +191,21 @@ def steps() -> str:
         return cells
 
     small = "training step of a small model; fairseq's attention = 1.00"
+    large = "training step of GPT-2; torch's attention = 1.00"
     projected = "an attention with its projections behind a causal mask; fairseq's = 1.00"
+    same = "the same; that of `nn.MultiheadAttention` = 1.00"
     lines = [
-        line(f"{small}, first machine", first),
-        line(f"{small}, second machine", second),
-        line("training step of GPT-2; torch's attention = 1.00", gpt),
-        line(projected, modules["fairseq"]),
-        line("the same; that of `nn.MultiheadAttention` = 1.00", modules["torch"]),
+        line(f"{small}, H200, first machine", first),
+        line(f"{small}, H200, second machine", second),
+        line(f"{small}, H100", third),
+        line(f"{large}, H200", gpt(H200)),
+        line(f"{large}, H100", gpt(H100)),
+        line(f"{projected}, H200", of_fairseq),
+        line(f"{projected}, H100", module("fairseq", H100)),
+        line(f"{same}, H200", of_torch),
+        line(f"{same}, H100", module("torch", H100)),
         line(
-            "attention of one query to 1,024 keys; torch's = 1.00",
+            "attention of one query to 1,024 keys; torch's = 1.00, H200",
             one_query,
             digits=3,
         ),
@@ -172,6 +215,7 @@ def steps() -> str:
 
 TABLES = {
     "both passes on a GPU": both_passes,
+    "both passes on an H100": both_passes_on_an_h100,
     "forward pass on a GPU": forward_pass,
     "memory on a GPU": memory,
     "host of a GPU": host,
