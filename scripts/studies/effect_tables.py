@@ -25,6 +25,11 @@ def nearest_neighbour_steps_table(folder: Path = RESULTS) -> str:
     return planned.own_table(study_of("nearest_neighbour_steps", folder))
 
 
+def translation_long_table(folder: Path = RESULTS) -> str:
+    """Return what becomes of B's gain in translation from 1,600 to 6,400 updates."""
+    return planned.own_table(study_of("translation_long", folder))
+
+
 @dataclass(frozen=True)
 class Section:
     """A table of results/tables.md."""
@@ -55,6 +60,19 @@ lowest loss among the numbers of heads that were run.""",
     "along the training": Section(
         translation_tables.along_table,
         "Translation: gain in validation loss, nats a token, eight seeds, intervals at 95 %.",
+    ),
+    "lasting": Section(
+        translation_long_table,
+        """\
+Translation, a training of 1,600 updates and one of 6,400 from the same trunk. The gain of B over
+softmax with the same heads in test loss, its change, and the gain in BLEU: paired t, intervals at
+95 %.""",
+    ),
+    "rows of the long translation": Section(
+        translation_tables.long_rows_table,
+        """\
+The same runs: means over the seeds, and the gain over softmax with 4 heads of 32 after as many
+updates. Intervals at 95 %.""",
     ),
     "recall": Section(
         comparison_tables.recall_table,

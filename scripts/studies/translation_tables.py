@@ -1,4 +1,4 @@
-"""The tables of results/translation.json: translation after 1,600 updates."""
+"""The tables of results/translation.json and translation_long.json."""
 
 import statistics
 from pathlib import Path
@@ -7,6 +7,7 @@ from studies.comparisons import RESULTS, gains, losses, study_of
 from studies.effects import along, bleu_gain, validations
 from studies.inference import growth, paired
 from studies.markdown import shown, table
+from studies.planned import with_whole_seeds
 
 # ---- every row ---------------------------------------------------------------------------------
 
@@ -42,6 +43,28 @@ def translation_table(folder: Path = RESULTS) -> str:
         rows.append([name, f"{loss:.4f}", lower_loss, f"{bleu:.2f}", higher_bleu])
     head = ["attention", "test loss, nats", "gain over softmax, 4 heads of 32", "BLEU", "gain"]
     return table(head, rows)
+
+
+def long_rows_table(folder: Path = RESULTS) -> str:
+    """Return loss and BLEU of every training of 'Does it last?', beside the best softmax."""
+    study = with_whole_seeds(study_of("translation_long", folder))
+    rows = []
+    for length in ("1600", "6400"):
+        best = ("4", "softmax", length)
+        for heads in study.grid.axes["heads"]:
+            for attention in study.grid.axes["attention"]:
+                row = (heads, attention, length)
+                loss = statistics.fmean(losses(study, row, "test").values())
+                bleu = statistics.fmean(study.values(row, "BLEU").values())
+                lower_loss = higher_bleu = ""
+                if row != best:
+                    lower_loss = shown(paired(gains(study, row, best, "test")), 4)
+                    higher_bleu = shown(bleu_gain(study, row, best, "BLEU"), 2)
+                name = f"{attention}, {heads} heads of {WIDTH // int(heads)}"
+                cells = [f"{int(length):,}", name, f"{loss:.4f}", lower_loss]
+                rows.append([*cells, f"{bleu:.2f}", higher_bleu])
+    head = ["updates", "attention", "test loss, nats", "gain over softmax, 4 heads of 32"]
+    return table([*head, "BLEU", "gain"], rows)
 
 
 # ---- along the training ------------------------------------------------------------------------
