@@ -1,17 +1,53 @@
-"""Draw the two pictures of the results: the gain along the training, and the gain by head size."""
+"""Draw the pictures of the results: the gain by length, along the training, and by head size."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mixhead_plugin.heads import figures
-from studies.comparisons import study_of
-from studies.effects import Effect, along, effects
+from studies.comparisons import gains, study_of
+from studies.effects import Effect, along, bleu_gain, effects, lower_by
 from studies.inference import Estimate, bars_of, paired
+from studies.study import Row
 from studies.translation_tables import ALONG
 
 ZERO = figures.VARIANTS["softmax"]  # the line of softmax with the same heads
 BARS = {"ms": 4, "capsize": 2, "elinewidth": 0.8}
+
+
+# ---- the gain after a short and a long training --------------------------------------------------
+
+LENGTHS = {"1600": "1,600 updates\n(4 epochs)", "6400": "6,400 updates\n(17 epochs)"}
+HEADS = {"4": ("4 heads of 32", "-", "o"), "32": ("32 heads of 4", "--", "s")}
+
+
+def draw_by_length(folder: Path) -> Any:
+    """Draw what B gains in perplexity and in BLEU after the two lengths of 'Does it last?'."""
+    study = study_of("translation_long", folder)
+
+    def lower_perplexity(row: Row, base: Row) -> Estimate:
+        return lower_by(paired(gains(study, row, base, "test")))
+
+    def more_bleu(row: Row, base: Row) -> Estimate:
+        return bleu_gain(study, row, base, "BLEU")
+
+    figure, axes = figures.subplots(1, 2, (3.3, 3.2))
+    for panel, gain in zip(axes[0], (lower_perplexity, more_bleu)):
+        for number, (heads, (label, line, marker)) in enumerate(HEADS.items()):
+            found = []
+            for length in LENGTHS:
+                found.append(gain((heads, "B", length), (heads, "softmax", length)))
+            at = [place + 0.06 * (2 * number - 1) for place in range(len(LENGTHS))]
+            means = [estimate.mean for estimate in found]
+            look = {"color": figures.VARIANTS["B"], "ls": line, "marker": marker, **BARS}
+            panel.errorbar(at, means, bars_of(found), label=label, **look)
+        panel.axhline(0, color=ZERO, lw=1)
+        panel.set_xticks(range(len(LENGTHS)), LENGTHS.values())
+        panel.set_xlim(-0.4, len(LENGTHS) - 0.6)
+    axes[0][0].set(title="Perplexity", ylabel="lower by, %")
+    axes[0][1].set(title="BLEU", ylabel="higher by")
+    figures.legend_below(figure, axes)
+    return figure
 
 
 # ---- the gain along the training -----------------------------------------------------------------
@@ -34,7 +70,7 @@ def draw_along(folder: Path) -> Any:
     middle = (len(CURVES) - 1) / 2
     for number, (name, (label, colour, line, marker)) in enumerate(CURVES.items()):
         by_update = along(study, ALONG[name])
-        estimates = [paired(gains) for gains in by_update.values()]
+        estimates = [paired(by_seed) for by_seed in by_update.values()]
         # The bars of one update stand beside each other, as if 12 updates lay between them.
         at = [update + 12 * (number - middle) for update in by_update]
         means = [estimate.mean for estimate in estimates]
@@ -45,14 +81,14 @@ def draw_along(folder: Path) -> Any:
     words = "softmax with the same heads"
     panel.annotate(words, (370, 0), (0, -11), textcoords="offset points", fontsize=8)
     panel.set(xlabel="update", ylabel="gain in validation loss, nats a token\n(higher is better)")
-    panel.set_title("Translation: the gain stays with heads of 4 and shrinks with heads of 32")
+    panel.set_title("Translation, the first 1,600 updates")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
 # ---- the gain by head size -----------------------------------------------------------------------
 
-MARKERS = "osD^vPX*"
+MARKERS = "osD^vPX*<"
 
 
 def series_of(effect: Effect) -> str:
@@ -125,12 +161,17 @@ def draw_by_head_size(folder: Path) -> Any:
     return figure
 
 
-# ---- both ----------------------------------------------------------------------------------------
+# ---- all of them ---------------------------------------------------------------------------------
+
+PICTURES = {
+    "gain_by_length": draw_by_length,
+    "gain_by_update": draw_along,
+    "gain_by_head_size": draw_by_head_size,
+}
 
 
 def draw(folder: Path) -> None:
-    """Write both pictures into the folder of the results."""
-    pictures = {"gain_by_update": draw_along, "gain_by_head_size": draw_by_head_size}
-    for name, make in pictures.items():
+    """Write the pictures into the folder of the results."""
+    for name, make in PICTURES.items():
         with figures.style():
             figures.save_svg(make(folder), folder / f"{name}.svg")
