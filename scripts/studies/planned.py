@@ -187,7 +187,8 @@ def lasting_table(study: Study) -> str:
 
     lines = []
     for number, change in changes.items():
-        line = [number, str(change.count), *gain_cells(number, "test", 4)]
+        named = f"{number} of {128 // int(number)}"  # the models have a width of 128
+        line = [named, str(change.count), *gain_cells(number, "test", 4)]
         line += [shown(change, 4), shown_p(change.p), shown_p(adjusted[number])]
         line += gain_cells(number, "BLEU", 2)
         lines.append(line)

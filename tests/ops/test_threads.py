@@ -44,6 +44,29 @@ def test_each_thread_runs_torch_on_one_core_without_gradients_and_autocast(threa
     assert set(seen) == {(1, False, False)}
 
 
+def zero_is_taken_for(number):
+    return bool((torch.tensor([number]) * 1.0 == 0).item())
+
+
+@pytest.mark.skipif(
+    not torch.set_flush_denormal(False), reason="this processor keeps denormal numbers"
+)
+@pytest.mark.parametrize("flushes", [False, True])
+def test_denormal_numbers_are_0_in_the_work_and_the_caller_keeps_its_own_way(threads, flushes):
+    seen = []
+
+    def work(items):
+        seen.extend(zero_is_taken_for(1e-40) for _ in items)
+
+    torch.set_flush_denormal(flushes)
+    try:
+        parallel_for(work, list(range(20)), CPU)
+        assert seen == [True] * 20
+        assert zero_is_taken_for(1e-40) == flushes
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_the_number_of_threads_of_everyone_else_stays(threads):
     parallel_for(list, list(range(20)), CPU)
     assert torch.get_num_threads() == threads

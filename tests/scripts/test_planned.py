@@ -299,7 +299,7 @@ def test_a_change_of_a_gain_is_paired_by_seed_and_holms_family_is_the_numbers_of
     p, other_p = (stats.ttest_1samp(values, 0).pvalue for values in (change, other))
     assert p < other_p and 2 * p < 1
     assert four == (
-        f"| 4 | 3 | {interval(gains['4', '1600'], 4)} | {interval(gains['4', '6400'], 4)} "
+        f"| 4 of 32 | 3 | {interval(gains['4', '1600'], 4)} | {interval(gains['4', '6400'], 4)} "
         f"| {interval(change, 4)} | {p:.2g} | {2 * p:.2g} "
         f"| {interval([10 * gain for gain in gains['4', '1600']], 2)} "
         f"| {interval([10 * gain for gain in gains['4', '6400']], 2)} |"

@@ -6,9 +6,11 @@ takes whole blocks and waits once.
 """
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from threading import Barrier, BrokenBarrierError, Lock
 from typing import TypeVar
 
@@ -32,7 +34,7 @@ def threads_for(device: torch.device) -> int:
 def parallel_for(
     work: Callable[[Iterator[Item]], None], items: Sequence[Item], device: torch.device
 ) -> None:
-    """Let `work` go through `items`, without gradients and autocast.
+    """Let `work` go through `items`, without gradients, autocast and denormal numbers.
 
     On the CPU as many threads as torch has call `work` once each, and take their items, in order,
     from one queue. Where no thread can be had, as after the end of the main thread, the caller goes
@@ -46,7 +48,7 @@ def parallel_for(
     """
     threads = min(threads_for(device), len(items))
     if threads < 2:
-        with torch.no_grad(), without_autocast(device):
+        with torch.no_grad(), without_autocast(device), _without_denormals(device):
             work(iter(items))
         return
 
@@ -63,7 +65,7 @@ def parallel_for(
 
     def run() -> None:
         # A thread has modes of its own. Autocast is off in it; the others are set here.
-        with torch.inference_mode(inference), torch.no_grad():
+        with torch.inference_mode(inference), torch.no_grad(), _without_denormals(device):
             try:
                 work(take())
             except BaseException:
@@ -87,6 +89,30 @@ def parallel_for(
         # Also after Ctrl-C, no thread may go on with tensors that the caller gives up.
         waiting.clear()
         wait(results)
+
+
+@contextmanager
+def _without_denormals(device: torch.device) -> Iterator[None]:
+    """Take numbers that are closer to 0 than any normal one for 0, in this thread.
+
+    A trained head gives many keys weights such as 1e-40, with which some processors compute slowly:
+    a training step of B with 32 heads of 4 took 1.3 times as long on an Intel Xeon. GPUs take such
+    numbers for 0, too.
+    """
+    if device.type != "cpu" or _flushes():
+        yield
+        return
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _flushes() -> bool:
+    """Return whether this thread takes denormal numbers for 0 already."""
+    smallest = sys.float_info.min  # a name, because Python would compute a constant at import
+    return smallest / 2 == 0.0
 
 
 def _pool() -> ThreadPoolExecutor:
