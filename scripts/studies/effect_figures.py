@@ -94,7 +94,7 @@ MARKERS = "osD^vPX*<"
 def series_of(effect: Effect) -> str:
     """Return the words of the legend: the other tasks by name, text by task, sites and updates.
 
-    Words of several lengths and rates look alike.
+    Words of several lengths and rates look alike, and both translations of 1,600 updates.
     """
     if not effect.comparison.corpus:
         return effect.comparison.task

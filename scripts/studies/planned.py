@@ -169,6 +169,9 @@ def gains_by_seed(study: Study, row: Row, metric: str) -> dict[int, float]:
     return study.differences(row, base, metric) if base else {}
 
 
+WIDTH = 128  # of the models of translation
+
+
 def lasting_table(study: Study) -> str:
     """Return the gain of B after fewer and after more updates, and its change.
 
@@ -187,7 +190,7 @@ def lasting_table(study: Study) -> str:
 
     lines = []
     for number, change in changes.items():
-        named = f"{number} of {128 // int(number)}"  # the models have a width of 128
+        named = f"{number} of {WIDTH // int(number)}"
         line = [named, str(change.count), *gain_cells(number, "test", 4)]
         line += [shown(change, 4), shown_p(change.p), shown_p(adjusted[number])]
         line += gain_cells(number, "BLEU", 2)

@@ -7,11 +7,9 @@ from studies.comparisons import RESULTS, gains, losses, study_of
 from studies.effects import along, bleu_gain, validations
 from studies.inference import growth, paired
 from studies.markdown import shown, table
-from studies.planned import with_whole_seeds
+from studies.planned import WIDTH, with_whole_seeds
 
 # ---- every row ---------------------------------------------------------------------------------
-
-WIDTH = 128  # of the models
 
 # The words for the attentions of translation.toml.
 ATTENTIONS = {

@@ -44,27 +44,63 @@ def test_each_thread_runs_torch_on_one_core_without_gradients_and_autocast(threa
     assert set(seen) == {(1, False, False)}
 
 
-def zero_is_taken_for(number):
-    return bool((torch.tensor([number]) * 1.0 == 0).item())
+def are_flushed(count):
+    """Return which of as many denormal numbers are taken for 0 in this thread, and in torch's."""
+    # From their bits, because a thread that flushes cannot make one from a number.
+    numbers = torch.full((count,), 71362, dtype=torch.int32).view(torch.float32)  # 1e-40
+    return numbers * 1.0 == 0
 
 
-@pytest.mark.skipif(
-    not torch.set_flush_denormal(False), reason="this processor keeps denormal numbers"
+KEEPS_DENORMALS = pytest.mark.skipif(
+    not torch.set_flush_denormal(False), reason="torch cannot set this processor"
 )
+
+
+@KEEPS_DENORMALS
 @pytest.mark.parametrize("flushes", [False, True])
 def test_denormal_numbers_are_0_in_the_work_and_the_caller_keeps_its_own_way(threads, flushes):
     seen = []
 
     def work(items):
-        seen.extend(zero_is_taken_for(1e-40) for _ in items)
+        seen.extend(are_flushed(1).item() for _ in items)
 
     torch.set_flush_denormal(flushes)
     try:
         parallel_for(work, list(range(20)), CPU)
         assert seen == [True] * 20
-        assert zero_is_taken_for(1e-40) == flushes
+        assert are_flushed(1).item() == flushes
     finally:
         torch.set_flush_denormal(False)
+
+
+@KEEPS_DENORMALS
+def test_after_an_error_denormal_numbers_are_kept_again(threads):
+    def work(items):
+        raise ValueError("an item")
+
+    with pytest.raises(ValueError, match="an item"):
+        parallel_for(work, list(range(20)), CPU)
+    assert not are_flushed(1).item()
+
+
+# One block is computed by the caller, with the threads of torch, which start here.
+ONE_BLOCK = """
+import torch
+from mixhead_plugin.ops import attention
+torch.set_num_threads(2)
+q = torch.randn(4, 4, 100, 16)
+attention(q, q, q, mixing=torch.eye(4), impl="blockwise")
+numbers = torch.full((2**18,), 71362, dtype=torch.int32).view(torch.float32)
+print(int((numbers * 1.0 == 0).sum()))
+"""
+
+
+@KEEPS_DENORMALS
+def test_threads_that_torch_starts_in_a_call_keep_denormal_numbers():
+    command = [sys.executable, "-c", ONE_BLOCK]
+    root = Path(__file__).parents[2]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    assert result.stdout.strip() == "0"
 
 
 def test_the_number_of_threads_of_everyone_else_stays(threads):

@@ -299,3 +299,36 @@ def test_the_curves_end_at_the_numbers_of_the_table():
     for name, bars in zip(effect_figures.CURVES, axes.containers):
         (line,) = [line for line in lines if line.startswith(f"| {name} |")]
         assert f"| {bars.lines[0].get_ydata()[-1]:.3f} (" in line
+
+
+def test_the_gains_after_two_lengths_are_those_of_the_list():
+    found = {}
+    for each in all_effects():
+        comparison = each.comparison
+        if comparison.study == "translation_long":
+            found[comparison.heads, comparison.updates] = each
+    perplexity, bleu = effect_figures.draw_by_length(comparisons.RESULTS).axes
+    for axes in (perplexity, bleu):
+        assert [bars.get_label() for bars in axes.containers] == ["4 heads of 32", "32 heads of 4"]
+        for heads, bars in zip(("4 of 32", "32 of 4"), axes.containers):
+            for updates, y in zip((1600, 6400), bars.lines[0].get_ydata()):
+                comparison = found[heads, updates].comparison
+                expected = effects.lower_by(found[heads, updates].gain)
+                if axes is bleu:
+                    study = comparisons.study_of("translation_long", comparisons.RESULTS)
+                    rows = (comparison.mixed, comparison.softmax)
+                    expected = effects.bleu_gain(study, *rows, "BLEU")
+                assert y == pytest.approx(expected.mean)
+
+
+def test_rows_of_the_long_translation_stand_beside_the_best_softmax_of_their_length():
+    lines = translation_tables.long_rows_table().splitlines()[2:]
+    assert len(lines) == 8
+    for number, updates in enumerate(("1,600", "6,400")):
+        best, *others = lines[4 * number : 4 * number + 4]
+        loss, bleu = (float(best.split(" | ")[place]) for place in (2, 4))
+        assert best.startswith(f"| {updates} | softmax, 4 heads of 32 |")
+        for line in others:
+            _, _, own_loss, gain, own_bleu, more = line.strip("| ").split(" | ")
+            assert float(gain.split()[0]) == pytest.approx(loss - float(own_loss), abs=2e-4)
+            assert float(more.split()[0]) == pytest.approx(float(own_bleu) - bleu, abs=0.02)
