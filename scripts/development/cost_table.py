@@ -57,7 +57,7 @@ def costs() -> str:
         ],
         [
             "GPU (H200): attention of one step of decoding "
-            f"(without mixing: {whole(query[PLAIN])})",
+            f"(the plugin without mixing: {whole(query[PLAIN])})",
             "torch's attention",
             *(whole(query[name]) for name in MIXHEADS),
         ],
