@@ -14,7 +14,13 @@ from benchmarks.steps import Row
 
 ROOT = Path(__file__).resolve().parents[3]
 NEED_FAIRSEQ = ["tests/robustness/test_equality.py", "tests/scripts/test_benchmark.py"]
-FILES = [*NEED_FAIRSEQ, "tests/ops/test_triton_gpu.py", "tests/ops/test_extreme_scores.py"]
+FILES = [
+    *NEED_FAIRSEQ,
+    "tests/ops/test_triton_gpu.py",
+    "tests/ops/test_fused.py",
+    "tests/ops/test_extreme_scores.py",
+    "tests/nn/test_on_a_gpu.py",
+]
 
 
 def tests(settings: Settings, step: str) -> Iterator[Row]:
