@@ -8,6 +8,7 @@ from studies.effects import along, bleu_gain, validations
 from studies.inference import growth, paired
 from studies.markdown import shown, table
 from studies.planned import WIDTH, with_whole_seeds
+from studies.study import Row, Study
 
 # ---- every row ---------------------------------------------------------------------------------
 
@@ -31,14 +32,8 @@ def translation_table(folder: Path = RESULTS) -> str:
     rows = []
     for row in sorted(study.rows, key=lambda row: (int(row[0]), list(ATTENTIONS).index(row[1]))):
         heads, attention, _ = row
-        loss = statistics.fmean(losses(study, row, "test").values())
-        bleu = statistics.fmean(study.values(row, "BLEU").values())
-        lower_loss = higher_bleu = ""
-        if row != best:
-            lower_loss = shown(paired(gains(study, row, best, "test")), 4)
-            higher_bleu = shown(bleu_gain(study, row, best, "BLEU"), 2)
         name = f"{ATTENTIONS[attention]}, {heads} heads of {WIDTH // int(heads)}"
-        rows.append([name, f"{loss:.4f}", lower_loss, f"{bleu:.2f}", higher_bleu])
+        rows.append([name, *_beside(study, row, best)])
     head = ["attention", "test loss, nats", "gain over softmax, 4 heads of 32", "BLEU", "gain"]
     return table(head, rows)
 
@@ -52,17 +47,21 @@ def long_rows_table(folder: Path = RESULTS) -> str:
         for heads in study.grid.axes["heads"]:
             for attention in study.grid.axes["attention"]:
                 row = (heads, attention, length)
-                loss = statistics.fmean(losses(study, row, "test").values())
-                bleu = statistics.fmean(study.values(row, "BLEU").values())
-                lower_loss = higher_bleu = ""
-                if row != best:
-                    lower_loss = shown(paired(gains(study, row, best, "test")), 4)
-                    higher_bleu = shown(bleu_gain(study, row, best, "BLEU"), 2)
                 name = f"{attention}, {heads} heads of {WIDTH // int(heads)}"
-                cells = [f"{int(length):,}", name, f"{loss:.4f}", lower_loss]
-                rows.append([*cells, f"{bleu:.2f}", higher_bleu])
+                rows.append([f"{int(length):,}", name, *_beside(study, row, best)])
     head = ["updates", "attention", "test loss, nats", "gain over softmax, 4 heads of 32"]
     return table([*head, "BLEU", "gain"], rows)
+
+
+def _beside(study: Study, row: Row, best: Row) -> list[str]:
+    """Return the cells of a row: test loss and its gain over the best, BLEU and its gain."""
+    loss = statistics.fmean(losses(study, row, "test").values())
+    bleu = statistics.fmean(study.values(row, "BLEU").values())
+    lower_loss = higher_bleu = ""
+    if row != best:
+        lower_loss = shown(paired(gains(study, row, best, "test")), 4)
+        higher_bleu = shown(bleu_gain(study, row, best, "BLEU"), 2)
+    return [f"{loss:.4f}", lower_loss, f"{bleu:.2f}", higher_bleu]
 
 
 # ---- along the training ------------------------------------------------------------------------
