@@ -37,7 +37,8 @@ def costs() -> str:
     plain_memory = memory["torch's attention, not mixed"]
 
     query = step_on_a_gpu("attention of one query")
-    gpts = [gpu_tables.gpt(reports) for reports in (gpu_tables.H200, gpu_tables.H100)]
+    gpt_on_h200 = gpu_tables.gpt(gpu_tables.H200).ratios
+    gpt_on_h100 = gpu_tables.gpt(gpu_tables.H100).ratios
 
     rows = [
         [
@@ -70,7 +71,7 @@ def costs() -> str:
         [
             "GPUs (H200 and H100): training step of nanoGPT, 12 layers with 12 heads of 64",
             "torch's attention",
-            *(listed([gpt.ratios[name] for gpt in gpts]) for name in MIXHEADS),
+            *(listed([gpt_on_h200[name], gpt_on_h100[name]]) for name in MIXHEADS),
         ],
         [
             "CPU: an attention alone, forward and backward, 2,048 tokens",

@@ -22,7 +22,8 @@ LENGTH = 96
 # Every normalizer without mixing and with B, and every value of every other part.
 VARIANTS = [{"normalizer": name} for name in NORMALIZERS]
 VARIANTS += [{"normalizer": name, "head_mixing": "position-wise"} for name in NORMALIZERS]
-VARIANTS += [{part: name} for part, table in PARTS.items() for name in table]
+for part, table in PARTS.items():
+    VARIANTS += [{part: name} for name in table]
 
 
 def module(variant, **settings):
