@@ -23,7 +23,7 @@ from tests.fairseq.models.cases import (
     step_by_step,
     yaml,
 )
-from tests.helpers import build, task, tokens
+from tests.helpers import build, dictionary, task, tokens
 from tests.ops import definitions
 
 MODELS = ("gau_lm", "gau_roberta")
@@ -128,6 +128,18 @@ def test_a_position_sees_itself_most_at_the_start(arch):
 
 
 @pytest.mark.parametrize("arch", MODELS)
+def test_value_init_scale_shrinks_the_maps_of_values_and_outputs_alone(arch):
+    plain = units(build(arch))[0]
+    shrunk = units(build(arch, value_init_scale=0.5))[0]
+    expected = dict(plain.named_parameters())
+    for name in ("v_proj.weight", "out_proj.weight"):
+        expected[name] = 0.5 * expected[name]
+    assert expected.keys() == dict(shrunk.named_parameters()).keys()
+    for name, parameter in shrunk.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+
+
+@pytest.mark.parametrize("arch", MODELS)
 def test_a_unit_has_the_parameters_of_its_four_maps_gammas_betas_and_norm(arch):
     side = ARCH_MODEL_REGISTRY[arch].side
     d, s, expansion = 24, 10, 3
@@ -201,6 +213,18 @@ def test_padding_order_and_later_words_change_nothing(normalizer, arch):
     torch.testing.assert_close(forward(model, alone), whole[2:, :5])
     if arch == "gau_lm":
         torch.testing.assert_close(forward(model, sentences[:, :3]), whole[:, :3])
+
+
+@each_once(normalizer=NORMALIZERS, arch=MODELS)
+def test_a_text_that_begins_later_in_its_row_gives_the_same(normalizer, arch):
+    model = shaken(arch, attention_normalizer=normalizer)
+    sentences = tokens()
+    padding = torch.full((len(sentences), 2), dictionary().pad())
+    later = torch.cat([padding, sentences], 1)
+    expected = forward(model, sentences)
+    torch.testing.assert_close(forward(model, later)[:, 2:], expected)
+    if arch == "gau_lm":
+        torch.testing.assert_close(step_by_step(model.decoder, later)[0][:, 2:], expected)
 
 
 class Steps(nn.Module):
@@ -345,7 +369,12 @@ REFUSED = {
     "--head-mixing position-wise": ONE_HEAD,
     "--score-mixing position-independent": ONE_HEAD,
     "--feature-mixing heads": ONE_HEAD,
+    "--mixed-features qk": ONE_HEAD,
+    "--mixing-start random": ONE_HEAD,
+    "--mixing-rank 3": ONE_HEAD,
+    "--mixing-lr-scale 0.5": ONE_HEAD,
     "--head-dim 8": ONE_HEAD,
+    "--value-head-dim 8": "must be left out, values have the size that --gau-expansion asks for",
     "--heads-per-layer decoder-self=1,1": ONE_HEAD,
     "--decoder-attention-heads 4": ONE_HEAD,
     "--scale-heads": ONE_HEAD,
@@ -359,8 +388,6 @@ REFUSED = {
     "--gau-query-dim 7": "must be even, for rotary positions",
     "--gau-query-dim 0": "must be a whole number of at least 1",
     "--gau-expansion 0": "must be a whole number of at least 1",
-    "--mixing-lr-scale 0.5": "has no effect without a trained --head-mixing or "
-    "--score-mixing or --feature-mixing; must be 1",
     "--attention-normalizer Softmax": f"must be one of {', '.join(NORMALIZERS)}",
     "--attention-scope cross": "the model has no such attention; must be one of all, self, "
     "decoder, decoder-self",
@@ -398,6 +425,20 @@ def test_kernels_are_refused_for_values_that_are_too_large_for_them(monkeypatch)
     assert str(error.value) == (
         f"--attention-impl triton: has no kernel for head size {2 * most}, only up to {most}; must "
         "be auto, blockwise or reference"
+    )
+
+
+TIED = ["--adaptive-input", "--tie-adaptive-weights", "--decoder-embed-dim=16"]
+
+
+def test_tied_adaptive_weights_take_a_size_that_is_left_out_from_the_model():
+    command("gau_lm", *TIED)
+    command("gau_lm", *TIED, "--decoder-input-dim=16")
+    command("gau_lm", *TIED, "--decoder-output-dim=16")
+    with pytest.raises(OptionError) as error:
+        command("gau_lm", *TIED, "--decoder-input-dim=8")
+    assert str(error.value) == (
+        "--decoder-input-dim 8: must be 16, as --decoder-output-dim, with --tie-adaptive-weights"
     )
 
 

@@ -97,6 +97,11 @@ NOT_FOR_UNITS = {
     "head_mixing": ForeignFlag(("none",), ONE_HEAD),
     "score_mixing": ForeignFlag(("none",), ONE_HEAD),
     "feature_mixing": ForeignFlag(("none",), ONE_HEAD),
+    # The general checks would ask for a mixing beside them.
+    "mixed_features": ForeignFlag(("qkv",), ONE_HEAD),
+    "mixing_start": ForeignFlag(("identity",), ONE_HEAD),
+    "mixing_rank": ForeignFlag((2,), ONE_HEAD),
+    "mixing_lr_scale": ForeignFlag((1,), ONE_HEAD),
     "head_dim": ForeignFlag((), ONE_HEAD),
     "value_head_dim": ForeignFlag((), "values have the size that --gau-expansion asks for"),
     "heads_per_layer": ForeignFlag((), ONE_HEAD),
@@ -233,12 +238,17 @@ class GatedLanguageModel(GatedModel, MixheadLanguageModel):
     }
 
     @classmethod
+    def check_args(cls, args: Any) -> None:
+        # --tie-adaptive-weights needs both to be equal, and None is the size of the model.
+        complete = copy.copy(args)
+        _set_input_and_output(complete)
+        super().check_args(complete)
+
+    @classmethod
     def build_model(cls, args: Any, task: Any) -> "GatedLanguageModel":
         args = flat_copy(args)
         gau_lm(args)
-        for name in ("decoder_input_dim", "decoder_output_dim"):
-            if getattr(args, name, None) is None:
-                setattr(args, name, args.decoder_embed_dim)
+        _set_input_and_output(args)
         return super().build_model(args, task)
 
     @classmethod
@@ -247,6 +257,13 @@ class GatedLanguageModel(GatedModel, MixheadLanguageModel):
         if isinstance(embedding, AdaptiveInput):
             _draw_first_words(embedding, dictionary.pad())
         return embedding
+
+
+def _set_input_and_output(args: Any) -> None:
+    """Set the sizes of input and output, where they are None, to the model's; changes `args`."""
+    for name in ("decoder_input_dim", "decoder_output_dim"):
+        if getattr(args, name, None) is None:
+            setattr(args, name, args.decoder_embed_dim)
 
 
 def _draw_first_words(embedding: AdaptiveInput, padding_idx: int) -> None:
