@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mixhead_plugin.errors import OptionError, option_name, unknown_field
+from mixhead_plugin.fairseq.options import FAMILIES
 from mixhead_plugin.fairseq.replace import replaces
 
 
@@ -39,9 +40,27 @@ class _Known(KeysView):
 
     def __contains__(self, name: object) -> bool:
         if name not in ARCH_MODEL_REGISTRY:
-            near = " or ".join(difflib.get_close_matches(str(name), self)) or "mixhead_transformer"
+            near = " or ".join(_near_architectures(str(name), ARCH_MODEL_REGISTRY))
+            near = near or "mixhead_transformer"
             raise OptionError(f"--arch {name}: unknown; did you mean {near}?")
         return True
+
+
+def _near_architectures(name: str, known: Collection[str]) -> list[str]:
+    """Return the names of `known` that somebody may have meant by another name, at most three.
+
+    A model may lack a family: there is no mixhead_gau_lm. By its letters this name is nearer to
+    other models of the family than to gau_lm in the families that it has.
+    """
+    for family in FAMILIES:
+        own_name = name.removeprefix(f"{family}_")
+        if own_name == name:  # not of this family
+            continue
+        in_all_families = [own_name, *(f"{other}_{own_name}" for other in FAMILIES)]
+        same_model = [each for each in in_all_families if each in known]
+        if same_model:
+            return same_model[:3]
+    return difflib.get_close_matches(name, known)
 
 
 # By flag, the names that are registered; another --user-dir may add to them.
@@ -58,7 +77,10 @@ def _refuse_unknown(option: str, name: Any) -> None:
     """Refuse a name in a config, of a YAML file or a checkpoint, that nobody has registered."""
     known = REGISTERED[option]()
     if isinstance(name, str) and name not in known:
-        near = difflib.get_close_matches(name, known, 2)
+        if option == "arch":
+            near = _near_architectures(name, known)
+        else:
+            near = difflib.get_close_matches(name, known, 2)
         question = f"did you mean {' or '.join(near)}, or " if near else "must be a known name; "
         raise OptionError(
             f"{option_name(option)} {name}: unknown; {question}does it need another --user-dir?"

@@ -24,6 +24,7 @@ from tests.robustness.test_faults import SPAWN
             "--arch mixhead_transfomer: unknown; did you mean mixhead_transformer or ",
         ),
         ("zzz", "--arch zzz: unknown; did you mean mixhead_transformer?"),
+        ("mixhead_bart_base", "--arch mixhead_bart_base: unknown; did you mean bart_base?"),
     ],
 )
 def test_an_unknown_architecture_is_one_line_with_near_names(arch, line, tmp_path):
@@ -62,6 +63,15 @@ def test_a_model_without_a_name_in_a_config_is_one_line():
             models.build_model(OmegaConf.create(fields), None)
         message = "model._name: missing; must be an architecture like mixhead_transformer"
         assert str(error.value) == message
+
+
+def test_a_model_of_a_family_that_it_lacks_is_suggested_in_those_that_it_has():
+    with pytest.raises(OptionError) as error:
+        models.build_model(OmegaConf.create({"_name": "mixhead_gau_roberta"}), None)
+    assert str(error.value) == (
+        "--arch mixhead_gau_roberta: unknown; did you mean gau_roberta or sigsoftmax_gau_roberta "
+        "or l2_gau_roberta, or does it need another --user-dir?"
+    )
 
 
 def test_a_name_that_is_nearly_right_is_suggested():
