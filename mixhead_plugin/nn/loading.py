@@ -40,7 +40,7 @@ def load(
     A mixing that was saved in float32 beside a model in half precision stays in float32.
 
     Args:
-        model: as it was before it was mixed, or mixed in the same way
+        model: as it was before it was mixed; or mixed in the same way, if there are metadata
         state_dict: what `model.state_dict()` of the mixed model returned
         head_mixing: what `mix` was given; None for what the metadata tell
         example: what `mix` was given; None where the metadata tell which modules were mixed
@@ -61,6 +61,11 @@ def load(
     if saved:
         _check_saved(saved, asked)
         carry_out(model, _plan_as_saved(model, saved, impl))
+    elif any(sdpa.is_mixed(module) for module in model.modules()):
+        raise ValueError(
+            "state_dict: has no metadata of a mixing, and the model is mixed already; must be "
+            "loaded by load_state_dict"
+        )
     elif asked:
         mix_as_asked(model, asked, example, impl)
     else:
@@ -116,7 +121,7 @@ def _not_told(model: nn.Module, state_dict: Mapping[str, Any]) -> str:
         )
     return (
         "state_dict: has no metadata of a mixing; the arguments of mix must be given, or, for a "
-        "plain model, load_state_dict must be used"
+        "model that is plain or mixed already, load_state_dict must be used"
     )
 
 

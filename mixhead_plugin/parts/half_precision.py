@@ -4,6 +4,7 @@ Such a part computes in float32, and what it gives to the model is in half preci
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ def warn_of_half_precision(model: nn.Module) -> None:
             )
 
 
-def keep_float32(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+def keep_float32(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Make tensors of parts float32 that were saved so beside a model in half precision.
 
     A loaded tensor takes the dtype of the model's own, which would round it. Where the whole
@@ -57,7 +58,8 @@ def keep_float32(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     Args:
         model: has the parts; what they hold will be replaced
         saved: the tensors to be loaded, or their shapes on the device meta. Their names may begin
-            in another way than those of the model, as where the encoder alone is loaded
+            in another way than those of the model, as where the encoder alone is loaded. What is no
+            tensor, as the extra state of a module, is left out
     """
     parts: dict[str, list[Tensor]] = {}  # by what a tensor is called in its attention
     for name, tensor in tensors_of_parts(model).items():
@@ -66,6 +68,8 @@ def keep_float32(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     in_float32 = set()
     was_half = False
     for name, tensor in saved.items():
+        if not isinstance(tensor, Tensor):
+            continue
         name_of_part = name_in_attention(name) if is_of_a_part(name) else ""
         if name_of_part not in parts:
             was_half = was_half or tensor.dtype in HALF

@@ -45,6 +45,27 @@ def test_a_state_dict_tells_how_a_new_model_was_mixed(variant):
     torch.testing.assert_close(load(again, saved(model))(x), model(x))
 
 
+class Counted(Mixed):
+    """Saves something else beside its tensors, as torch's `get_extra_state` allows."""
+
+    steps = 0
+
+    def get_extra_state(self):
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state):
+        self.steps = state["steps"]
+
+
+def test_a_module_may_save_more_than_tensors():
+    model = mix(Counted().double(), "position-wise", example=(inputs(3),))
+    model.steps = 3
+    again = load(Counted().double(), saved(move(model)))
+    assert again.steps == 3
+    x = inputs()
+    torch.testing.assert_close(again(x), model(x))
+
+
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*was mixed in torch.bfloat16")
 def test_a_mixing_that_was_trained_in_float32_beside_half_precision_is_not_rounded():
@@ -242,7 +263,7 @@ def test_a_state_dict_of_a_compiled_model_loads_as_the_message_says():
             lambda: nn.Linear(1, 1).state_dict(),
             {},
             "state_dict: has no metadata of a mixing; the arguments of mix must be given, or, for "
-            "a plain model, load_state_dict must be used",
+            "a model that is plain or mixed already, load_state_dict must be used",
         ),
         (
             Mixed,
@@ -302,6 +323,13 @@ def test_a_state_dict_of_a_compiled_model_loads_as_the_message_says():
             "causal True: must be left out, no module of the state dict was mixed with it",
         ),
         (
+            lambda: trained(head_mixing="average"),
+            lambda: dict(trained(head_mixing="average").state_dict()),
+            {"head_mixing": "average"},
+            "state_dict: has no metadata of a mixing, and the model is mixed already; must be "
+            "loaded by load_state_dict",
+        ),
+        (
             Mixed,
             lambda: trained(head_mixing="average").state_dict(),
             {"normalizr": "l2"},
@@ -321,6 +349,7 @@ def test_a_state_dict_of_a_compiled_model_loads_as_the_message_says():
         "compiled",
         "several processes",
         "for no module",
+        "mixed already",
         "misspelt",
     ],
 )

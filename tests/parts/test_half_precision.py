@@ -160,6 +160,14 @@ def test_a_part_has_the_dtype_of_its_model_but_where_float32_would_be_rounded_to
     assert model.q_proj.weight.dtype == own
 
 
+def test_what_is_no_tensor_is_left_out():
+    model = MixedAttention(E, H, head_mixing="position-wise", dtype=torch.bfloat16)
+    saved = MixedAttention(E, H, head_mixing="position-wise", dtype=torch.bfloat16).state_dict()
+    saved["head_mixing.bias"] = saved["head_mixing.bias"].float()
+    keep_float32(model, {"_extra_state": {"steps": 3}, "none._extra_state": None, **saved})
+    assert model.head_mixing.bias.dtype == torch.float32
+
+
 def test_each_tensor_of_a_part_keeps_float32_for_itself():
     model = MixedAttention(E, H, head_mixing="position-wise", dtype=torch.bfloat16)
     saved = model.state_dict()
