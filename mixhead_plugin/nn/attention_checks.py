@@ -63,11 +63,10 @@ def check_dims(query: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor
             f"{_expected(dims)} `key_padding_mask` to be `None` or {dims - 1}-D but found "
             f"{key_padding_mask.dim()}-D tensor instead"
         )
-    if attn_mask is None:
-        return
-    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-        raise ShapeError("only bool and floating types of attn_mask are supported")
-    if attn_mask.dim() not in (2, 3):
+    for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+        if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+            raise ShapeError(f"only bool and floating types of {name} are supported")
+    if attn_mask is not None and attn_mask.dim() not in (2, 3):
         raise ShapeError(
             f"{_expected(dims)} `attn_mask` to be `None`, 2-D or 3-D but found "
             f"{attn_mask.dim()}-D tensor instead"

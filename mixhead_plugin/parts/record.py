@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from mixhead_plugin.parts.tables import PART_NAMES
+from mixhead_plugin.parts.tables import PART_NAMES, PARTS
 from mixhead_plugin.parts.variant import OPTIONS, Variant
 
 # A tool may put another function around it.
@@ -84,7 +84,10 @@ def compare(
         errors: torch raises them; the difference of the entries becomes one
     """
     saved = local_metadata.get(METADATA_KEY)
-    problem = difference(saved, entry) if saved else ""
+    if saved:
+        problem = difference(saved, entry)
+    else:
+        problem = _difference_from_flags(local_metadata, entry["variant"])
     if problem:
         errors.append(f"{prefix[:-1] or type(module).__name__} {problem}.")
 
@@ -147,6 +150,23 @@ def difference(saved: Mapping[str, Any], own: Mapping[str, Any], what: str = "mo
         value_now = now.get(name, "unknown")
         if value_before != value_now:
             return f"was saved with {name} {value_before}, this {what} has {value_now}"
+    return ""
+
+
+def _difference_from_flags(flags: Mapping[str, Any], variant: Mapping[str, Any]) -> str:
+    """Return what an attention of fairseq was trained with that a module has not; empty if nothing.
+
+    Some values have no tensors by which torch could tell them, as the normalizer.
+
+    Args:
+        flags: the metadata of the attention: values of flags by their names, if it is the plugin's
+        variant: the fields of the module's variant
+    """
+    for name in ("normalizer", *PARTS):
+        saved = flags.get(OPTIONS[name].flag, "none")
+        # A part that the attention did not have starts anew, as that of any plain attention.
+        if saved not in ("none", variant[name]):
+            return f"was saved with {name} {saved}, this module has {variant[name]}"
     return ""
 
 

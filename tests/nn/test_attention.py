@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.nn import MixedAttention, ShapeError, mix, parameter_groups
-from mixhead_plugin.parts import OPTIONS, PARTS
+from mixhead_plugin.parts import OPTIONS, PARTS, Variant
 from tests.attention_equations import (
     ATTENTIONS,
     COMBINATIONS,
@@ -153,6 +154,19 @@ def test_every_variant_is_fairseqs_module_and_decodes_from_a_cache(
             new = key if t == 0 else None
         step, _ = ours(query, new, new, need_weights=False, cache=cache, **masks)
         torch.testing.assert_close(step[0], full[t])
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("normalizer", "l2"), ("attention_sink", "zero"), ("relative_position", "rotary")],
+)
+def test_what_a_module_of_fairseq_has_without_tensors_is_not_lost(field, value):
+    theirs = MixheadAttention(E, H, self_attention=True, variant=Variant.of({field: value}))
+    with pytest.raises(RuntimeError) as refused:
+        MixedAttention(E, H).load_state_dict(theirs.state_dict())
+    usual = OPTIONS[field].default
+    assert f"was saved with {field} {value}, this module has {usual}." in str(refused.value)
+    MixedAttention(E, H, **{field: value}).load_state_dict(theirs.state_dict())
 
 
 def test_dropout_acts_in_training():
@@ -322,6 +336,10 @@ WRONG_SHAPES = {
     "a mask of whole numbers": (
         (SQUARE, SQUARE, SQUARE),
         {"attn_mask": torch.zeros(B + 1, B + 1).int()},
+    ),
+    "padding of whole numbers": (
+        (SQUARE, SQUARE, SQUARE),
+        {"key_padding_mask": torch.zeros(B + 1, B + 1).int()},
     ),
     "a mask of three dimensions": (
         (ONE, ONE, ONE),
