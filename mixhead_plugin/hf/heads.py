@@ -28,7 +28,7 @@ from mixhead_plugin.hf.refusals import (
     refuse_shared_outputs,
     refuse_shared_weights,
 )
-from mixhead_plugin.hf.saving import PRUNED
+from mixhead_plugin.hf.saving import PRUNED, removed_heads
 from mixhead_plugin.hf.studied_attention import StudiedAttention, attentions_of
 from mixhead_plugin.parts import Variant
 
@@ -204,10 +204,7 @@ def cut_and_note_in_config(
         chosen: the heads that go, as `choose` returns them; they must be such that can go
     """
     cutting.cut_chosen(layers, chosen)
-    gone = {}
-    for layer, each in enumerate(layers):
-        if each.mixed is not None and each.mixed.removed():
-            gone[layer] = each.mixed.removed()
+    gone = removed_heads(model)
     if gone:
         config: Any = model.config
         setattr(config, PRUNED, gone)

@@ -60,6 +60,7 @@ def load(
     Raises:
         ValueError: no folder, no config.json, or no entry in it, tensors that are missing, do not
             fit or have no place, another class, or a `tp_plan`
+        OSError: as `from_pretrained`, for a name that is no folder here, nor found on the hub
     """
     saved = _saved_config(folder, settings)
     _refuse_split(settings)

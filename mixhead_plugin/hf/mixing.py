@@ -273,8 +273,8 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
             that each tower had before
 
     Raises:
-        ValueError: a model without mixing, whose outputs would change, or that has adapters or is
-            offloaded
+        ValueError: a model without mixing, whose outputs would change, or that has adapters, is
+            pruned or offloaded
     """
     check_model(model)
     refuse_adapters(model, "unmixed after they are merged")

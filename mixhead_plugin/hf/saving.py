@@ -20,7 +20,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 from transformers.models.auto import modeling_auto
 from transformers.utils import CONFIG_NAME, cached_file
 
-from mixhead_plugin.hf.layouts import MIXHEAD
+from mixhead_plugin.hf.attention_hooks import mixed_heads_of
+from mixhead_plugin.hf.layouts import MIXHEAD, find_attentions
 from mixhead_plugin.parts import Variant, is_of_a_part, name_in_attention, record
 from mixhead_plugin.parts.kinds import Part
 from mixhead_plugin.parts.random_numbers import forked_rng
@@ -253,6 +254,16 @@ def file_of(folder: Any, name: str, settings: dict[str, Any], **more: Any) -> st
     return None if folder is None else cached_file(folder, name, **{**where, **more})
 
 
+def removed_heads(model: Any) -> dict[int, list[int]]:
+    """Return the heads of a model that `prune` has removed, by layer, as numbered at first."""
+    gone = {}
+    for layer, attention in enumerate(find_attentions(model)):
+        mixed = mixed_heads_of(attention.module)
+        if mixed is not None and mixed.removed():
+            gone[layer] = mixed.removed()
+    return gone
+
+
 def _refuse_config_without_entry(model: Any, *args: Any, **kwargs: Any) -> None:
     inside = [name for name, module in model.named_modules() if MIXHEAD in vars(module)]
     if inside and not hasattr(model.config, MIXHEAD):
@@ -261,13 +272,16 @@ def _refuse_config_without_entry(model: Any, *args: Any, **kwargs: Any) -> None:
             "entry to load it by; "
             "mix the outermost model"
         )
-    # The heads that are gone are in the config of the model that was pruned, by its layers.
-    for name in inside:
-        if vars(model.get_submodule(name))[MIXHEAD].removed() and not hasattr(model.config, PRUNED):
-            raise ValueError(
-                f"{type(model).__name__}: was pruned as a part of another model ({name}), so its "
-                "config has no entry to load it by; the outermost model must be saved"
-            )
+    # The heads that are gone are in the config of the model that was pruned, by its layers. A part
+    # of it may have another config, or the same but other layers: with two layers in its encoder,
+    # layer 3 of BART is layer 1 of the decoder.
+    is_pruned = any(vars(model.get_submodule(name))[MIXHEAD].removed() for name in inside)
+    gone = removed_heads(model) if is_pruned else {}
+    if gone != getattr(model.config, PRUNED, {}):
+        raise ValueError(
+            f"{type(model).__name__}: was pruned as a part of another model, so its config does "
+            "not tell which of its heads are gone; the outermost model must be saved"
+        )
 
 
 def _refuse_parts_of_other_tensors(model: Any, *args: Any, **kwargs: Any) -> None:
