@@ -11,7 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from mixhead_plugin.errors import OptionError
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.criterions.penalties import (
     PENALTIES,
     Penalty,
@@ -134,8 +134,12 @@ def _without_effect(name: str, weight: float) -> str:
     """Return that a penalty has nothing to act on, and what helps."""
     penalty = PENALTIES[name]
     if penalty.on_mixing:
-        values = [value for value, row in PARTS["head_mixing"].items() if row.orthogonal]
-        remedy = f"an architecture of this plugin with --head-mixing {' or '.join(values)}"
+        flags = []
+        for option, table in PARTS.items():
+            values = [value for value, row in table.items() if row.orthogonal]
+            if values:
+                flags.append(f"{option_name(option)} {' or '.join(values)}")
+        remedy = f"an architecture of this plugin with {', or '.join(flags)}"
     else:
         remedy = "an architecture of this plugin with two heads or more"
     default = f" (the default is {weight})" if weight == penalty.weight else ""

@@ -289,7 +289,8 @@ NOTHING_TO_ACT_ON = {
 }
 REMEDIES = {
     "orthogonal": "an architecture of this plugin with --head-mixing position-independent or "
-    "position-wise or low-rank, or 0 (the default is 0.0001)",
+    "position-wise or low-rank, or --feature-mixing heads or shared or output, or 0 (the default "
+    "is 0.0001)",
     "rank": "an architecture of this plugin with two heads or more, or 0",
 }
 
