@@ -18,9 +18,15 @@ TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # torchrun sets
 
 @replaces(utils, "call_main")
 def _call_main(original, cfg, main, **kwargs) -> None:
-    several = cfg.distributed_training.distributed_world_size > 1
-    if several and not cfg.common.tpu and torch.cuda.device_count() == 0:
-        _check_workers(cfg)
+    workers = cfg.distributed_training
+    if not cfg.common.tpu and torch.cuda.device_count() == 0:
+        if workers.distributed_world_size > 1:
+            _check_workers(cfg)
+        elif workers.distributed_init_method is not None and not workers.distributed_no_spawn:
+            raise OptionError(
+                f"--distributed-init-method {workers.distributed_init_method}: no GPU to start a "
+                "worker for; must be left out with --distributed-world-size 1"
+            )
     original(cfg, main, **kwargs)
 
 

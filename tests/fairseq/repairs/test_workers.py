@@ -49,6 +49,18 @@ def test_workers_without_gpus_are_refused_not_forgotten(flags, variables, monkey
         started(monkeypatch, variables, distributed_world_size=2, **flags)
 
 
+def test_a_single_worker_without_a_gpu_is_refused_where_fairseq_would_start_it(monkeypatch):
+    method = {"distributed_world_size": 1, "distributed_init_method": "tcp://localhost:1"}
+    with pytest.raises(OptionError) as refused:
+        started(monkeypatch, {}, **method)
+    assert str(refused.value) == (
+        "--distributed-init-method tcp://localhost:1: no GPU to start a worker for; must be left "
+        "out with --distributed-world-size 1"
+    )
+    calls, _ = started(monkeypatch, {}, **method, distributed_no_spawn=True)
+    assert calls == 1
+
+
 def test_workers_of_torchrun_train_together_without_gpus(monkeypatch):
     with pytest.raises(OptionError, match=r"^--ddp-backend pytorch_ddp: needs GPUs"):
         started(monkeypatch, TORCHRUN, distributed_world_size=2)
