@@ -55,7 +55,8 @@ def view(
 
     Raises:
         ValueError: a model without such attentions, or whose weights do not fit the tokens; targets
-            that do not fit the texts; a text that is empty, or has more tokens than `length`
+            that do not fit the texts, or have a single token; a text that is empty, or has more
+            tokens than `length`
     """
     names = [attention.name for attention in attentions_of(model)]
     check_tokenizer(tokenizer)
@@ -84,6 +85,11 @@ def _as_tokens(
         )
 
     output = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(device)
+    if output.size(1) < 2:
+        raise HeadsError(
+            f"target {target!r}: has {output.size(1)} tokens, must have 2 or more; the decoder "
+            "reads all but the last one"
+        )
     return Text(
         inputs=[tokens, output[:, :-1]],
         encoder_reads=read,

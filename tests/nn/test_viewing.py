@@ -69,6 +69,12 @@ REFUSED = {
         lambda: door.view(LanguageModel(), Letters(), [], "page.html"),
         "text is a list: must be a str, or a list of at least one",
     ),
+    "a target of one token": (
+        lambda: door.view(
+            torch_model({"head_mixing": "position-wise"}), Letters(), "a", "page.html", target="b"
+        ),
+        "target 'b': has 1 tokens, must have 2 or more; the decoder reads all but the last one",
+    ),
     "words as sentences": (
         lambda: door.view(TimeFirst(), Letters(), "hello", "page.html"),
         "attention: its weights are [1, 1], must be [5, 5]; the model must take tokens [1, N]",
