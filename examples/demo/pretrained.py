@@ -86,7 +86,9 @@ def shrink(trained: Path, data: Path, target: Path) -> None:
     cfg["model"].data = HERE
     cfg["model"].save_dir = "checkpoints"
     cfg["model"].user_dir = None
-    state["model"] = {name: tensor.half() for name, tensor in state["model"].items()}
+    # In place, because the state dict also holds what each attention was trained with.
+    for name, tensor in state["model"].items():
+        state["model"][name] = tensor.half()
     state["last_optimizer_state"] = None
     target.mkdir(exist_ok=True)
     torch.save(state, target / "translator.pt")
