@@ -50,19 +50,16 @@ class SubsetScores(NamedTuple):
 
 
 def run(args: Namespace) -> None:
-    subsets = loading.subsets_of(args)
-    loaded = loading.load_from(args, args.checkpoint)
-    for subset in subsets:  # a wrong name is refused before the first set takes hours
-        loading.load_subset(loaded, subset)
+    loaded, subsets = loading.load_with_subsets(args)
     metrics = list(dict.fromkeys(["loss", args.metric]))
     pictures: dict[str, Any] = {}
     by_subset: dict[str, SubsetScores] = {}
-    for number, subset in enumerate(subsets, 1):
+    for subset, ending in zip(subsets, output.ENDINGS_OF_SETS):
         if len(subsets) == 2:
             print(f"{subset}:")
         batches = list(loading.batches_from(args, loaded, subset))
         by_subset[subset] = measure(loaded, batches, metrics)
-        show(by_subset[subset], pictures, "" if number == 1 else f"-{number}")
+        show(by_subset[subset], pictures, ending)
 
     if len(subsets) == 1:
         results = as_results(by_subset[args.subset])
@@ -101,8 +98,14 @@ def as_results(scored: SubsetScores) -> dict[str, Any]:
     return results
 
 
-def show(scored: SubsetScores, pictures: dict[str, Any], suffix: str) -> None:
-    """Print the changes from the whole model, and add a picture of each to `pictures`."""
+def show(scored: SubsetScores, pictures: dict[str, Any], ending: str) -> None:
+    """Print and draw the changes from the whole model.
+
+    Args:
+        scored: the scores on one set
+        pictures: where to add the pictures, by the name of the file
+        ending: how these names end
+    """
     for experiment, (words, _) in EXPERIMENTS.items():
         for metric, values in scored.ablated[experiment].items():
             whole = scored.whole[metric]
@@ -111,7 +114,7 @@ def show(scored: SubsetScores, pictures: dict[str, Any], suffix: str) -> None:
                 changes[name] = {stage: score - whole for stage, score in by_stage.items()}
             title = f"change of {scores.METRICS[metric]} {words}"
             worse_is_red = "RdBu_r" if metric == "loss" else "RdBu"
-            pictures[f"ablate-{experiment}-{metric}{suffix}"] = heat_maps(
+            pictures[f"ablate-{experiment}-{metric}{ending}"] = heat_maps(
                 changes, title, worse_is_red
             )
             print(f"{experiment}: {title}\n{table(changes, '+.3f')}")

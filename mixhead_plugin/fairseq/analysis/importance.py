@@ -48,38 +48,35 @@ def add_normalization(parser: ArgumentParser, default: str) -> None:
 
 
 def run(args: Namespace) -> None:
-    subsets = loading.subsets_of(args)
     title = "importance: mean |dL/dξ|, the change of the loss per change of a head's gate ξ"
     if args.normalize != "none":
         title = "importance: mean |dL/dξ| of a head's gate ξ, l2 norm 1 in each layer"
+    loaded, subsets = loading.load_with_subsets(args)
     results: dict[str, Any] = {"sets": []}
-    shown: dict[str, HeadNumbers] = {}
     pictures: dict[str, Any] = {}
-    loaded = loading.load_from(args, args.checkpoint)
-    for subset in subsets:  # a wrong name is refused before the first set takes minutes
-        loading.load_subset(loaded, subset)
-    data = str(loaded.cfg.task.data)
-    for subset in subsets:
+    shown: dict[str, HeadNumbers] = {}
+    for subset, ending in zip(subsets, output.ENDINGS_OF_SETS):
         weights, sentences = weigh(args, loaded, subset)
         shown[subset] = NORMALIZATIONS[args.normalize](weights)
         print(f"{subset}: importance of each head ({sentences} sentences)\n{table(shown[subset])}")
-        picture = "importance" if len(shown) == 1 else "importance-2"
-        pictures[picture] = heat_maps(shown[subset], title)
+        pictures[f"importance{ending}"] = heat_maps(shown[subset], title)
         results["sets"].append(
             {
                 "label": subset,
-                "data": data,
+                "data": str(loaded.cfg.task.data),
                 "subset": subset,
                 "sentences": sentences,
                 "attentions": as_json(weights),
             }
         )
-    if len(shown) == 2:
+
+    if len(subsets) == 2:
         first, second = shown.values()
-        results["pearson"] = pearson(first, second)
-        for stage, r in results["pearson"].items():
-            print(f"Pearson's r of the {shown_stages(first)[stage]}: {r:.3f}")
-        pictures["importance-correlation"] = correlation_figure(shown, results["pearson"], title)
+        r = pearson(first, second)
+        for stage, heads in shown_stages(first).items():
+            print(f"Pearson's r of the {heads}: {r[stage]:.3f}")
+        results["pearson"] = r
+        pictures["importance-correlation"] = correlation_figure(shown, r, title)
     output.write(args, "importance", results, pictures)
 
 

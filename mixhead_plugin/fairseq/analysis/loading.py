@@ -131,6 +131,19 @@ def subsets_of(args: Namespace) -> list[str]:
     return subsets
 
 
+def load_with_subsets(args: Namespace) -> tuple[Loaded, list[str]]:
+    """Load the checkpoint of a command, and the one or two sets of --subset.
+
+    A set takes minutes or hours, so a wrong name of the second one is refused before the work on
+    the first one.
+    """
+    subsets = subsets_of(args)
+    loaded = load_from(args, args.checkpoint)
+    for subset in subsets:
+        load_subset(loaded, subset)
+    return loaded, subsets
+
+
 def load_from(args: Namespace, path: str, name: str | None = None) -> Loaded:
     """Load a checkpoint as the flags of `add_arguments` say."""
     try:

@@ -20,6 +20,8 @@ from mixhead_plugin.heads import figures
 
 # Files whose name says nothing; that of their folder does.
 USUAL_NAMES = ("checkpoint_best", "checkpoint_last", "model", "log", "train", "training")
+# How the names of pictures end, of the first and of the second set of --subset.
+ENDINGS_OF_SETS = ("", "-2")
 
 
 def add_arguments(parser: ArgumentParser, labels: bool = False) -> None:

@@ -75,20 +75,3 @@ def test_a_model_without_heads_is_refused_before_it_is_scored(
     status, printed, errors = analysis("ablate", checkpoint, "--output", tmp_path)
     assert (status, printed) == (1, "")
     assert "model LightConvLanguageModel: has no multi-head attention; must be" in errors
-
-
-def test_more_than_two_sets_are_refused(analysis, lm_checkpoint):
-    for subset in ("valid,test,train", "valid,valid", "valid,"):
-        status, _, errors = analysis("ablate", lm_checkpoint, "--subset", subset)
-        message = f"--subset {subset}: must be one set, or two different ones"
-        assert status == 1
-        assert errors.endswith(f"error: {message}\n")
-
-
-@pytest.mark.parametrize("command", ["ablate", "importance"])
-def test_a_second_set_that_is_not_there_is_refused_before_the_first_is_read(
-    command, analysis, lm_checkpoint
-):
-    status, out, errors = analysis(command, lm_checkpoint, "--subset", "valid,zzz")
-    assert (status, out) == (1, "")
-    assert "error: --subset zzz: Dataset not found: zzz " in errors

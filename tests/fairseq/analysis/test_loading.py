@@ -237,6 +237,23 @@ def test_a_set_that_the_data_lack_is_refused_by_the_name_of_its_flag(translation
         batches(loaded, "zzz")
 
 
+def test_more_than_two_sets_are_refused(analysis, lm_checkpoint):
+    for subset in ("valid,test,train", "valid,valid", "valid,"):
+        status, _, errors = analysis("ablate", lm_checkpoint, "--subset", subset)
+        message = f"--subset {subset}: must be one set, or two different ones"
+        assert status == 1
+        assert errors.endswith(f"error: {message}\n")
+
+
+@pytest.mark.parametrize("command", ["ablate", "importance"])
+def test_a_second_set_that_is_not_there_is_refused_before_the_first_is_read(
+    command, analysis, lm_checkpoint
+):
+    status, out, errors = analysis(command, lm_checkpoint, "--subset", "valid,zzz")
+    assert (status, out) == (1, "")
+    assert "error: --subset zzz: Dataset not found: zzz " in errors
+
+
 def test_a_plugin_that_is_missing_is_refused_by_the_name_of_its_flag(lm_checkpoint):
     args = Namespace(user_dir="/nowhere", data=None, model_overrides={}, cpu=True)
     with pytest.raises(OptionError, match=r"^--user-dir /nowhere: no such folder$"):
