@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from mixhead_plugin.hf.attention_hooks import THREADS, Call, MixedHeads, mixed_heads_of
+from mixhead_plugin.hf.attention_hooks import MixedHeads, mixed_heads_of
+from mixhead_plugin.hf.calls import THREADS, Call
 from mixhead_plugin.hf.layouts import MIXHEAD
 from mixhead_plugin.ops.masks import as_added_mask, hide_lowest
 
@@ -104,7 +105,7 @@ def _current_call(mixed: MixedHeads, query: Tensor) -> Call:
     """
     class_name = type(mixed.host).__name__
     call = THREADS.own.call
-    if call is None or call.mixed is not mixed or call.projected is None:
+    if call is None or call.host is not mixed.host or call.projected is None:
         raise RuntimeError(
             f"{class_name}: its projection of queries was not called, so there is nothing to mix by"
         )

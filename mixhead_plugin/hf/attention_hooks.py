@@ -1,4 +1,4 @@
-"""The hooks that `mix` puts on one attention of `transformers`, and the state of one of its calls.
+"""The hooks that `mix` puts on a model of `transformers` and on its attentions.
 
 model(output_attentions=True)           notes what it is asked for
   model.layers[0].self_attn(x)          begins and ends a `Call`
@@ -9,10 +9,7 @@ model(output_attentions=True)           notes what it is asked for
 
 import copy
 import dataclasses
-import inspect
-import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,89 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from mixhead_plugin.hf.calls import THREADS, Call
 from mixhead_plugin.hf.layouts import MIXHEAD, FoundAttention, slices
 from mixhead_plugin.hf.refusals import SPLIT
 from mixhead_plugin.parts import HostedAttention, Variant, record
 
 # what a FeatureMixing calls the features of each projection
 FEATURES = {"queries": "query", "keys": "key", "values": "value"}
-
-
-class Call:
-    """The state of one call of an attention: what its hooks have seen so far.
-
-    Args:
-        mixed: what `mix` has added to the attention
-        projections: the modules that give its queries, keys and values in this call
-        outer: the call in which this one began, as in a hook of a projection that calls another
-            mixed model; None for none
-    """
-
-    def __init__(
-        self, mixed: "MixedHeads", projections: dict[str, nn.Module], outer: "Call | None"
-    ):
-        self.mixed = mixed
-        self.projections = projections
-        self.outer = outer
-        self.x: Tensor | None = None  # the input of the queries [B, Nq, C]
-        # all that the projection of the queries gave [B, Nq, H * D or more]
-        self.projected: Any = None
-        self.waits = False  # whether these queries have not attended yet
-        self.attended = False
-
-    def queries(self, heads: int, head_dim: int) -> Tensor:
-        """Return the projected queries by head [B, H, Nq, D], as mixings read them."""
-        queries = self.projected[..., : heads * head_dim]  # without keys and values beside them
-        return queries.unflatten(2, (heads, head_dim)).transpose(1, 2)
-
-
-class ThreadState:
-    """The call of an attention and the calls of models that this thread is in.
-
-    Attributes:
-        call: the innermost call of an attention
-        wishes: the id of each model that runs, and whether it was asked for weights. The outermost
-            is first, because a model may call others
-
-    Ctrl-C leaves both as they are, because torch calls no hook after it. The next call drops what
-    is left of attentions, and that of a model what is left of this model. What is left of another
-    model has no effect, and keeps no memory, because it is an id.
-    """
-
-    def __init__(self) -> None:
-        self.call: Call | None = None
-        self.wishes: tuple[tuple[int, bool], ...] = ()
-
-    def wants_weights(self) -> bool:
-        """Return whether the innermost model was asked for weights."""
-        return self.wishes[-1][1] if self.wishes else False
-
-    def drop_interrupted(self) -> None:
-        """Forget calls of attentions that have not ended as usual."""
-        while self.call is not None and not _runs(self.call.mixed.host):
-            self.call = self.call.outer
-
-
-@torch.compiler.disable  # which does not follow frames; between two calls there is nothing to drop
-def _runs(module: nn.Module) -> bool:
-    """Return whether this thread is in a call of a module."""
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None:
-        is_call = frame.f_code is nn.Module._call_impl.__code__
-        if is_call and frame.f_locals["self"] is module:
-            return True
-        frame = frame.f_back
-    return False
-
-
-class _Threads(threading.local):
-    # torch.compile loses what is set on the local itself where a graph breaks, but not what is set
-    # on an object in it.
-    def __init__(self) -> None:
-        self.own = ThreadState()
-
-
-THREADS = _Threads()
 
 
 def install_model_hooks(model: nn.Module) -> None:
@@ -121,20 +42,11 @@ def remove_model_hooks(model: nn.Module) -> None:
 
 
 def _note_wish(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    own = THREADS.own
-    own.drop_interrupted()
-    wishes = own.wishes
-    running = [number for number, _ in wishes]
-    if id(model) in running:  # no model calls itself: this call has not ended as usual
-        wishes = wishes[: running.index(id(model))]
-    own.wishes = (*wishes, (id(model), bool(kwargs.get("output_attentions"))))
+    THREADS.own.note_wish(model, for_weights=bool(kwargs.get("output_attentions")))
 
 
 def _forget_wish(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    wishes = THREADS.own.wishes
-    # Another hook may have refused the call before the wish was noted.
-    if wishes and wishes[-1][0] == id(model):
-        THREADS.own.wishes = wishes[:-1]
+    THREADS.own.forget_wish(model)
 
 
 class MixedHeads(HostedAttention):
@@ -266,7 +178,7 @@ class MixedHeads(HostedAttention):
                 break
         own = THREADS.own
         own.drop_interrupted()
-        own.call = Call(self, projections, outer=own.call)
+        own.call = Call(self.host, projections, outer=own.call)
 
     def widths(self) -> dict[str, int]:
         """Return how many features queries, keys and values have now, as their projections do."""
@@ -282,7 +194,7 @@ class MixedHeads(HostedAttention):
     ) -> Tensor | None:
         """Mix the features of what a projection gives, and keep what mixings read."""
         call = THREADS.own.call
-        if call is None or call.mixed is not self:
+        if call is None or call.host is not self.host:
             return None  # someone else calls the projection
         # Not `self.projections()`: where this projection is compiled alone, dynamo cannot look at
         # it a second time, by way of the attention.
@@ -329,7 +241,7 @@ class MixedHeads(HostedAttention):
         """Refuse what another implementation computed. After an exception there is no output."""
         call = THREADS.own.call
         attended = False
-        if call is not None and call.mixed is self:  # else it was refused before it began
+        if call is not None and call.host is self.host:  # else it was refused before it began
             attended = call.attended
             THREADS.own.call = call.outer
         if output is None or attended:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mixhead_plugin.hf.attention_hooks import THREADS
+from mixhead_plugin.hf.calls import THREADS
 from tests.attention_equations import COMBINATIONS
 from tests.covering import each_once
 from tests.hf.models import FEW, build, hf, shake, transformers, whole
