@@ -13,7 +13,7 @@ MODELS = ROOT / ".venv" / "reach"
 BESIDE_CPU_TORCH = """
 import runpy, sys
 sys.path.insert(0, "scripts")
-from development.libraries_table import define_operators_of_torchvision
+from development.libraries_models import define_operators_of_torchvision
 define_operators_of_torchvision()
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

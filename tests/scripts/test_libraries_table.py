@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from development import libraries_results, libraries_table
+from development import libraries_checks, libraries_models, libraries_results
 from development.libraries_results import CHECKS, HOLDS, LACKS, WRONG, outcome
 
 from tests import reach
@@ -32,9 +32,9 @@ def outcomes(found):
     ],
 )
 def test_everything_holds_for_nanogpt(checks):
-    (case,) = libraries_table.LIBRARIES["nanogpt"]()
+    (case,) = libraries_models.LIBRARIES["nanogpt"]()
     expected = {name: LACKS if name in LACKING else HOLDS for name in checks}
-    assert outcomes(libraries_table.row(case, checks)) == expected
+    assert outcomes(libraries_checks.row(case, checks)) == expected
 
 
 @pytest.mark.slow
