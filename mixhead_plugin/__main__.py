@@ -29,7 +29,7 @@ def main() -> int:
 
         print(table())
     elif args.command == "check":
-        from mixhead_plugin.check import main as report
+        from mixhead_plugin.check.command import main as report
 
         return report(args.device, args.heads, args.head_dim, args.json)
     elif args.command == "fold":

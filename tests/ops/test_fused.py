@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mixhead_plugin.check import OF_TORCH
+from mixhead_plugin.check.judging import OF_TORCH
 from mixhead_plugin.ops import fused
 from mixhead_plugin.ops.accuracy import compare, fault_in, results
 from mixhead_plugin.ops.call_kinds import CallKind, sample_call

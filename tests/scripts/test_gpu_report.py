@@ -11,6 +11,7 @@ import pytest
 from benchmarks import gpu
 from benchmarks.gpu import check, core
 
+from mixhead_plugin.check.variants import DIMS_OF_MIXING
 from mixhead_plugin.ops.triton import support
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,7 @@ def test_the_variants_that_are_timed_are_checked_first_and_then_every_pair():
     assert names[: len(check.TIMED)] == [" / ".join(row) for row in check.TIMED]
     rows = [name.split(" / ") for name in names]
     for normalizer in support.KERNEL_NORMALIZERS:
-        for mixing in check.machine_check.DIMS_OF_MIXING:
+        for mixing in DIMS_OF_MIXING:
             assert any(row[1:3] == [normalizer, mixing] for row in rows)
 
 

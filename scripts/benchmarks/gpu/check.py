@@ -7,7 +7,8 @@ import torch
 
 from benchmarks.gpu.settings import Settings
 from benchmarks.steps import Row
-from mixhead_plugin import check as machine_check
+from mixhead_plugin.check.judging import judge
+from mixhead_plugin.check.variants import DIMS_OF_MIXING, kinds_to_try
 from mixhead_plugin.ops.call_kinds import CallKind
 from mixhead_plugin.ops.triton import support
 
@@ -50,14 +51,13 @@ def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], CallKi
     every = {}
     for shape in dict.fromkeys(row[0] for row in listed):
         heads, head_dim = map(int, shape.split("x"))
-        for names, kind in machine_check.kinds_to_try(device, heads, head_dim):
+        for names, kind in kinds_to_try(device, heads, head_dim):
             every[shape, *names.values()] = names, kind
     chosen = list(listed)
     if not settings.quick:
         shape = listed[0][0]
         by_kernels = {
-            row: row[1] in support.KERNEL_NORMALIZERS and row[2] in machine_check.DIMS_OF_MIXING
-            for row in every
+            row: row[1] in support.KERNEL_NORMALIZERS and row[2] in DIMS_OF_MIXING for row in every
         }
         # Kernels first, then what torch alone computes, which compiles nothing.
         for served in (True, False):
@@ -89,6 +89,6 @@ def check_step(settings: Settings, step: str) -> Iterator[Row]:
     names, kind = named_variants(settings)[step]
     torch.set_num_threads(1)
     began = time.monotonic()
-    judged = machine_check.judge(kind)
+    judged = judge(kind)
     heads = f"{kind.heads}x{kind.head_dim}"
     yield {"heads": heads, **names, **judged._asdict(), "seconds": time.monotonic() - began}

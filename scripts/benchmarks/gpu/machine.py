@@ -12,12 +12,12 @@ import torch
 
 from benchmarks.gpu.settings import Settings
 from benchmarks.steps import Row
-from mixhead_plugin import check as machine_check
+from mixhead_plugin.check.machine import machine_facts
 
 
 def machine(settings: Settings, step: str) -> Iterator[Row]:
     """Yield versions, the device, and what compilers need."""
-    for name, value in machine_check.machine(torch.device(settings.device)).items():
+    for name, value in machine_facts(torch.device(settings.device)).items():
         yield {"what": name, "found": value}
     yield {"what": "CUDA of torch", "found": str(torch.version.cuda)}
     yield {"what": "cuDNN of torch", "found": str(torch.backends.cudnn.version())}
