@@ -12,7 +12,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mixhead_plugin.hf import saving
-from mixhead_plugin.hf.layouts import MIXHEAD, FoundAttention, is_inside
+from mixhead_plugin.hf.finding import is_inside
+from mixhead_plugin.hf.layouts import MIXHEAD, FoundAttention
 from mixhead_plugin.parts import OPTIONS, Variant
 
 # of the entry that names the classes of the attentions that are mixed

@@ -16,15 +16,8 @@ from mixhead_plugin.hf.attention_hooks import (
 )
 from mixhead_plugin.hf.checks import check_row
 from mixhead_plugin.hf.configs import FORMER, forget, give_configs
-from mixhead_plugin.hf.layouts import (
-    LAYOUTS,
-    USUAL,
-    FoundAttention,
-    calls_the_interface,
-    find_attentions,
-    left_out,
-    slices,
-)
+from mixhead_plugin.hf.finding import calls_the_interface, find_attentions, left_out
+from mixhead_plugin.hf.layouts import LAYOUTS, USUAL, FoundAttention, slices
 from mixhead_plugin.hf.refusals import (
     check_model,
     check_module,

@@ -8,7 +8,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mixhead_plugin.errors import wrong_argument
-from mixhead_plugin.hf.layouts import FoundAttention, interface_of
+from mixhead_plugin.hf.finding import interface_of
+from mixhead_plugin.hf.layouts import FoundAttention
 
 SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
 

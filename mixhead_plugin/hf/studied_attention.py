@@ -12,7 +12,8 @@ from mixhead_plugin.heads.hooked_attention import HookedAttention
 from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.attention_hooks import MixedHeads, mixed_heads_of
 from mixhead_plugin.hf.checks import check_outputs
-from mixhead_plugin.hf.layouts import FoundAttention, find_attentions, is_inside
+from mixhead_plugin.hf.finding import find_attentions, is_inside
+from mixhead_plugin.hf.layouts import FoundAttention
 from mixhead_plugin.hf.refusals import check_module
 from mixhead_plugin.parts import AttentionSizes
 

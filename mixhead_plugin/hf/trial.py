@@ -29,7 +29,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from mixhead_plugin.hf.layouts import MIXHEAD, ROLES, FoundAttention, in_features, is_inside
+from mixhead_plugin.hf.finding import is_inside
+from mixhead_plugin.hf.layouts import MIXHEAD, ROLES, FoundAttention, in_features
 
 _TRIAL = f"{MIXHEAD}_trial"
 # Sentences and positions. Two different numbers, because some attentions change the order of both.

@@ -44,7 +44,8 @@ from transformers.models.auto import modeling_auto
 
 from development.transformers_results import CHECKS, REFUSES
 from mixhead_plugin import hf
-from mixhead_plugin.hf.layouts import INTERFACE, FoundAttention, find_attentions, is_inside
+from mixhead_plugin.hf.finding import INTERFACE, find_attentions, is_inside
+from mixhead_plugin.hf.layouts import FoundAttention
 from mixhead_plugin.hf.studied_attention import attentions_of
 
 VOCABULARY = 64

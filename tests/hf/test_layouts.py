@@ -276,7 +276,7 @@ def test_attentions_that_compute_everything_themselves_are_refused(name, monkeyp
     heads = {"GPTJ": "num_attention_heads", "GPTNeo": "num_heads"}[name]
     row(monkeypatch, kind, ("q_proj",), heads, "head_dim")
     model, _ = build(f"{name}ForCausalLM", ALONE[name])
-    if any(hf.layouts.calls_the_interface(module) for module in model.modules()):
+    if any(hf.finding.calls_the_interface(module) for module in model.modules()):
         pytest.skip("this transformers has put it through the AttentionInterface")  # GPT-J, 5.24
     problem = (
         f"^{kind}Attention: computes its attention itself; "

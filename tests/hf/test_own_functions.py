@@ -78,12 +78,12 @@ def test_a_table_of_functions_in_the_file_of_a_model_counts(monkeypatch):
     model, _ = build("LlamaForCausalLM")
     own = AttentionInterface()
     own["sdpa"] = with_bias
-    monkeypatch.setattr(modeling_llama, hf.layouts.INTERFACE, own)
-    hf.layouts._interface_of.cache_clear()
+    monkeypatch.setattr(modeling_llama, hf.finding.INTERFACE, own)
+    hf.finding._interface_of.cache_clear()
     with pytest.raises(ValueError, match=r"^LlamaAttention: its attention function sdpa is not"):
         hf.mix(model, "position-wise")
     monkeypatch.undo()
-    hf.layouts._interface_of.cache_clear()
+    hf.finding._interface_of.cache_clear()
     hf.mix(model, "position-wise")
 
 
