@@ -14,7 +14,6 @@ from mixhead_plugin.hf.attention_hooks import (
     mixed_heads_of,
     remove_model_hooks,
 )
-from mixhead_plugin.hf.checks import check_row
 from mixhead_plugin.hf.configs import FORMER, forget, give_configs
 from mixhead_plugin.hf.finding import calls_the_interface, find_attentions, left_out
 from mixhead_plugin.hf.layouts import LAYOUTS, USUAL, FoundAttention, slices
@@ -31,6 +30,7 @@ from mixhead_plugin.hf.refusals import (
     refuse_shared_weights,
     refuse_split,
 )
+from mixhead_plugin.hf.row_checks import check_row
 from mixhead_plugin.hf.saving import PRUNED
 from mixhead_plugin.parts import (
     OPTIONS,

@@ -8,7 +8,7 @@ from torch import nn
 
 from mixhead_plugin.heads.cutting import cut_part, cutting_problem, replace
 from mixhead_plugin.hf.attention_hooks import mixed_heads_of
-from mixhead_plugin.hf.checks import FewerHeads, check_fewer
+from mixhead_plugin.hf.cut_checks import FewerHeads, check_fewer
 from mixhead_plugin.hf.layouts import FoundAttention, several, slices
 from mixhead_plugin.parts import AttentionSizes, PartKind
 

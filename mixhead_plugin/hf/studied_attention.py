@@ -11,10 +11,10 @@ from mixhead_plugin.heads.attention import Heads, HeadsError
 from mixhead_plugin.heads.hooked_attention import HookedAttention
 from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.attention_hooks import MixedHeads, mixed_heads_of
-from mixhead_plugin.hf.checks import check_outputs
 from mixhead_plugin.hf.finding import find_attentions, is_inside
 from mixhead_plugin.hf.layouts import FoundAttention
 from mixhead_plugin.hf.refusals import check_module
+from mixhead_plugin.hf.row_checks import check_outputs
 from mixhead_plugin.parts import AttentionSizes
 
 

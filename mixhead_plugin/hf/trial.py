@@ -1,8 +1,8 @@
 """Call one attention alone, with known features in place of what its projections give.
 
 A row can be wrong in ways that names and sizes do not show: the order of queries, keys and values,
-an attention that computes everything itself, a norm over all heads. `checks.py` looks at a trial
-for them before anything changes. A copy of the attention is called:
+an attention that computes everything itself, a norm over all heads. `row_checks.py` and
+`cut_checks.py` look at a trial for them before anything changes. A copy of the attention is called:
 
     x = 0
     |-- q_proj: a stub, gives random features ------ given["...q_proj"]
