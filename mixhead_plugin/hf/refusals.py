@@ -1,6 +1,6 @@
 """Refuse to change a model whose weights or attentions are not in its own hands."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -70,14 +70,13 @@ def refuse_quantised(model: nn.Module, attentions: Sequence[FoundAttention], wha
         attentions: those that are changed
         what: what has to be done before, as "mixed"
     """
-    for attention in attentions:
-        for path in (*attention.packed(), attention.paths["output"]):
-            weight: Any = getattr(model.get_submodule(path), "weight", None)
-            if not isinstance(weight, Tensor) or not weight.is_floating_point():
-                raise ValueError(
-                    f"{type(model).__name__}: {path} is quantised; must be {what} before it is "
-                    "quantised"
-                )
+    for path, projection in _projections(model, attentions):
+        weight: Any = getattr(projection, "weight", None)
+        if not isinstance(weight, Tensor) or not weight.is_floating_point():
+            raise ValueError(
+                f"{type(model).__name__}: {path} is quantised; must be {what} before it is "
+                "quantised"
+            )
 
 
 def refuse_computed(model: nn.Module, attentions: Sequence[FoundAttention], what: str) -> None:
@@ -90,16 +89,23 @@ def refuse_computed(model: nn.Module, attentions: Sequence[FoundAttention], what
         attentions: those that are changed
         what: what has to be done before, as "folded"
     """
+    for path, projection in _projections(model, attentions):
+        for name in ("weight", "bias"):
+            tensor = getattr(projection, name)
+            if tensor is not None and not isinstance(tensor, nn.Parameter):
+                raise ValueError(
+                    f"{type(model).__name__}: {path}.{name} is computed in each call, as by "
+                    f"weight_norm; must be {what} before that is added"
+                )
+
+
+def _projections(
+    model: nn.Module, attentions: Sequence[FoundAttention]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the module of each projection of some attentions."""
     for attention in attentions:
         for path in (*attention.packed(), attention.paths["output"]):
-            projection: Any = model.get_submodule(path)
-            for name in ("weight", "bias"):
-                tensor = getattr(projection, name)
-                if tensor is not None and not isinstance(tensor, nn.Parameter):
-                    raise ValueError(
-                        f"{type(model).__name__}: {path}.{name} is computed in each call, as by "
-                        f"weight_norm; must be {what} before that is added"
-                    )
+            yield path, model.get_submodule(path)
 
 
 def refuse_compiled(model: nn.Module, attentions: Sequence[FoundAttention]) -> None:
