@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.measure import Case, check
+from benchmarks.measure import Case, end_if_wrong, fault_of
 from mixhead_plugin.ops import LowRank, attention
 
 Size = tuple[int, int, int, int]  # batch, heads, length, head size
@@ -70,7 +70,7 @@ def case(size: Size, rank: int) -> Case:
     short = (1, size[1], min(size[2], 100), size[3])
     exact = Inputs(short, rank, torch.float64).by_matrix("reference")
     formula = Inputs(short, rank).by_matrix("reference")
-    check("factors", PARTS, Inputs(short, rank).by_factors(), formula, exact)
+    end_if_wrong(fault_of("factors", PARTS, Inputs(short, rank).by_factors(), formula, exact))
 
     inputs = Inputs(size, rank)
     return Case(

@@ -20,7 +20,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 
 import mixhead_plugin
-from benchmarks.measure import Case, check, shake
+from benchmarks.measure import Case, end_if_wrong, fault_of, shake
 from mixhead_plugin.fairseq.attention import MixheadAttention
 
 mixhead_plugin.register_names()
@@ -177,4 +177,4 @@ def check_update(
     own = getattr(torch, dtype)
     rounding = 1e-3 if own == torch.float32 else torch.finfo(own).eps
     results = found("auto", own), found("reference", own), found("reference", torch.float32)
-    check(name, ("loss", "gradient"), *results, norm=2, rounding=rounding)
+    end_if_wrong(fault_of(name, ("loss", "gradient"), *results, norm=2, rounding=rounding))

@@ -12,7 +12,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from benchmarks.core import Size, title
-from benchmarks.measure import Case, check, shake
+from benchmarks.measure import Case, end_if_wrong, fault_of, shake
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.parts import PARTS
@@ -81,7 +81,9 @@ def case(
         reference.impl = "reference"
         exact = copy.deepcopy(reference).double()
         x64 = x.detach().double().requires_grad_()
-        check(name, RESULTS, results(module, x), results(reference, x), results(exact, x64))
+        end_if_wrong(
+            fault_of(name, RESULTS, results(module, x), results(reference, x), results(exact, x64))
+        )
     contenders = {
         name: functools.partial(results, module.train(), x) for name, module in modules.items()
     }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.core import Size, peak_of
-from benchmarks.measure import Case, check
+from benchmarks.measure import Case, end_if_wrong, fault_of
 from mixhead_plugin.nn import MixedAttention
 from mixhead_plugin.ops import attention
 
@@ -43,7 +43,7 @@ def step(size: Size, dtype: str) -> Case:
             found = results(mixing)
             formula = results(mixing, impl="reference")
             exact = results(mixing, torch.float64, "reference")
-            check(name, ["output"], [found], [formula], [exact])
+            end_if_wrong(fault_of(name, ["output"], [found], [formula], [exact]))
             contenders[name] = torch.no_grad()(functools.partial(results, mixing))
     shown = f"batch {batch}, heads {heads}, head size {head_dim}, 1 query, {KEYS} keys"
     return Case("step of decoding", shown, contenders, "softmax")
