@@ -11,7 +11,8 @@ import torch
 from benchmarks import flash_attention
 from mixhead_plugin.ops.accuracy import compare, fault_in
 from mixhead_plugin.ops.call_kinds import CallKind, sample_call
-from mixhead_plugin.ops.triton import operators, tuning
+from mixhead_plugin.ops.triton import calls, programs, tuning
+from mixhead_plugin.ops.triton.passes import backward, forward
 from tests.ptx import launch, machine
 from tests.ptx.memory import Memory
 from tests.ptx.shared import Shared
@@ -87,7 +88,7 @@ def passes(
 
     machine.Shared = CountingShared
     machine.Memory = CountingMemory
-    operators.start = start
+    programs.start = start
     if contender == "FlashAttention-2":
         tiles = []
         for name in flash_attention.PASSES:
@@ -95,9 +96,9 @@ def passes(
         results = flash_attention.run(*inputs[:3], d_out, inputs.scale, tiles, start)
         named = dict(zip(("output", *inputs.operands()), results))
     else:
-        call = operators.Call(inputs, place, poison=True)
-        out, statistics = call.forward()
-        named = {"output": out, **call.backward(d_out, statistics, out)}
+        call = calls.Call(inputs, place, poison=True)
+        out, statistics = forward(call)
+        named = {"output": out, **backward(call, d_out, statistics, out)}
     fault = fault_in([compare(inputs, d_out, torch.ones(1), named)])
     assert not fault, f"{contender}: {fault}"
     return found

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.triton import operators, tuning
+from mixhead_plugin.ops.triton import programs, tuning
 from mixhead_plugin.ops.triton.rows import LOG2E
 
 PASSES = ("fwd", "bwd_dq", "bwd_dkv")
@@ -185,14 +185,14 @@ class Attention(torch.autograd.Function):
         for name in PASSES:
             tile = tuning.tiles_for(f"flash_{name}_kernel", *sizes)[0]
             ctx.tiles.append(tile._replace(BM=min(tile.BM, n), BN=min(tile.BN, n)))
-        o, lse = forward(q, k, v, scale, ctx.tiles[0], operators.start)
+        o, lse = forward(q, k, v, scale, ctx.tiles[0], programs.start)
         ctx.save_for_backward(q, k, v, o, lse)
         return o[..., : ctx.shape[3]].reshape(ctx.shape)
 
     @staticmethod
     def backward(ctx, d_o):
         d_o = wide(d_o).flatten(0, 1)[None]
-        grads = backward(*ctx.saved_tensors, d_o, ctx.scale, ctx.tiles[1:], operators.start)
+        grads = backward(*ctx.saved_tensors, d_o, ctx.scale, ctx.tiles[1:], programs.start)
         size = ctx.shape[3]
         return *[grad[..., :size].reshape(ctx.shape) for grad in grads], None
 

@@ -19,8 +19,8 @@ from tests.ops.triton_cases import (
     future,
     holes,
     inputs,
-    operators,
     padding,
+    programs,
     use_tiles,
     with_gradients,
 )
@@ -77,7 +77,7 @@ def test_programs_stay_inside_their_tensors_and_out_of_each_other(
 
     noting("create_masked_load", read)
     noting("create_masked_store", written)
-    launch = operators.start
+    launch = programs.start
 
     def start(kernel, programs, arguments, tile):
         read.clear()
@@ -99,7 +99,7 @@ def test_programs_stay_inside_their_tensors_and_out_of_each_other(
         assert not races.any(), "a read races a write"
         launches.append(kernel.fn.__name__)
 
-    monkeypatch.setattr(operators, "start", start)
+    monkeypatch.setattr(programs, "start", start)
     tensors = inputs(mixed, sink=options == "sink")
     with_gradients(by_kernels, tensors, **OPTIONS[options](), dropout_p=dropout_p)
     assert len(launches) >= 4

@@ -157,7 +157,8 @@ def compile_all(machine, tiles, calls):
     """
     from triton.runtime.errors import OutOfResources
 
-    from mixhead_plugin.ops.triton import operators, tuning
+    from mixhead_plugin.ops.triton import calls as triton_calls
+    from mixhead_plugin.ops.triton import passes, programs, tuning
 
     report = []
     most = SHARED_BY_MACHINE[machine] * 1024
@@ -183,7 +184,7 @@ def compile_all(machine, tiles, calls):
             last = made
         return last
 
-    operators.start = start
+    programs.start = start
     tuning.run = run
     for call in calls:
         dtype = getattr(torch, call.get("dtype", "bfloat16"))
@@ -219,9 +220,9 @@ def compile_all(machine, tiles, calls):
             causal=call.get("causal", True),
             dropout_p=call.get("dropout", 0.0),
         )
-        made = operators.Call(inputs)
-        out, statistics = made.forward()
-        made.backward(torch.empty_like(out), statistics, out)
+        made = triton_calls.Call(inputs)
+        out, statistics = passes.forward(made)
+        passes.backward(made, torch.empty_like(out), statistics, out)
     return report
 
 

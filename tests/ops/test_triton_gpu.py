@@ -11,13 +11,14 @@ from tests.ops.triton_cases import (
     MIXINGS,
     a_sentence_of_nothing,
     by_kernels,
+    calls,
     future,
     holes,
     inputs,
     must_be_right,
     must_be_right_with_dropout,
-    operators,
     padding,
+    passes,
     record,
 )
 
@@ -136,12 +137,12 @@ def test_values_that_are_columns_of_a_wide_matrix(place, width, dropout_p):
         *query.shape[:2], -1, -1
     )
     seed = torch.tensor(3, device=DEVICE) if dropout_p else None
-    call = operators.Call(
+    call = calls.Call(
         record({"query": query, "key": key, "value": value}, seed=seed, dropout_p=dropout_p),
         place,
         poison=True,
     )
-    out, _ = call.forward()
+    out, _ = passes.forward(call)
     torch.cuda.synchronize()
     kept = out != 0
     assert abs(kept.double().mean() - (1 - dropout_p)) < 0.01

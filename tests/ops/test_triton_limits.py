@@ -21,14 +21,16 @@ from tests.ops.triton_cases import (
     H,
     Tile,
     by_kernels,
+    calls,
     detached,
     future,
     holes,
     inputs,
+    masks,
     must_be_right,
     must_be_right_with_dropout,
-    operators,
     padding,
+    passes,
     record,
     tuning,
     use_few_large_tiles,
@@ -197,9 +199,9 @@ def test_the_host_reads_no_tensor(monkeypatch):
     options = dict(attn_mask=bias, key_padding_mask=padding(6), seed=seed, dropout_p=0.3)
     for name in ("__int__", "__index__", "__float__", "__bool__", "item", "tolist"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    call = operators.Call(record(tensors, **options))
-    out, rows = call.forward()
-    call.backward(d_out, rows, out)
+    call = calls.Call(record(tensors, **options))
+    out, rows = passes.forward(call)
+    passes.backward(call, d_out, rows, out)
 
 
 @pytest.mark.parametrize("name", ["causal", "holes", "window"])
@@ -218,22 +220,20 @@ def test_the_spans_of_a_mask_are_those_of_its_numbers(name):
             for chosen in (row != -INF, row != 0):
                 where = chosen.nonzero().flatten().tolist()
                 expected += [where[0], where[-1] + 1] if where else [len(row), 0]
-        assert operators.spans_of(turned[None, None]).flatten().tolist() == expected
+        assert masks.spans_of(turned[None, None]).flatten().tolist() == expected
 
 
 def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
     """The mask has NaN where it must not be read, and the spans of the mask without NaN."""
     use_tiles(monkeypatch, Tile(32, 32, 4, 1), None)
     n = 64
-    spans_of = operators.spans_of
+    spans_of = masks.spans_of
     spoilt = future(n, n)
     at = torch.arange(n, device=DEVICE) // 32
     spoilt[at[:, None] != at] = float("nan")
     by_query = spans_of(future(n, n)[None, None])
     by_key = spans_of(future(n, n).t()[None, None])
-    monkeypatch.setattr(
-        operators, "spans_of", lambda mask: by_query if mask.stride(3) == 1 else by_key
-    )
+    monkeypatch.setattr(calls, "spans_of", lambda mask: by_query if mask.stride(3) == 1 else by_key)
     for tensor in with_gradients(
         by_kernels, inputs(batch=1, n_queries=n, n_keys=n), attn_mask=spoilt
     ):
@@ -241,9 +241,9 @@ def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
 
 
 def test_an_expanded_mask_is_taken_for_what_it_was():
-    call = operators.Call(record(inputs("shared"), attn_mask=future().expand(B, H, NQ, NK)))
+    call = calls.Call(record(inputs("shared"), attn_mask=future().expand(B, H, NQ, NK)))
     assert call.attn_mask.shape == (1, 1, NQ, NK)
-    assert torch.equal(call.key_spans, operators.spans_of(future()[None, None]))
+    assert torch.equal(call.key_spans, masks.spans_of(future()[None, None]))
 
 
 FAR = 2**31 + 2**12  # numbers, from one position (head, ...) to the next

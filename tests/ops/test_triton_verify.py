@@ -13,8 +13,10 @@ from tests.ops.triton_cases import (
     DEVICE,
     SINKS,
     Tile,
+    calls,
     inputs,
-    operators,
+    passes,
+    programs,
     record,
     rows,
     tuning,
@@ -79,7 +81,7 @@ OUTPUTS = {
 
 
 def break_kernel(monkeypatch, kernel, how):
-    original = operators.start
+    original = programs.start
 
     def start(started, programs, arguments, tile):
         if started.fn.__name__ != kernel:
@@ -98,7 +100,7 @@ def break_kernel(monkeypatch, kernel, how):
                 first = (0,) * value.p.dim()
                 value.p[first] = float("nan")
 
-    monkeypatch.setattr(operators, "start", start)
+    monkeypatch.setattr(programs, "start", start)
 
 
 WAYS = ["has the wrong sign", "misses a tile", "writes NaN", "raises"]
@@ -132,14 +134,14 @@ def test_a_fault_of_any_tile_is_noticed(place, monkeypatch):
     """The first call on a GPU may choose any tile of the lists."""
     tiles = [Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)]
     monkeypatch.setattr(tuning, "tiles_for", lambda *size: tiles)
-    original = operators.start
+    original = programs.start
 
     def start(kernel, programs, arguments, tile):
         original(kernel, programs, arguments, tile)
         if kernel.fn.__name__ == "flash_fwd_kernel" and tile == tiles[place]:
             arguments["o"].p.mul_(1.001)
 
-    monkeypatch.setattr(operators, "start", start)
+    monkeypatch.setattr(programs, "start", start)
     assert verify.trial_fault(call()).startswith("the output is wrong by ")
 
 
@@ -153,8 +155,8 @@ def test_nothing_is_tried_before_a_call_in_the_interpreter(monkeypatch):
 
 
 def test_dropout_that_drops_nothing_is_noticed(monkeypatch):
-    original = operators.Dropout
-    monkeypatch.setattr(operators, "Dropout", lambda seed, threshold, gain: original(seed, 0, gain))
+    original = calls.Dropout
+    monkeypatch.setattr(calls, "Dropout", lambda seed, threshold, gain: original(seed, 0, gain))
     assert verify.trial_fault(call(dropout_p=0.1)) == "dropout keeps 1.00 of the weights, not 0.9"
 
 
@@ -260,12 +262,14 @@ def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypa
 
     def kernels_of(given, d_out, tile_index):
         compiled.clear()
-        made = operators.Call(given, tile_index)
-        out, statistics = made.forward()
-        made.backward(torch.empty_like(out) if d_out is None else d_out, statistics, out)
+        made = calls.Call(given, tile_index)
+        out, statistics = passes.forward(made)
+        if d_out is None:
+            d_out = torch.empty_like(out)
+        passes.backward(made, d_out, statistics, out)
         return set(compiled)
 
-    monkeypatch.setattr(operators, "start", start)
+    monkeypatch.setattr(programs, "start", start)
     given = inputs(
         mixed, heads=4, n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim
     )

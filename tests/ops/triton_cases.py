@@ -2,7 +2,7 @@
 
 The kernels are interpreted on a CPU and compiled on a GPU.
 
-This file must be the first that imports the kernels. Tests import `operators`, `tuning` and `Tile`
+This file must be the first that imports the kernels. Tests import its modules
 from here.
 """
 
@@ -30,7 +30,16 @@ if not ON_GPU:
         )
     os.environ["TRITON_INTERPRET"] = "1"
 
-from mixhead_plugin.ops.triton import operators, rows, tuning, verify  # noqa: E402, F401
+from mixhead_plugin.ops.triton import (  # noqa: E402
+    calls,  # noqa: F401
+    masks,  # noqa: F401
+    operators,  # noqa: F401  (registers the operators of torch)
+    passes,  # noqa: F401
+    programs,  # noqa: F401
+    rows,  # noqa: F401
+    tuning,
+    verify,  # noqa: F401
+)
 from mixhead_plugin.ops.triton.tuning import Tile  # noqa: E402
 
 os.environ.pop("TRITON_INTERPRET", None)  # other tests start processes

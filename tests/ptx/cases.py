@@ -14,7 +14,7 @@ from torch import Tensor
 from mixhead_plugin.ops import accuracy
 from mixhead_plugin.ops.call_kinds import CallKind, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.triton import operators, tuning
+from mixhead_plugin.ops.triton import calls, passes, programs, tuning
 from mixhead_plugin.ops.triton.tuning import Tile
 from tests.covering import pairwise
 from tests.ptx import launch
@@ -165,10 +165,10 @@ def run(case: Case, interpreted: bool = False) -> dict:
     torch.backends.cuda.matmul.allow_tf32 = kind.tf32
     tuning.tiles_for = case.tiles
     if not interpreted:
-        operators.start = start
-    call = operators.Call(inputs, 0, poison=True)
-    out, statistics = call.forward()
-    found = {"output": out, **call.backward(d_out, statistics, out)}
+        programs.start = start
+    call = calls.Call(inputs, 0, poison=True)
+    out, statistics = passes.forward(call)
+    found = {"output": out, **passes.backward(call, d_out, statistics, out)}
     seconds = time.process_time() - begin
     draws = [accuracy.compare(inputs, d_out, kept_weights(inputs), found)]
     # the formula is not rounded to the 10 bits of tf32 on a CPU

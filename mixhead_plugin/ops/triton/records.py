@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 
 class Strided(NamedTuple):
     """Hold the pointer and the strides of a tensor [B, H, N, D]."""
@@ -55,3 +57,13 @@ class Constants(NamedTuple):
     HP: int  # heads that mix, padded for tensor cores
     BM: int = 0  # queries of a tile
     BN: int = 0  # keys of a tile
+
+
+def strided(tensor: Tensor) -> Strided:
+    return Strided(tensor, *tensor.stride())
+
+
+def strided_mixing(mixing: Tensor) -> Strided:
+    """Return M, [B, Nq, H, H] or [H, H], as [B, H, Nq, H]."""
+    s_b, s_n, s_h, s_d = (0, 0, *mixing.stride())[-4:]
+    return Strided(mixing, s_b, s_h, s_n, s_d)

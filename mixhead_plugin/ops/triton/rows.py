@@ -27,7 +27,7 @@ def count_tiles(n, BLOCK: tl.constexpr):
 def split_program(n_m, n_n, HEADS: tl.constexpr):
     """Return which tile of queries, which of keys, i_bh, i_b and i_h a program has.
 
-    `operators.Grid` counts the programs of a kernel. n_m and n_n are its tiles of queries and of
+    `programs.Grid` counts the programs of a kernel. n_m and n_n are its tiles of queries and of
     keys, 1 where a program has all of them. HEADS is H, or 1 where a program has all heads.
     """
     i = tl.program_id(0)

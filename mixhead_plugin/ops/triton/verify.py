@@ -19,8 +19,8 @@ from mixhead_plugin.ops.accuracy import Draw, compare, enough_draws, fault_in, f
 from mixhead_plugin.ops.call_kinds import SIZES, CallKind, call_kind, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.transforms import while_traced
-from mixhead_plugin.ops.triton import tuning
-from mixhead_plugin.ops.triton.operators import Call
+from mixhead_plugin.ops.triton import passes, tuning
+from mixhead_plugin.ops.triton.calls import Call
 from mixhead_plugin.ops.triton.support import UNTRIED, allows_tf32
 
 logger = logging.getLogger(__name__)
@@ -119,8 +119,8 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], tile_index: int) -> str:
         inputs, d_out = sample_call(kind, *sizes, nth=nth)  # type: ignore[misc]
         # Every other draw has several strips, which take other ways through the kernels that mix.
         call = Call(inputs, tile_index, poison=True, short_strips=nth % 2 == 1)
-        out, statistics = call.forward()
-        grads = call.backward(d_out, statistics, out)
+        out, statistics = passes.forward(call)
+        grads = passes.backward(call, d_out, statistics, out)
         return compare(inputs, d_out, dropout_factors, {"output": out, **grads})
 
     draws = 1
@@ -157,6 +157,7 @@ def _not_dropped(inputs: AttentionInputs, tile_index: int) -> Tensor:
     for first in range(0, n_keys, width):
         columns = identity[:, first : first + width]
         value = columns.expand(*inputs.value.shape[:2], -1, -1).contiguous()
-        out, _ = Call(equal._replace(value=value), tile_index, poison=True).forward()
+        call = Call(equal._replace(value=value), tile_index, poison=True)
+        out, _ = passes.forward(call)
         parts.append(out != 0)
     return torch.cat(parts, 3)[..., :n_keys].float()

@@ -41,7 +41,7 @@ class Launch(NamedTuple):
 
 def launches(settings: Settings, case: str) -> list[Launch]:
     """Return the kernels of a forward and backward pass, which were launched once."""
-    from mixhead_plugin.ops.triton import operators, tuning  # imports triton
+    from mixhead_plugin.ops.triton import calls, passes, tuning  # imports triton
 
     shape, dtype, mixing = (REHEARSED_KERNELS if settings.quick else MEASURED_KERNELS)[case]
     inputs = core.Inputs(tuple(map(int, shape.split("x"))), settings.device, dtype)
@@ -56,23 +56,23 @@ def launches(settings: Settings, case: str) -> list[Launch]:
     # One strip: each kernel is launched for all queries.
     memory = {"MIXHEAD_STRIP_MIB": "65536"}
     with mock.patch.object(tuning, "run", run), mock.patch.dict(os.environ, memory):
-        made = operators.Call(call)
-        output, of_rows = made.forward()
-        made.backward(inputs.d_output, of_rows, output)
+        made = calls.Call(call)
+        output, of_rows = passes.forward(made)
+        passes.backward(made, inputs.d_output, of_rows, output)
     return found
 
 
 def measured(settings: Settings, launch: Launch, tile: Any, timed: bool = True) -> Row:
     """Return time and resources of a kernel with a tile, or the error that it ends with."""
-    from mixhead_plugin.ops.triton import operators, tuning  # imports triton
+    from mixhead_plugin.ops.triton import programs, tuning  # imports triton
 
     row: Row = {"kernel": launch.kernel, "tile": "x".join(map(str, tile))}
-    start = operators.start
+    start = programs.start
 
     def recording(kernel: Any, programs: int, arguments: dict[str, Any], tile: Any) -> None:
         row.update(resources(start(kernel, programs, arguments, tile)), programs=programs)
 
-    with mock.patch.object(operators, "start", recording):
+    with mock.patch.object(programs, "start", recording):
         try:
             launch.with_tile(tile)
         except Exception as error:
