@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 
 from mixhead_plugin.ops import NORMALIZERS, LowRank, RelativeScores, attention
-from mixhead_plugin.ops.blockwise import backward, masks, plan, products
+from mixhead_plugin.ops.blockwise import block_backward, masks, plan, products
 from tests.ops.definitions import INF
 
 B, H, NQ, NK, D, DV, R = 3, 4, 11, 14, 5, 3, 2
@@ -137,11 +137,11 @@ def blocks(threads, scores, queries=2):
         with ExitStack() as stack:
             stack.enter_context(mock.patch.multiple(plan, **sizes))
             # products of either order, wide and narrow spans
-            for module in (backward, masks, products):
+            for module in (block_backward, masks, products):
                 stack.enter_context(mock.patch.object(module, "NARROW", 4))
             # small blocks take one way to the gradients of factors, large ones the other
             few = 0 if scores < 2**8 else 16
-            stack.enter_context(mock.patch.object(backward, "FEW_HEADS", few))
+            stack.enter_context(mock.patch.object(block_backward, "FEW_HEADS", few))
             yield
     finally:
         torch.set_num_threads(before)
