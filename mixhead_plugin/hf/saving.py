@@ -21,7 +21,8 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import CONFIG_NAME, cached_file
 
 from mixhead_plugin.hf.attention_hooks import mixed_heads_of
-from mixhead_plugin.hf.layouts import MIXHEAD, find_attentions
+from mixhead_plugin.hf.finding import find_attentions
+from mixhead_plugin.hf.layouts import MIXHEAD
 from mixhead_plugin.parts import Variant, is_of_a_part, name_in_attention, record
 from mixhead_plugin.parts.kinds import Part
 from mixhead_plugin.parts.random_numbers import forked_rng

@@ -106,7 +106,7 @@ MACHINE: dict[str, tuple[str, Any, dict[str, str]]] = {
 }
 # kind, case, file, text, replacement; lines of one kind go together
 SOURCE = """
-padding of one byte # narrow # operators # padding.int() # padding.view(torch.uint8)
+padding of one byte # narrow # calls # padding.int() # padding.view(torch.uint8)
 padding of one byte # narrow # rows # primitive_bitwidth >= 16 # primitive_bitwidth >= 8
 no mask of a load of rows # flash # rows # tl.load(p_x, mask=inside, other=0.0) # tl.load(p_x)
 no `other` of a load of rows # flash # rows # tl.load(p_x, mask=inside, other=0.0) # tl.load(p_x, mask=inside)
