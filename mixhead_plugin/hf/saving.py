@@ -278,10 +278,12 @@ def _refuse_config_without_entry(model: Any, *args: Any, **kwargs: Any) -> None:
     # layer 3 of BART is layer 1 of the decoder.
     is_pruned = any(vars(model.get_submodule(name))[MIXHEAD].removed() for name in inside)
     gone = removed_heads(model) if is_pruned else {}
-    if gone != getattr(model.config, PRUNED, {}):
+    told = getattr(model.config, PRUNED, {})
+    # In a config that was read from a file, the layers are texts.
+    if gone != {int(layer): heads for layer, heads in told.items()}:
         raise ValueError(
-            f"{type(model).__name__}: was pruned as a part of another model, so its config does "
-            "not tell which of its heads are gone; the outermost model must be saved"
+            f"{type(model).__name__}: is a part of a pruned model, and its own config does not "
+            "tell which heads of its layers are gone; the outermost model must be saved"
         )
 
 

@@ -44,9 +44,7 @@ def check_nested(
 
 
 def check_dims(query: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> None:
-    """Raise ShapeError if a query or a mask has too few or too many dimensions.
-
-    A mask of whole numbers is refused, too.
+    """Raise ShapeError for wrong numbers of dimensions, and for masks of whole numbers.
 
     Args:
         query: [Nq, B, C] or [B, Nq, C], or [Nq, C] without a batch

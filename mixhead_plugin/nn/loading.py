@@ -61,7 +61,7 @@ def load(
     if saved:
         _check_saved(saved, asked)
         carry_out(model, _plan_as_saved(model, saved, impl))
-    elif any(sdpa.is_mixed(module) for module in model.modules()):
+    elif _has_nothing_left_to_mix(model):
         raise ValueError(
             "state_dict: has no metadata of a mixing, and the model is mixed already; must be "
             "loaded by load_state_dict"
@@ -183,6 +183,18 @@ def _plan_as_saved(model: nn.Module, saved: Mapping[str, dict[str, Any]], impl: 
             )
     refuse_tied(model, list(of_torch))
     return Plan(of_torch, calling)
+
+
+def _has_nothing_left_to_mix(model: nn.Module) -> bool:
+    """Return whether `mix` has mixed a model already.
+
+    A model that is built with `MixedAttention` may have other attentions, which can still be mixed.
+    """
+    modules = list(model.modules())
+    if any(sdpa.is_mixed(module) for module in modules):
+        return True
+    has_torchs = any(isinstance(module, nn.MultiheadAttention) for module in modules)
+    return not has_torchs and any(isinstance(module, MixedAttention) for module in modules)
 
 
 def _is_mixed(module: nn.Module) -> bool:

@@ -87,8 +87,8 @@ def _as_tokens(
     output = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(device)
     if output.size(1) < 2:
         raise HeadsError(
-            f"target {target!r}: has {output.size(1)} tokens, must have 2 or more; the decoder "
-            "reads all but the last one"
+            f"target {target!r}: is too short, must have 2 tokens or more; the decoder reads all "
+            "but the last one"
         )
     return Text(
         inputs=[tokens, output[:, :-1]],

@@ -80,14 +80,12 @@ def compare(
         module: what is loaded
         entry: the entry of the module
         prefix: what the names of the module's tensors begin with
-        local_metadata: those of the module in the state dict; they may have no entry
+        local_metadata: those of the module in the state dict. They may have no entry; those of the
+            plugin's attention in fairseq have the values of its flags
         errors: torch raises them; the difference of the entries becomes one
     """
     saved = local_metadata.get(METADATA_KEY)
-    if saved:
-        problem = difference(saved, entry)
-    else:
-        problem = _difference_from_flags(local_metadata, entry["variant"])
+    problem = difference(saved, entry) if saved else _unlike_flags(local_metadata, entry)
     if problem:
         errors.append(f"{prefix[:-1] or type(module).__name__} {problem}.")
 
@@ -153,20 +151,35 @@ def difference(saved: Mapping[str, Any], own: Mapping[str, Any], what: str = "mo
     return ""
 
 
-def _difference_from_flags(flags: Mapping[str, Any], variant: Mapping[str, Any]) -> str:
+def _unlike_flags(flags: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     """Return what an attention of fairseq was trained with that a module has not; empty if nothing.
 
     Some values have no tensors by which torch could tell them, as the normalizer.
 
     Args:
         flags: the metadata of the attention: values of flags by their names, if it is the plugin's
-        variant: the fields of the module's variant
+        entry: the entry of the module
     """
+    variant = entry["variant"]
     for name in ("normalizer", *PARTS):
-        saved = flags.get(OPTIONS[name].flag, "none")
-        # A part that the attention did not have starts anew, as that of any plain attention.
-        if saved not in ("none", variant[name]):
-            return f"was saved with {name} {saved}, this module has {variant[name]}"
+        saved = flags.get(OPTIONS[name].flag)
+        own = variant[name]
+        if saved is None or saved == own:
+            continue
+        # A part that the attention did not have starts anew, but for one that has no start in which
+        # it does nothing.
+        if saved == "none" and not PARTS[name][own].leaves_no_trace:
+            continue
+        return f"was saved with {name} {saved}, this module has {own}"
+
+    # 4 heads of 128 have tensors of the same shapes as 8 heads of 64.
+    numbers = {
+        "heads": (flags.get("attention_heads"), entry.get("heads")),
+        "head_dim": (flags.get("head_dim"), variant["head_dim"]),
+    }
+    for name, (saved, own) in numbers.items():
+        if None not in (saved, own) and saved != own:
+            return f"was saved with {name} {saved}, this module has {own}"
     return ""
 
 

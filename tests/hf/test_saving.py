@@ -83,7 +83,7 @@ def test_a_class_with_some_of_the_attentions_is_loaded_from_the_folder_of_all(tm
 
 
 PRUNED_AS_A_PART = (
-    "was pruned as a part of another model, so its config does not tell which of its heads are "
+    "is a part of a pruned model, and its own config does not tell which heads of its layers are "
     "gone; the outermost model must be saved"
 )
 
@@ -96,35 +96,52 @@ def test_a_part_of_a_pruned_model_is_not_saved_without_the_numbers_of_the_heads(
     hf.prune(model, {0: [1]})  # of the text
     with pytest.raises(ValueError) as refused:
         model.text_model.save_pretrained(tmp_path)
-    assert str(refused.value) == (f"CLIPTextModel: {PRUNED_AS_A_PART}")
+    assert str(refused.value) == f"CLIPTextModel: {PRUNED_AS_A_PART}"
     with pytest.raises(ValueError, match=r"^CLIPTextModel: is pruned, and must stay as it is$"):
         hf.unmix(model.text_model)
     model.vision_model.save_pretrained(tmp_path)
     hf.load(tmp_path)
 
 
+# Encoder and decoder of BART have the config of the whole model. Layer 1 is the second one of the
+# encoder, and layer 3 the decoder's first one to the encoder.
 @torch.no_grad()
+@pytest.mark.parametrize(
+    "heads, refused",
+    [
+        ({1: [0]}, ["decoder"]),
+        ({3: [0]}, ["encoder", "decoder"]),
+        ({1: [0], 3: [0]}, ["encoder", "decoder"]),
+    ],
+    ids=["in the encoder", "in the decoder", "in both"],
+)
 def test_a_part_of_a_pruned_model_is_saved_only_if_its_layers_have_the_numbers_in_the_config(
-    tmp_path,
+    heads, refused, tmp_path
 ):
-    """Encoder and decoder of BART have the config of the whole model."""
-    # Layer 1 is the second one of the encoder, and layer 3 the decoder's first one to the encoder.
-    for heads, refused in (
-        ({1: [0]}, ("decoder",)),
-        ({3: [0]}, ("encoder", "decoder")),
-        ({1: [0], 3: [0]}, ("encoder", "decoder")),
-    ):
-        model, inputs = build("BartForConditionalGeneration")
-        whole = hf.prune(model, heads).model
-        for name in refused:
-            part = whole.get_submodule(name)
-            with pytest.raises(ValueError) as error:
-                part.save_pretrained(tmp_path / "part")
-            assert str(error.value) == f"{type(part).__name__}: {PRUNED_AS_A_PART}"
-        assert not (tmp_path / "part").exists()
-        whole.save_pretrained(tmp_path / "whole")
-        found = hf.load(tmp_path / "whole")(**inputs)[0]
-        torch.testing.assert_close(found, whole(**inputs)[0])
+    model, inputs = build("BartForConditionalGeneration")
+    whole = hf.prune(model, heads).model
+    for name in refused:
+        part = whole.get_submodule(name)
+        with pytest.raises(ValueError) as error:
+            part.save_pretrained(tmp_path / "part")
+        assert str(error.value) == f"{type(part).__name__}: {PRUNED_AS_A_PART}"
+    assert not (tmp_path / "part").exists()
+
+    whole.save_pretrained(tmp_path / "whole")
+    found = hf.load(tmp_path / "whole")(**inputs)[0]
+    torch.testing.assert_close(found, whole(**inputs)[0])
+
+
+@torch.no_grad()
+def test_an_encoder_that_was_pruned_alone_is_saved_and_loaded(tmp_path):
+    model, inputs = build("BartForConditionalGeneration")
+    encoder = hf.prune(model, {1: [0]}).model.encoder
+    # as a config that was read from a file, in which the layers are texts
+    encoder.config = type(encoder.config).from_dict(json.loads(encoder.config.to_json_string()))
+    encoder.save_pretrained(tmp_path)
+    again = hf.load(tmp_path, type(encoder))
+    ids = inputs["input_ids"]
+    torch.testing.assert_close(again(ids)[0], encoder(ids)[0])
 
 
 def test_tensors_of_another_mixing_than_that_of_the_config_are_refused(tmp_path):

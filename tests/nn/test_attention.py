@@ -169,6 +169,31 @@ def test_what_a_module_of_fairseq_has_without_tensors_is_not_lost(field, value):
     MixedAttention(E, H, **{field: value}).load_state_dict(theirs.state_dict())
 
 
+@pytest.mark.parametrize(
+    "field, value",
+    [("normalizer", "l2"), ("attention_sink", "zero"), ("relative_position", "rotary")],
+)
+def test_what_leaves_no_trace_is_not_put_beside_tensors_of_fairseq_without_it(field, value):
+    theirs = MixheadAttention(E, H, self_attention=True)
+    with pytest.raises(RuntimeError, match=f"was saved with {field} .*, this module has {value}"):
+        MixedAttention(E, H, **{field: value}).load_state_dict(theirs.state_dict())
+
+
+def test_other_heads_of_the_same_tensors_in_fairseq_are_refused():
+    theirs = MixheadAttention(E, H, self_attention=True)
+    with pytest.raises(RuntimeError, match=f"was saved with heads {H}, this module has {2 * H}"):
+        MixedAttention(E, 2 * H).load_state_dict(theirs.state_dict())
+
+
+@torch.no_grad()
+def test_a_mixing_starts_anew_beside_tensors_of_fairseq_without_it():
+    theirs = MixheadAttention(E, H, self_attention=True).eval()
+    ours = MixedAttention(E, H, head_mixing="position-wise").eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(NQ, B, E)
+    torch.testing.assert_close(ours(x, x, x)[0], theirs(x, x, x)[0])
+
+
 def test_dropout_acts_in_training():
     x = torch.randn(NQ, B, E)
     ours = MixedAttention(E, H, dropout=0.5)

@@ -22,6 +22,10 @@ def saved(model):
     return torch.load(file)
 
 
+def packed():
+    return nn.Sequential(nn.MultiheadAttention(C, H))
+
+
 def trained(**variant):
     return move(mix(Mixed().double(), example=(inputs(3),), **variant))
 
@@ -330,6 +334,13 @@ def test_a_state_dict_of_a_compiled_model_loads_as_the_message_says():
             "loaded by load_state_dict",
         ),
         (
+            lambda: mix(packed(), "average"),
+            lambda: dict(mix(packed(), "average").state_dict()),
+            {"head_mixing": "average"},
+            "state_dict: has no metadata of a mixing, and the model is mixed already; must be "
+            "loaded by load_state_dict",
+        ),
+        (
             Mixed,
             lambda: trained(head_mixing="average").state_dict(),
             {"normalizr": "l2"},
@@ -350,6 +361,7 @@ def test_a_state_dict_of_a_compiled_model_loads_as_the_message_says():
         "several processes",
         "for no module",
         "mixed already",
+        "mixed already, nn.MultiheadAttention",
         "misspelt",
     ],
 )

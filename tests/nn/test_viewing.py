@@ -73,7 +73,8 @@ REFUSED = {
         lambda: door.view(
             torch_model({"head_mixing": "position-wise"}), Letters(), "a", "page.html", target="b"
         ),
-        "target 'b': has 1 tokens, must have 2 or more; the decoder reads all but the last one",
+        "target 'b': is too short, must have 2 tokens or more; the decoder reads all but the last "
+        "one",
     ),
     "words as sentences": (
         lambda: door.view(TimeFirst(), Letters(), "hello", "page.html"),

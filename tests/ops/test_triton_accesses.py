@@ -79,10 +79,10 @@ def test_programs_stay_inside_their_tensors_and_out_of_each_other(
     noting("create_masked_store", written)
     launch = programs.start
 
-    def start(kernel, programs, arguments, tile):
+    def start(kernel, n_programs, arguments, tile):
         read.clear()
         written.clear()
-        launch(kernel, programs, arguments, tile)
+        launch(kernel, n_programs, arguments, tile)
         inside = addresses_of(arguments.values())
         places_read, readers = np.concatenate(read, 1)
         places_written, writers = np.concatenate(written, 1)

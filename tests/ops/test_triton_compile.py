@@ -164,7 +164,7 @@ def compile_all(machine, tiles, calls):
     most = SHARED_BY_MACHINE[machine] * 1024
     likeliest = None
 
-    def start(kernel, programs, arguments, tile):
+    def start(kernel, n_programs, arguments, tile):
         records = [argument for argument in arguments.values() if isinstance(argument, tuple)]
         # triton 3.6 loses the constants of an inner record where a loop begins.
         assert not any(isinstance(field, tuple) for record in records for field in record), (

@@ -83,14 +83,14 @@ OUTPUTS = {
 def break_kernel(monkeypatch, kernel, how):
     original = programs.start
 
-    def start(started, programs, arguments, tile):
+    def start(started, n_programs, arguments, tile):
         if started.fn.__name__ != kernel:
-            return original(started, programs, arguments, tile)
+            return original(started, n_programs, arguments, tile)
         if how == "raises":
             raise RuntimeError("no such instruction\nat line 7")
         if how == "misses a tile":
-            programs -= 1
-        original(started, programs, arguments, tile)
+            n_programs -= 1
+        original(started, n_programs, arguments, tile)
         for name, value in arguments.items():
             if name not in OUTPUTS[kernel] or value is None:
                 continue
@@ -136,8 +136,8 @@ def test_a_fault_of_any_tile_is_noticed(place, monkeypatch):
     monkeypatch.setattr(tuning, "tiles_for", lambda *size: tiles)
     original = programs.start
 
-    def start(kernel, programs, arguments, tile):
-        original(kernel, programs, arguments, tile)
+    def start(kernel, n_programs, arguments, tile):
+        original(kernel, n_programs, arguments, tile)
         if kernel.fn.__name__ == "flash_fwd_kernel" and tile == tiles[place]:
             arguments["o"].p.mul_(1.001)
 
@@ -255,7 +255,7 @@ def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypa
     backend = make_backend(GPUTarget("cuda", 90, 32))
     compiled = set()
 
-    def start(kernel, programs, arguments, tile):
+    def start(kernel, n_programs, arguments, tile):
         jitted = JITFunction(kernel.fn, do_not_specialize=rows.UNSPECIALIZED)
         bind = create_function_from_signature(jitted.signature, jitted.params, backend)
         compiled.add((kernel.fn.__name__, str(bind(**arguments, num_warps=4, num_stages=1)[1])))

@@ -2,8 +2,7 @@
 
 The kernels are interpreted on a CPU and compiled on a GPU.
 
-This file must be the first that imports the kernels. Tests import its modules
-from here.
+This file must be the first that imports the kernels, so tests import their modules from here.
 """
 
 import importlib.util

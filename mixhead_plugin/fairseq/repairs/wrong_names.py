@@ -49,17 +49,16 @@ class _Known(KeysView):
 def _near_architectures(name: str, known: Collection[str]) -> list[str]:
     """Return the names of `known` that somebody may have meant by another name, at most three.
 
-    A model may lack a family: there is no mixhead_gau_lm. By its letters this name is nearer to
-    other models of the family than to gau_lm in the families that it has.
+    A model may have other families than the one that was asked for: there is no mixhead_gau_lm. By
+    its letters this name is nearer to other models of the family than to gau_lm in those that it
+    has.
     """
     for family in FAMILIES:
         own_name = name.removeprefix(f"{family}_")
-        if own_name == name:  # not of this family
-            continue
-        in_all_families = [own_name, *(f"{other}_{own_name}" for other in FAMILIES)]
-        same_model = [each for each in in_all_families if each in known]
-        if same_model:
-            return same_model[:3]
+        in_families = [f"{other}_{own_name}" for other in FAMILIES]
+        same_model = [each for each in in_families if each in known]
+        if own_name != name and same_model:
+            return [own_name, *same_model][:3]
     return difflib.get_close_matches(name, known)
 
 

@@ -2,8 +2,8 @@
 
 A mixed head needs the weights of all heads. The registers of a program have no room for these and
 for the sums of all heads as well. So each step is a kernel of its own. Between them the weights of
-some queries, a strip, lie in memory [B, H, queries of the strip, keys]. `Call.forward` and
-`Call._mixed_grads` in operators.py launch the kernels in their order, with what each computes.
+some queries, a strip, lie in memory [B, H, queries of the strip, keys]. strips.py launches the
+kernels in their order, and says what each computes.
 
 The arguments of the kernels:
 

@@ -16,10 +16,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     """Return O [B, H, Nq, Dv] and the statistics of rows, [2, B, H, Nq]: peak and factor."""
     out = call.unwritten(empty_output(call.query, call.inputs.value))
     shape = (2, *call.query.shape[:3])
-    statistics = call.unwritten(call.query.new_empty(shape, dtype=torch.float32))
+    stacked = call.unwritten(call.query.new_empty(shape, dtype=torch.float32))
     if call.empty:
-        return out.zero_(), statistics.zero_()
-    of_rows = Statistics(*statistics)
+        return out.zero_(), stacked.zero_()
+    statistics = Statistics(*stacked)
     o = strided(out)
     mixes = call.mixing is not None
 
@@ -33,8 +33,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         v=None if mixes else call.v,
         o=None if mixes else o,
         sink=call.sink,
-        peak=of_rows.peak,
-        factor=of_rows.factor,
+        peak=statistics.peak,
+        factor=statistics.factor,
         masks=call.masks,
         key_spans=call.key_spans,
         dropout=None if mixes else call.dropout,
@@ -42,19 +42,17 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         **call.lengths,
     )
     if mixes:
-        strips.write_output(call, of_rows, o)
-    return out, statistics
+        strips.write_output(call, statistics, o)
+    return out, stacked
 
 
-def backward(
-    call: Call, d_out: Tensor, statistics: Tensor, out: Tensor | None
-) -> dict[str, Tensor]:
+def backward(call: Call, d_out: Tensor, stacked: Tensor, out: Tensor | None) -> dict[str, Tensor]:
     """Return the gradients of query, key and value, and of mixing and sink if they are given.
 
     Args:
         call: the call
         d_out: the gradient of the output, [B, H, Nq, Dv]
-        statistics: what `forward` has returned, [2, B, H, Nq]
+        stacked: the statistics that `forward` has returned, [2, B, H, Nq]
         out: what `forward` has returned, [B, H, Nq, Dv]; not read where heads mix
     """
     grads = {}
@@ -63,22 +61,22 @@ def backward(
     if call.empty:
         return {name: grad.zero_() for name, grad in grads.items()}
 
-    of_rows = Statistics(*statistics)
+    statistics = Statistics(*stacked)
     if call.mixing is None:
         assert out is not None  # saved where heads are not mixed
-        delta = write_grads(call, grads, d_out, of_rows, out)
+        delta = write_unmixed_grads(call, grads, d_out, statistics, out)
     else:
-        delta = strips.write_grads(call, grads, d_out, of_rows)
+        delta = strips.write_mixed_grads(call, grads, d_out, statistics)
     if call.sink is not None:
-        grads["sink"].copy_(sink_grad(call, of_rows, delta))
+        grads["sink"].copy_(sink_grad(call, statistics, delta))
     return grads
 
 
-def write_grads(
+def write_unmixed_grads(
     call: Call,
     grads: dict[str, Tensor],
     d_out: Tensor,
-    of_rows: Statistics,
+    statistics: Statistics,
     out: Tensor,
 ) -> Tensor:
     """Write the gradients of query, key and value where heads do not mix.
@@ -87,17 +85,18 @@ def write_grads(
         call: the call
         grads: memory for them, by name
         d_out: the gradient of the output, [B, H, Nq, Dv]
-        of_rows: the statistics
+        statistics: those of the forward pass
         out: the output, [B, H, Nq, Dv]
 
     Returns:
         delta of each row, [B, H, Nq]
     """
+    query_spans = call.query_spans()
     d_o = strided(d_out)
 
     # delta = P . dP = O . dO of each row, which dQ and dK need. One tile for all devices: this
     # takes next to no time.
-    delta = call.unwritten(torch.empty_like(of_rows.peak))
+    delta = call.unwritten(torch.empty_like(statistics.peak))
     call.launch_with(
         Tile(64, 16, 4, 1),
         flash.flash_bwd_delta_kernel,
@@ -109,8 +108,8 @@ def write_grads(
         "k": call.k,
         "v": call.v,
         "d_o": d_o,
-        "peak": of_rows.peak,
-        "factor": of_rows.factor,
+        "peak": statistics.peak,
+        "factor": statistics.factor,
         "delta": delta,
         "masks": call.masks,
         "dropout": call.dropout,
@@ -130,18 +129,18 @@ def write_grads(
         Grid(call.batch * call.heads, keys=call.n_keys),
         d_k=strided(grads["key"]),
         d_v=strided(grads["value"]),
-        query_spans=call.query_spans(),
+        query_spans=query_spans,
         **given,
     )
     return delta
 
 
-def sink_grad(call: Call, of_rows: Statistics, delta: Tensor) -> Tensor:
+def sink_grad(call: Call, statistics: Statistics, delta: Tensor) -> Tensor:
     """Return dS of triton.md for the sink, whose dP is 0, summed to [H].
 
     Args:
         call: the call, which has a sink
-        of_rows: the statistics
+        statistics: those of the forward pass
         delta: P . dP of each row, [B, H, Nq]
     """
     assert call.inputs.sink is not None
@@ -152,7 +151,7 @@ def sink_grad(call: Call, of_rows: Statistics, delta: Tensor) -> Tensor:
     exponent = score
     if sigsoftmax:
         exponent = score + score.clamp(max=0)
-    weights = torch.exp2(exponent * LOG2E.value - of_rows.peak) * of_rows.factor  # [B, H, Nq]
+    weights = torch.exp2(exponent * LOG2E.value - statistics.peak) * statistics.factor  # [B, H, Nq]
     if sigsoftmax:
         weights = weights * torch.sigmoid(score.abs())
 

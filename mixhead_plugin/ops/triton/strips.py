@@ -29,28 +29,28 @@ class Strip(NamedTuple):
 # ---- both passes -------------------------------------------------------------------------------
 
 
-def write_output(call: Call, of_rows: Statistics, o: Strided) -> None:
+def write_output(call: Call, statistics: Statistics, o: Strided) -> None:
     """Write the output.
 
     Args:
         call: the call
-        of_rows: the statistics of all heads
+        statistics: those of all heads
         o: memory for the output, [B, H, Nq, Dv]
     """
     strips, (weights,) = split(call, count=1)
     of_values = value_product_arguments(call)
     for strip in strips:
-        write_weights(call, strip, weights, of_rows)  # P
+        write_weights(call, strip, weights, statistics)  # P
         mix(call, strip, weights)  # Pbar, in place of P
         # O = (Z * Pbar) V / (1 - p)
         multiply_over_keys(call, strip, weights, call.v, o, of_values)
 
 
-def write_grads(
+def write_mixed_grads(
     call: Call,
     grads: dict[str, Tensor],
     d_out: Tensor,
-    of_rows: Statistics,
+    statistics: Statistics,
 ) -> Tensor:
     """Write the gradients of query, key, value and mixing.
 
@@ -58,13 +58,14 @@ def write_grads(
         call: the call
         grads: memory for them, by name
         d_out: the gradient of the output, [B, H, Nq, Dv]
-        of_rows: the statistics
+        statistics: those of the forward pass
 
     Returns:
         delta of each row, [B, H, Nq]
     """
+    query_spans = call.query_spans()
     d_o = strided(d_out)
-    delta = call.unwritten(torch.empty_like(of_rows.peak))
+    delta = call.unwritten(torch.empty_like(statistics.peak))
     strips, (weights, d_weights) = split(call, count=2)
     # dK and dV are sums over the strips, in float32 where there are several.
     sums = {name: grads[name] for name in ("key", "value")}
@@ -74,19 +75,18 @@ def write_grads(
     d_q = strided(grads["query"])
     d_k = strided(sums["key"])
     d_v = strided(sums["value"])
-    query_spans = call.query_spans()
     of_keys = key_product_arguments(call)
     of_values = value_product_arguments(call)
     shared_grads = []  # dM of each strip, [H, H], where all queries share M
 
     for strip in strips:
-        write_weights(call, strip, weights, of_rows)  # P
+        write_weights(call, strip, weights, statistics)  # P
         write_mixed_weight_grads(call, strip, d_weights, d_o)  # dPbar
         d_mixing = mixing_grad(call, strip, weights, d_weights, delta, grads["mixing"])
         if d_mixing is not None:
             shared_grads.append(d_mixing)
         # dS, in place of dPbar
-        write_score_grads(call, strip, weights, d_weights, of_rows, delta)
+        write_score_grads(call, strip, weights, d_weights, statistics, delta)
         # dQ = scale dS K
         multiply_over_keys(call, strip, d_weights, call.k, d_q, of_keys)
         # dK = scale dS^T Q, and dK of the strips before
@@ -130,14 +130,14 @@ def split(call: Call, count: int) -> tuple[list[Strip], list[Strided]]:
 # ---- weights, and what the mixing does to them -------------------------------------------------
 
 
-def write_weights(call: Call, strip: Strip, weights: Strided, of_rows: Statistics) -> None:
+def write_weights(call: Call, strip: Strip, weights: Strided, statistics: Statistics) -> None:
     """Write P of a strip, the weights before mixing.
 
     Args:
         call: the call
         strip: its queries
         weights: the memory of strips
-        of_rows: the statistics
+        statistics: those of the forward pass
     """
     call.launch(
         mixed.mixed_weights_kernel,
@@ -145,8 +145,8 @@ def write_weights(call: Call, strip: Strip, weights: Strided, of_rows: Statistic
         q=call.q,
         k=call.k,
         w=weights,
-        peak=of_rows.peak,
-        factor=of_rows.factor,
+        peak=statistics.peak,
+        factor=statistics.factor,
         masks=call.masks,
         scale=call.scale,
         **strip_arguments(call, strip),
@@ -245,7 +245,7 @@ def write_score_grads(
     strip: Strip,
     weights: Strided,
     d_weights: Strided,
-    of_rows: Statistics,
+    statistics: Statistics,
     delta: Tensor,
 ) -> None:
     """Write dS of a strip in place of dPbar, by dP_j = sum_i M[j, i] dPbar_i.
@@ -255,7 +255,7 @@ def write_score_grads(
         strip: its queries
         weights: P
         d_weights: dPbar
-        of_rows: the statistics
+        statistics: those of the forward pass
         delta: P . dP of each row, [B, H, Nq]
     """
     call.launch(
@@ -264,8 +264,8 @@ def write_score_grads(
         m=call.m,
         w=weights,
         d_w=d_weights,
-        peak=of_rows.peak,
-        factor=of_rows.factor,
+        peak=statistics.peak,
+        factor=statistics.factor,
         delta=delta,
         **strip_arguments(call, strip),
     )

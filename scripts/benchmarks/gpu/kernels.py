@@ -57,8 +57,8 @@ def launches(settings: Settings, case: str) -> list[Launch]:
     memory = {"MIXHEAD_STRIP_MIB": "65536"}
     with mock.patch.object(tuning, "run", run), mock.patch.dict(os.environ, memory):
         made = calls.Call(call)
-        output, of_rows = passes.forward(made)
-        passes.backward(made, inputs.d_output, of_rows, output)
+        output, statistics = passes.forward(made)
+        passes.backward(made, inputs.d_output, statistics, output)
     return found
 
 
@@ -69,8 +69,8 @@ def measured(settings: Settings, launch: Launch, tile: Any, timed: bool = True) 
     row: Row = {"kernel": launch.kernel, "tile": "x".join(map(str, tile))}
     start = programs.start
 
-    def recording(kernel: Any, programs: int, arguments: dict[str, Any], tile: Any) -> None:
-        row.update(resources(start(kernel, programs, arguments, tile)), programs=programs)
+    def recording(kernel: Any, n_programs: int, arguments: dict[str, Any], tile: Any) -> None:
+        row.update(resources(start(kernel, n_programs, arguments, tile)), programs=n_programs)
 
     with mock.patch.object(programs, "start", recording):
         try:

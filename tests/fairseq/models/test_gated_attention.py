@@ -390,7 +390,7 @@ REFUSED = {
     "--activation-fn gelu": "must be left out, gated attention units use swish",
     "--gau-query-dim 7": "must be even, for rotary positions",
     "--gau-query-dim 0": "must be a whole number of at least 1",
-    "--decoder-embed-dim 0": "must be at least 1",
+    "--decoder-embed-dim 0": "must be a whole number of at least 1",
     "--gau-expansion 0": "must be a whole number of at least 1",
     "--attention-normalizer Softmax": f"must be one of {', '.join(NORMALIZERS)}",
     "--attention-scope cross": "the model has no such attention; must be one of all, self, "

@@ -24,7 +24,8 @@ from tests.robustness.test_faults import SPAWN
             "--arch mixhead_transfomer: unknown; did you mean mixhead_transformer or ",
         ),
         ("zzz", "--arch zzz: unknown; did you mean mixhead_transformer?"),
-        ("mixhead_bart_base", "--arch mixhead_bart_base: unknown; did you mean bart_base?"),
+        # fairseq's own BART, which has no families, is no answer to who asked for one
+        ("mixhead_bart_base", "--arch mixhead_bart_base: unknown; did you mean mixhead_"),
     ],
 )
 def test_an_unknown_architecture_is_one_line_with_near_names(arch, line, tmp_path):

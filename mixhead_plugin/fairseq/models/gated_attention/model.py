@@ -144,23 +144,22 @@ class GatedModel(FamilyModel):
             value = getattr(args, option, None)
             if value is not None and value not in row.neutral:
                 _refuse(option, value, f"must be left out, {row.reason}")
-        for option in ("gau_expansion", "gau_query_dim"):
+        # The model's size here already, because the other checks would first refuse the size of
+        # values, which follows from it.
+        embed_dim = f"{cls.side}_embed_dim"
+        for option in ("gau_expansion", "gau_query_dim", embed_dim):
             value = getattr(args, option)
             # YAML's `true` is an int
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 _refuse(option, value, "must be a whole number of at least 1")
         if args.gau_query_dim % 2 != 0:
             _refuse("gau_query_dim", args.gau_query_dim, "must be even, for rotary positions")
-        # Here already, because the other checks would first refuse the size of values that follows.
-        embed_dim = getattr(args, f"{cls.side}_embed_dim")
-        if embed_dim < 1:
-            _refuse(f"{cls.side}_embed_dim", embed_dim, "must be at least 1")
 
         # To the other checks, a unit is an attention with one head. Quantisation noise does not see
         # the size of this head, because the maps of a unit read the model's size or a multiple.
         of_one_head = copy.copy(args)
         of_one_head.head_dim = args.gau_query_dim
-        of_one_head.value_head_dim = args.gau_expansion * embed_dim
+        of_one_head.value_head_dim = args.gau_expansion * getattr(args, embed_dim)
         of_one_head.relative_position = "rotary"
         of_one_head.quant_noise_pq = 0
         super().check_args(of_one_head)
