@@ -3,6 +3,7 @@
 They compare every contender with both yardsticks.
 """
 
+import itertools
 import shlex
 
 import benchmark
@@ -96,12 +97,19 @@ def test_the_forward_pass_is_timed_alone(without_dropout):
 
 
 def test_a_share_is_that_of_the_operations_which_a_call_needs(monkeypatch):
-    monkeypatch.setattr(shares.Machine, "run", lambda machine: None)
+    # The product of matrices takes 1 s, each forward pass 1 s, and both passes 3 s.
+    durations = [1, *[1, 3] * len(shares.CONTENDERS)]
+    steps = itertools.cycle([step for duration in durations for step in (0, duration)])
+    clock = itertools.accumulate(steps)
+    monkeypatch.setitem(shares.CLOCKS, "wall", lambda: next(clock))
     found = {row["name"]: row for row in rows("shares")}
     pairs = 3 * 2 * 24 * 25 / 2  # sentences, heads, and 24 queries that see 1 to 24 keys
     assert found["is_causal: softmax, forward"]["gflop"] == pairs * 2 * (8 + 8) / 1e9
     assert found["blockwise: Mixhead B, backward"]["gflop"] == pairs * 2 * (4 * 8 + 2 * 2) / 1e9
-    assert found["blockwise: Mixhead A, backward"]["share_of_mm"] > 0
+    backward = found["blockwise: Mixhead A, backward"]
+    # 2 heads, 2 products, 2 operations a multiplication, 64 queries of a block
+    of_machine = 2 * 2 * 2 * 64 * 24 * 8 / 1e9
+    assert backward["share_of_mm"] == pytest.approx(backward["gflop"] / 2 / of_machine)
 
 
 def test_a_step_of_decoding_is_timed_beside_torchs():
