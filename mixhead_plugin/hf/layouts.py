@@ -1,4 +1,4 @@
-"""What attentions of `transformers` call their projections and numbers, and their sizes."""
+"""How attentions of `transformers` name their projections, numbers and sizes: rows of names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,6 +1,6 @@
 """Attentions whose projections give heads in another order than their row says are refused.
 
-What only looks like it, as a norm over all heads, is served.
+An attention that only looks so, because it has a norm over all heads, is served.
 """
 
 import copy

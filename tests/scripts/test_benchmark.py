@@ -99,8 +99,10 @@ def test_the_forward_pass_is_timed_alone(without_dropout):
 def test_a_share_is_that_of_the_operations_which_a_call_needs(monkeypatch):
     # The product of matrices takes 1 s, each forward pass 1 s, and both passes 3 s.
     durations = [1, *[1, 3] * len(shares.CONTENDERS)]
-    steps = itertools.cycle([step for duration in durations for step in (0, duration)])
-    clock = itertools.accumulate(steps)
+    steps = []
+    for duration in durations:
+        steps += [0, duration]  # the clock is read before and after
+    clock = itertools.accumulate(itertools.cycle(steps))
     monkeypatch.setitem(shares.CLOCKS, "wall", lambda: next(clock))
     found = {row["name"]: row for row in rows("shares")}
     pairs = 3 * 2 * 24 * 25 / 2  # sentences, heads, and 24 queries that see 1 to 24 keys
