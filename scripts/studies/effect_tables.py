@@ -1,7 +1,7 @@
 """The tables of what Mixhead B gains over softmax, with their captions.
 
-scripts/report.py writes them into results/tables.md, and scripts/development/readme_tables.py into
-the pages.
+scripts/report.py writes them into results/tables.md. Some stand on a page, too: those that
+scripts/development/readme_tables.py names.
 """
 
 from collections.abc import Callable
@@ -41,13 +41,13 @@ class Section:
 # By their headings.
 SECTIONS = {
     "effects": Section(
-        comparison_tables.effects_table,
+        comparison_tables.effects_with_p_table,
         """\
 What B gains over softmax, a line for each of [comparisons.csv](comparisons.csv): paired t,
 intervals at 95 %. Gains on text are in nats, those of nearest neighbour in mean squared error.
 'n times' (recall) is the loss of softmax divided by that of B, by a t-test of the logarithm.
-Holm's adjusted p is over all lines; those below 0.05 hold together. The best softmax has the
-lowest loss among the numbers of heads that were run.""",
+Holm's adjusted p is over all lines. It only describes them, because the list was made after the
+results. The best softmax has the lowest loss among the numbers of heads that were run.""",
     ),
     "BLEU": Section(
         comparison_tables.bleu_table,
@@ -124,8 +124,6 @@ Translation, B in the self-attentions, 800 updates: the BLEU of the test set wit
 that without it in beam search. Intervals at 95 %.""",
     ),
 }
-# What readme_tables.py writes: it finds the tables of a page by these names.
-TABLES = {name: section.make for name, section in SECTIONS.items()}
 
 
 def sections(folder: Path = RESULTS) -> str:

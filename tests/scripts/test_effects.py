@@ -180,8 +180,18 @@ def test_an_experiment_that_has_not_ended_is_left_out(monkeypatch):
 # ---- what is printed -----------------------------------------------------------------------------
 
 
+def test_the_page_has_the_lines_of_the_whole_table_without_percent_and_p():
+    shorter = comparison_tables.effects_table().splitlines()
+    whole = comparison_tables.effects_with_p_table().splitlines()
+    assert len(shorter) == len(whole) == 2 + len(all_effects())
+    for line, longer in zip(shorter, whole):
+        cells = longer.split(" | ")
+        del cells[5:7]
+        assert line == " | ".join(cells)
+
+
 def test_holms_p_is_over_all_lines():
-    lines = comparison_tables.effects_table().splitlines()[2:]
+    lines = comparison_tables.effects_with_p_table().splitlines()[2:]
     assert len(lines) == len(all_effects())
     smallest = min(each.gain.p for each in all_effects())
     (line,) = [line for line in lines if "| 4 of 16 |" in line]
