@@ -16,8 +16,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from studies import comparison_tables, translation_tables, words_tables
-from studies.effect_tables import translation_long_table
+from studies.effect_tables import translation_long_table, units_table
 from studies.markdown import table
+from studies.units_tables import units_page_table
 
 from development import (
     advice,
@@ -246,6 +247,8 @@ OF_RESULTS = {
     "effects": comparison_tables.effects_table,
     "translation": translation_tables.translation_table,
     "lasting": translation_long_table,
+    "gated attention units": units_table,
+    "l2 in units and in the block": units_page_table,
     "words": words_tables.words_table,
     "pilots of words": words_tables.pilots_table,
 }

@@ -112,7 +112,9 @@ over four seeds, intervals at 95 %; Holm's p is over the four primary comparison
     ),
     "l2 in units and in the block": Section(
         units_tables.units_page_table,
-        "The same runs: the mean perplexity of softmax, and the gains over it by model.",
+        """\
+The same runs: the mean test perplexity of softmax, and the perplexity of the others divided by that
+of softmax, with intervals at 95 %. Above 1 is worse than softmax.""",
     ),
     "over all texts": Section(
         comparison_tables.summary_table,

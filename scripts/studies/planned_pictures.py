@@ -83,6 +83,7 @@ def draw_lasting(study: Study) -> Any:
 
 TASKS = {"words": "language model", "masked": "masked language model"}
 MODELS = {"block": "--", "units": "-"}
+NAMES = {"l2 half": "l2 at scale 0.5"}  # of attentions, where the grid's label says less
 
 
 def draw_units(study: Study) -> Any:
@@ -94,7 +95,8 @@ def draw_units(study: Study) -> Any:
             for row in study.rows:
                 if row[0] == f"{task}-{model}":
                     losses = mean_losses(study, row)
-                    look = {"ls": line, "color": colour_of[row[1]], "label": f"{model}, {row[1]}"}
+                    label = f"{model}, {NAMES.get(row[1], row[1])}"
+                    look = {"ls": line, "color": colour_of[row[1]], "label": label}
                     panel.plot(list(losses), list(losses.values()), **look)
         panel.set(title=title, xlabel="update", ylabel="validation loss, nats a token")
     figures.legend_below(figure, axes)

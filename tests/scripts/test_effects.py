@@ -345,14 +345,15 @@ def test_rows_of_the_long_translation_stand_beside_the_best_softmax_of_their_len
             assert float(more.split()[0]) == pytest.approx(float(own_bleu) - bleu, abs=0.02)
 
 
-def test_gains_in_units_are_over_softmax_in_the_same_model():
+def test_perplexities_in_units_are_divided_by_that_of_softmax_in_the_same_model():
     lines = units_tables.units_page_table().splitlines()[2:]
     (line,) = [line for line in lines if line.startswith("| masked model, units |")]
     ours = by_seed("units", "masked-units", "l2")
     theirs = by_seed("units", "masked-units", "softmax")
-    gains = [100 * (math.log(theirs[seed]) - math.log(ours[seed])) for seed in (61, 62, 63, 64)]
-    test = stats.ttest_1samp(gains, 0).confidence_interval()
-    shown = f"{statistics.fmean(gains):.2f} ({test.low:.2f} to {test.high:.2f})"
+    quotients = [math.log(ours[seed] / theirs[seed]) for seed in (61, 62, 63, 64)]
+    test = stats.ttest_1samp(quotients, 0).confidence_interval()
+    mean, low, high = map(math.exp, (statistics.fmean(quotients), test.low, test.high))
+    shown = f"{mean:.2f} ({low:.2f} to {high:.2f})"
     assert line.split(" | ")[1:3] == [f"{statistics.fmean(theirs.values()):.1f}", shown]
     (without_relu2,) = [line for line in lines if line.startswith("| language model, block |")]
     assert without_relu2.endswith(" |  |")
