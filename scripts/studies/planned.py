@@ -87,7 +87,7 @@ def steps_table(study: Study) -> str:
     for row in study.rows:
         taken = list(steps(study, row).values())
         learned = sum(step != NEVER for step in taken)
-        line = [*row, share(learned, len(taken)), median_of(taken, last_step(study))]
+        line = [*row, share(learned, len(taken)), median_of(taken, latest_update(study))]
         if row in tests:
             test = tests[row]
             line.append(f"{test.faster}, {test.slower}, {test.ties}")
@@ -110,8 +110,8 @@ def sign_tests(study: Study) -> dict[Row, Sign]:
     return tests
 
 
-def last_step(study: Study) -> int:
-    """Return the step at which a training ends that has not learned."""
+def latest_update(study: Study) -> int:
+    """Return the last update that any run has logged."""
     return max(int(point["update"]) for run in study.runs for point in run["points"])
 
 

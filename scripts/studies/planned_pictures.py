@@ -19,7 +19,7 @@ def draw_steps(study: Study) -> Any:
     """Draw the share of seeds that have learned against the steps, a panel for each head size."""
     groups = list(dict.fromkeys(row[:-1] for row in study.rows))
     colour_of = figures.colours([row[-1] for row in study.rows])
-    last = planned.last_step(study)
+    last = planned.latest_update(study)
     figure, axes = figures.subplots(1, len(groups), (4, 3.4))
     for panel, group in zip(axes[0], groups):
         for row in study.rows:
