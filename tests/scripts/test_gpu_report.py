@@ -48,6 +48,27 @@ def test_every_timing_has_a_contender_of_each_kind():
         assert {"triton: Mixhead A", "triton: Mixhead B", "loop 256: Mixhead B"} <= names
 
 
+RATIOS = {
+    "all": (["is_causal", "formula", "triton"], {"by_upstream", "by_softmax"}),
+    "without the plugin's softmax": (["is_causal", "formula"], {"by_upstream"}),
+    "without torch's attention": (["formula", "triton"], {"by_softmax"}),
+    "without both": (["formula"], set()),
+}
+
+
+@pytest.mark.parametrize("case", RATIOS)
+def test_a_time_has_no_ratio_to_what_was_left_out(case, monkeypatch):
+    providers, ratios = RATIOS[case]
+    monkeypatch.setattr(core.core.Inputs, "run", lambda *call: None)
+    settings = SETTINGS._replace(device="cpu", quick=True)
+    inputs = core.core.Inputs((1, 2, 8, 4), "cpu", "float32")
+    right = [core.core.Core(provider) for provider in providers]
+    rows = list(core.times(settings, inputs, right, 0.0, "both"))
+    assert len(rows) == len(providers)
+    for row in rows:
+        assert {name for name in row if name.startswith("by_")} == ratios
+
+
 REFUSED = {
     "part": (["--only", "core", "cor"], "--only cor: parts are machine, check, "),
     "seconds": (["--seconds", "0"], "--seconds 0: must be above 0"),
