@@ -93,6 +93,18 @@ def test_words_choose_steps_of_a_part_in_their_order():
     assert gpu_report.chosen(["a", "b"], only["machine"]) == ["a", "b"]
 
 
+def test_a_word_that_chooses_no_step_is_refused_before_the_first_part(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delattr(gpu_report, "run_part")
+    with pytest.raises(SystemExit) as ended:
+        gpu_report.main(["--only", "machine", "core=float16+flaot32", f"--out={tmp_path}"])
+    assert ended.value.code == (
+        "gpu_report.sh: --only core=flaot32: must be in the name of a step, such as 8x8x2048x64 "
+        "bfloat16 0.0; 32x8x512x64 bfloat16 0.0; 8x32x2048x8 bfloat16 0.0"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_words_of_the_tests_are_files(tmp_path, monkeypatch):
     given = {}
 
