@@ -15,7 +15,8 @@ from pathlib import Path
 # Python looks in the folder of the command alone
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import effect_tables
+from studies import comparison_tables, translation_tables, words_tables
+from studies.effect_tables import translation_long_table
 from studies.markdown import table
 
 from development import (
@@ -240,9 +241,17 @@ NAMED = (
     advice.advice_and_paper,
     cost_table.costs,
 )
+# Of the results. results/tables.md has more.
+OF_RESULTS = {
+    "effects": comparison_tables.effects_table,
+    "translation": translation_tables.translation_table,
+    "lasting": translation_long_table,
+    "words": words_tables.words_table,
+    "pilots of words": words_tables.pilots_table,
+}
 TABLES = {
     **{each.__name__: each for each in NAMED},
-    **effect_tables.TABLES,  # of the results
+    **OF_RESULTS,
     **example_tables.TABLES,
     **gpu_tables.TABLES,
     **libraries_results.TABLES,

@@ -5,7 +5,15 @@ from itertools import chain
 from pathlib import Path
 
 from studies.comparisons import RESULTS, Comparison, losses, read_comparisons, study_of
-from studies.effects import bleu_gain, bleu_metric, effects, of_text, summarised, time_ratios
+from studies.effects import (
+    Effect,
+    bleu_gain,
+    bleu_metric,
+    effects,
+    of_text,
+    summarised,
+    time_ratios,
+)
 from studies.inference import Estimate, growth, holm, paired
 from studies.markdown import shown, shown_p, signed, table, times_smaller
 
@@ -19,31 +27,45 @@ def shown_gain(gain: Estimate, comparison: Comparison) -> str:
     return times_smaller(gain) if comparison.is_ratio else shown(gain, 4)
 
 
+OVER_THE_SAME = ["task", "updates", "heads", "seeds", "gain over softmax with the same heads"]
+OVER_THE_BEST = "gain over the best softmax, its heads"
+
+
+def over_the_same(effect: Effect) -> list[str]:
+    """Return the cells of OVER_THE_SAME."""
+    comparison = effect.comparison
+    return [
+        comparison.task,
+        f"{comparison.updates:,}",
+        comparison.heads,
+        str(effect.gain.count),
+        shown_gain(effect.gain, comparison),
+    ]
+
+
+def over_the_best(effect: Effect) -> str:
+    """Return the cell of OVER_THE_BEST."""
+    comparison = effect.comparison
+    if effect.over_best is None:
+        return "the same"
+    return f"{shown_gain(effect.over_best, comparison)}, {comparison.heads_of_best}"
+
+
 def effects_table(folder: Path = RESULTS) -> str:
     """Return what B gains over softmax with the same heads, and over the best softmax."""
+    rows = [[*over_the_same(effect), over_the_best(effect)] for effect in effects(folder)]
+    return table([*OVER_THE_SAME, OVER_THE_BEST], rows)
+
+
+def effects_with_p_table(folder: Path = RESULTS) -> str:
+    """Return the same with the gain in percent of the loss, and with Holm's p over all lines."""
     all_effects = effects(folder)
     adjusted = holm([effect.gain.p for effect in all_effects])
     rows = []
     for effect, p in zip(all_effects, adjusted):
-        comparison = effect.comparison
-        best = "the same"
-        if effect.over_best is not None:
-            best = f"{shown_gain(effect.over_best, comparison)}, {comparison.heads_of_best}"
-        rows.append(
-            [
-                comparison.task,
-                f"{comparison.updates:,}",
-                comparison.heads,
-                str(effect.gain.count),
-                shown_gain(effect.gain, comparison),
-                shown(effect.percent, 2 if comparison.corpus else 1),
-                shown_p(p),
-                best,
-            ]
-        )
-    head = ["task", "updates", "heads", "seeds", "gain over softmax with the same heads"]
-    head += ["of the loss, %", "p, Holm", "gain over the best softmax, its heads"]
-    return table(head, rows)
+        of_loss = shown(effect.percent, 2 if effect.comparison.corpus else 1)
+        rows.append([*over_the_same(effect), of_loss, shown_p(p), over_the_best(effect)])
+    return table([*OVER_THE_SAME, "of the loss, %", "p, Holm", OVER_THE_BEST], rows)
 
 
 # The names of the estimators of tau, with what statsmodels calls them.

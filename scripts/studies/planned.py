@@ -164,7 +164,7 @@ def errors_table(study: Study) -> str:
 
 
 def gains_by_seed(study: Study, row: Row, metric: str) -> dict[int, float]:
-    """Return the gain over softmax with the same heads and updates; above 0 the row is better."""
+    """Return the gain over the baseline of the row by seed; above 0 the row is better."""
     base = study.baseline(row)
     return study.differences(row, base, metric) if base else {}
 

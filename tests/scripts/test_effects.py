@@ -18,6 +18,7 @@ from studies import (
     effects,
     markdown,
     translation_tables,
+    units_tables,
     words_tables,
 )
 
@@ -180,8 +181,18 @@ def test_an_experiment_that_has_not_ended_is_left_out(monkeypatch):
 # ---- what is printed -----------------------------------------------------------------------------
 
 
+def test_the_page_has_the_lines_of_the_whole_table_without_percent_and_p():
+    shorter = comparison_tables.effects_table().splitlines()
+    whole = comparison_tables.effects_with_p_table().splitlines()
+    assert len(shorter) == len(whole) == 2 + len(all_effects())
+    for line, longer in zip(shorter, whole):
+        cells = longer.split(" | ")
+        del cells[5:7]
+        assert line == " | ".join(cells)
+
+
 def test_holms_p_is_over_all_lines():
-    lines = comparison_tables.effects_table().splitlines()[2:]
+    lines = comparison_tables.effects_with_p_table().splitlines()[2:]
     assert len(lines) == len(all_effects())
     smallest = min(each.gain.p for each in all_effects())
     (line,) = [line for line in lines if "| 4 of 16 |" in line]
@@ -332,3 +343,16 @@ def test_rows_of_the_long_translation_stand_beside_the_best_softmax_of_their_len
             _, _, own_loss, gain, own_bleu, more = line.strip("| ").split(" | ")
             assert float(gain.split()[0]) == pytest.approx(loss - float(own_loss), abs=2e-4)
             assert float(more.split()[0]) == pytest.approx(float(own_bleu) - bleu, abs=0.02)
+
+
+def test_gains_in_units_are_over_softmax_in_the_same_model():
+    lines = units_tables.units_page_table().splitlines()[2:]
+    (line,) = [line for line in lines if line.startswith("| masked model, units |")]
+    ours = by_seed("units", "masked-units", "l2")
+    theirs = by_seed("units", "masked-units", "softmax")
+    gains = [100 * (math.log(theirs[seed]) - math.log(ours[seed])) for seed in (61, 62, 63, 64)]
+    test = stats.ttest_1samp(gains, 0).confidence_interval()
+    shown = f"{statistics.fmean(gains):.2f} ({test.low:.2f} to {test.high:.2f})"
+    assert line.split(" | ")[1:3] == [f"{statistics.fmean(theirs.values()):.1f}", shown]
+    (without_relu2,) = [line for line in lines if line.startswith("| language model, block |")]
+    assert without_relu2.endswith(" |  |")
