@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,21 @@ def chosen(names: list[str], words: Sequence[str]) -> list[str]:
     for word in words:
         matching |= dict.fromkeys(name for name in names if word in name)
     return list(matching)
+
+
+def refuse_strange_words(words_of: Mapping[str, Sequence[str]], settings: gpu.Settings) -> None:
+    """End the command if a word chooses no step; pytest refuses those of the tests itself."""
+    for name, words in words_of.items():
+        if name == "tests" or not words:
+            continue
+        names = gpu.PARTS[name].steps(settings)
+        for word in words:
+            if not chosen(names, [word]):
+                first = "; ".join(names[:3])
+                sys.exit(
+                    f"gpu_report.sh: --only {name}={word}: must be in the name of a step, such as "
+                    f"{first}"
+                )
 
 
 def run_part(
@@ -223,6 +238,7 @@ def run_parts(args: argparse.Namespace, device: str, made: Path, path: Path) -> 
     words_of = words_by_part(args.only)
     tests = tuple(words_of.get("tests", ()))
     settings = gpu.Settings(device, args.quick, made / "compiled", tests)
+    refuse_strange_words(words_of, settings)
     log = path.with_suffix(".log").resolve()
     log.write_text("")
     parts: dict[str, Report] = {}

@@ -166,6 +166,12 @@ class Inputs:
         # torch's own attention rounds more often than the formula
         return fault_in([draw], most=2.0)
 
+    def end_if_wrong(self, core: Core) -> None:
+        """End the command before it times a contender that is wrong."""
+        fault = self.fault(core)
+        if fault:
+            sys.exit(f"{core.name}: {fault}; nothing is timed")
+
 
 def title(size: Size, dropout_p: float) -> str:
     b, h, n, d = size
@@ -191,9 +197,8 @@ def tables(
     for core in cores(device, dtype, 0.0, without):
         if why := problem(core.provider, device):
             print(f"left out: {core.name}: {why}")
-        elif fault := inputs.fault(core):
-            sys.exit(f"{core.name}: {fault}; nothing is timed")
         else:
+            inputs.end_if_wrong(core)
             chosen.append(core)
     own = Core("auto").name
 
@@ -237,14 +242,20 @@ CHECKPOINTED = ", checkpointed"
 
 
 def beside_checkpointed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put time and memory of a loop with checkpointing into columns of the same loop without it."""
-    plain = {row["name"]: row for row in rows if CHECKPOINTED not in row["name"]}
+    """Put time and memory of a loop with checkpointing into columns of the same loop without it.
+
+    A loop that was timed with checkpointing alone keeps its own row.
+    """
+    row_of = {row["name"]: row for row in rows}
+    kept = []
     for row in rows:
-        if CHECKPOINTED in row["name"]:
-            without = plain[row["name"].replace(CHECKPOINTED, "")]
+        without = row_of.get(row["name"].replace(CHECKPOINTED, ""))
+        if CHECKPOINTED in row["name"] and without is not None:
             without["ms_checkpointed"] = row["ms"]
             without["peak_checkpointed_mib"] = row["peak_mib"]
-    return list(plain.values())
+        else:
+            kept.append(row)
+    return kept
 
 
 def peak_of(function: Callable[[], Any]) -> float:

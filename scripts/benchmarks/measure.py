@@ -28,7 +28,7 @@ class Case:
     name: str
     size: str
     contenders: Mapping[str, Callable[[], Any]]  # that of torch or fairseq first
-    softmax: str  # the plugin's own softmax
+    softmax: str = ""  # the plugin's own softmax; empty if it is not among them
 
 
 def end_if_wrong(fault: str) -> None:
@@ -100,7 +100,8 @@ def milliseconds(
 def measure(case: Case, rounds: int, device: str, clock: str = "wall") -> list[dict[str, Any]]:
     """Time the contenders in turn.
 
-    A ratio is the median over rounds of two times of the same round.
+    A ratio is the median over rounds of two times of the same round. There is none to a softmax
+    that is not among the contenders.
     """
     filler = torch.empty(FLUSHED, dtype=torch.int8, device="cuda") if device == "cuda" else None
     times: dict[str, list[float]] = {name: [] for name in case.contenders}
@@ -115,7 +116,8 @@ def measure(case: Case, rounds: int, device: str, clock: str = "wall") -> list[d
         row = {"case": case.name, "size": case.size, "name": name, "ms": statistics.median(values)}
         row |= {"ms_min": min(values), "ms_max": max(values)}
         for column, base in (("by_upstream", upstream), ("by_softmax", case.softmax)):
-            row[column] = statistics.median(a / b for a, b in zip(values, times[base]))
+            if base:
+                row[column] = statistics.median(a / b for a, b in zip(values, times[base]))
         if device == "cuda":
             row["peak_mib"] = peak_on_gpu(case.contenders[name])
         rows.append(row)

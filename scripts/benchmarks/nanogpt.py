@@ -195,12 +195,10 @@ def table(title: str, rounds: int, clock: str) -> list[dict[str, Any]]:
     contenders = {name: functools.partial(stepping(name, sizes), tokens) for name in CONTENDERS}
     shown = f"{title}: {sizes.layers} layers, d {sizes.width}, {sizes.heads} heads, "
     shown += f"{sizes.batch} x {sizes.positions} tokens"
-    plain = next(iter(CONTENDERS))
-    rows = measure(Case("nanogpt", shown, contenders, plain), rounds, "cpu", clock)
+    rows = measure(Case("nanogpt", shown, contenders), rounds, "cpu", clock)
     del contenders
 
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for row in rows:
             row["peak_mib"] = pool.submit(peak, row["name"], sizes).result()
-            del row["by_softmax"]  # the same as by_upstream: the plain model is both
     return rows

@@ -62,6 +62,8 @@ def table(size: core.Size, rounds: int, clock: str) -> list[dict[str, Any]]:
     """Return a row for each contender and pass; a share is a median over the rounds."""
     now = CLOCKS[clock]
     inputs = core.Inputs(size, "cpu", "float32")
+    for contender in CONTENDERS:
+        inputs.end_if_wrong(contender)
     machine = Machine(size)
 
     def seconds(function: Any) -> float:

@@ -48,7 +48,9 @@ class Worker:
         self.began = time.monotonic()
         self.ends = self.began + limit + (0.0 if self.started else START)
         self.started = True
-        self.connection.send(step)
+        # a process that has ended cannot be sent anything; `received` says how it ended
+        with contextlib.suppress(BrokenPipeError):
+            self.connection.send(step)
 
     def end(self, grace: float = 0.0) -> None:
         """End the process and all that it has started.
@@ -134,7 +136,7 @@ def received(worker: Worker) -> Event:
     """Return what a worker has sent, or the end of its step if its process has ended."""
     try:
         return worker.connection.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):  # the second if it had not read its step
         worker.process.join()
         took = time.monotonic() - worker.began
         return Event(

@@ -13,7 +13,6 @@ from development import gpu_tables
 from mixhead_plugin.nn import MixedAttention
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "cpu"
-PLAIN = "the plugin's softmax"
 MIXHEADS = {"Mixhead A": "position-independent", "Mixhead B": "position-wise"}
 
 
@@ -36,7 +35,7 @@ def costs() -> str:
     memory = printed("nanogpt.txt", large, "peak mib")
     plain_memory = memory["torch's attention, not mixed"]
 
-    query = step_on_a_gpu("attention of one query")
+    query = gpu_tables.one_query().ratios
     gpt_on_h200 = gpu_tables.gpt(gpu_tables.H200).ratios
     gpt_on_h100 = gpu_tables.gpt(gpu_tables.H100).ratios
 
@@ -58,7 +57,7 @@ def costs() -> str:
         ],
         [
             "GPU (H200): attention of one step of decoding "
-            f"(the plugin without mixing: {whole(query[PLAIN])})",
+            f"(the plugin without mixing: {whole(query['softmax'])})",
             "torch's attention",
             *(whole(query[name]) for name in MIXHEADS),
         ],
@@ -107,9 +106,9 @@ def ratios(values: Iterable[float]) -> list[str]:
     return [f"{value:.2f}" for value in values]
 
 
-def whole(ratio: str) -> str:
+def whole(ratio: float) -> str:
     """Return the cell of a ratio whose digits behind the point differ from run to run."""
-    return f"{float(ratio):.0f}"
+    return f"{ratio:.0f}"
 
 
 def listed(values: Iterable[float]) -> str:
@@ -142,19 +141,3 @@ def printed(file: str, title: str, column: str) -> dict[str, float]:
         if place < len(numbers):  # a contender may lack the last columns
             numbers_of[name] = float(numbers[place])
     return numbers_of
-
-
-def step_on_a_gpu(title: str) -> dict[str, str]:
-    """Return the line of the table of steps that begins so, by the heads of its columns."""
-    head, _, *lines = cells_of(gpu_tables.steps())
-    (line,) = (cells for cells in lines if cells[0].startswith(title))
-    return dict(zip(head, line))
-
-
-def cells_of(markdown: str) -> list[list[str]]:
-    """Return the cells of a table, line by line; the second line has dashes alone."""
-    lines = []
-    for line in markdown.split("\n"):
-        inside = line.removeprefix("| ").removesuffix(" |")
-        lines.append(inside.split(" | "))
-    return lines

@@ -60,6 +60,22 @@ def rows_of(part: str, reports: Sequence[str] = H200) -> list[dict[str, Any]]:
     return rows
 
 
+def timings(passes: str, reports: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of the part `core` with such passes: "forward" alone, or "both".
+
+    A contender that was left out has a row with the reason, and without passes.
+    """
+    return [row for row in rows_of("core", reports) if row.get("passes") == passes]
+
+
+def numbers_of(rows: Sequence[dict[str, Any]], field: str) -> dict[tuple[str, str], float]:
+    """Return a column of rows by contender and size, the number of the later report.
+
+    A row lacks a ratio to what was left out.
+    """
+    return {(row["name"], row["size"]): row[field] for row in rows if field in row}
+
+
 def shown(value: float) -> str:
     """Return about three digits: 0.53, 5.30, 53.0, 5,300."""
     if value < 10:
@@ -76,17 +92,17 @@ def attention_table(
 
     Where both reports have a number, the later one counts. Sizes that no report has are left out.
     """
-    rows = [row for row in rows_of("core", reports) if row["passes"] == passes]
-    row_of = {(row["name"], row["size"]): row for row in rows}
+    rows = timings(passes, reports)
     measured_sizes = {row["size"] for row in rows}
     sizes = [size for size in SIZES if size in measured_sizes]
 
     def line(title: str, keys: tuple[str, ...], field: str, unit: str = "") -> list[str]:
         """Return a line of the first of the contenders that has a number, for each size."""
+        measured = numbers_of(rows, field)
         cells = [title]
         for size in sizes:
-            row = next((row_of[key, size] for key in keys if (key, size) in row_of), None)
-            cells.append("" if row is None else shown(row[field]) + unit)
+            found = [measured[key, size] for key in keys if (key, size) in measured]
+            cells.append(shown(found[0]) + unit if found else "")
         return cells
 
     if column == "by_upstream":
@@ -94,8 +110,8 @@ def attention_table(
     else:
         lines = [line("torch's softmax", TORCH, column)]
     lines += [line(title, (name,), column) for name, title in names.items()]
-    measured = [cells for cells in lines if any(cells[1:])]
-    return table(["", *(SIZES[size] for size in sizes)], measured)
+    filled = [cells for cells in lines if any(cells[1:])]
+    return table(["", *(SIZES[size] for size in sizes)], filled)
 
 
 def both_passes() -> str:
@@ -113,16 +129,11 @@ def ratios_of_both_passes(name: str, shape: str) -> list[float]:
         name: "Mixhead A" or "Mixhead B"
         shape: batch, heads, tokens and size of a head, as "8x8x2048x64"
     """
+    key = (f"triton: {name}", f"{shape} bfloat16 0.0")
     ratios = []
     for reports in (H200, H100):
-        measured = [
-            row["by_upstream"]
-            for row in rows_of("core", reports)
-            if row["passes"] == "both"
-            and row["name"] == f"triton: {name}"
-            and row["size"] == f"{shape} bfloat16 0.0"
-        ]
-        ratios.append(measured[-1])  # of the later report
+        measured = numbers_of(timings("both", reports), "by_upstream")
+        ratios.append(measured[key])
     return ratios
 
 
@@ -174,6 +185,13 @@ def module(upstream: str, reports: Sequence[str]) -> Compared:
     return beside_upstream(rows[-4:])  # those of the later report
 
 
+def one_query() -> Compared:
+    """Return the times of a step of decoding on an H200 beside that of torch's attention."""
+    microseconds = {row["name"]: row["microseconds"] for row in rows_of("decoding")}
+    unit = microseconds["torch"]
+    return Compared(unit / 1e3, {name: time / unit for name, time in microseconds.items()})
+
+
 def steps() -> str:
     """Return the times of whole modules and steps, beside fairseq's and torch's."""
     first, second, third = (training(report) for report in (*H200, H100[0]))
@@ -181,9 +199,6 @@ def steps() -> str:
     # On the H200 the plugin's softmax still took torch's memory-efficient kernel.
     of_fairseq, of_torch = (module(upstream, H200) for upstream in ("fairseq", "torch"))
     del of_fairseq.ratios["softmax"], of_torch.ratios["softmax"]
-    decoding = {row["name"]: row["microseconds"] for row in rows_of("decoding")}
-    ratios_of_one_query = {name: time / decoding["torch"] for name, time in decoding.items()}
-    one_query = Compared(decoding["torch"] / 1e3, ratios_of_one_query)
 
     def line(title: str, compared: Compared, digits: int = 1) -> list[str]:
         cells = [title, f"{compared.unit:.{digits}f} ms"]
@@ -207,7 +222,7 @@ def steps() -> str:
         line(f"{same}, H100", module("torch", H100)),
         line(
             "attention of one query to 1,024 keys; torch's = 1.00, H200, first machine",
-            one_query,
+            one_query(),
             digits=3,
         ),
     ]

@@ -8,6 +8,7 @@ from mixhead_plugin.heads import figures
 from studies.comparisons import gains, study_of
 from studies.effects import Effect, along, bleu_gain, effects, lower_by
 from studies.inference import Estimate, bars_of, paired
+from studies.planned import LONG, SHORT
 from studies.study import Row
 from studies.translation_tables import ALONG
 
@@ -17,7 +18,7 @@ BARS = {"ms": 4, "capsize": 2, "elinewidth": 0.8}
 
 # ---- the gain after a short and a long training --------------------------------------------------
 
-LENGTHS = {"1600": "1,600 updates\n(4 epochs)", "6400": "6,400 updates\n(17 epochs)"}
+LENGTHS = {SHORT: "1,600 updates\n(4 epochs)", LONG: "6,400 updates\n(17 epochs)"}
 HEADS = {"4": ("4 heads of 32", "-", "o"), "32": ("32 heads of 4", "--", "s")}
 
 

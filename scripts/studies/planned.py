@@ -87,7 +87,7 @@ def steps_table(study: Study) -> str:
     for row in study.rows:
         taken = list(steps(study, row).values())
         learned = sum(step != NEVER for step in taken)
-        line = [*row, share(learned, len(taken)), median_of(taken, last_step(study))]
+        line = [*row, share(learned, len(taken)), median_of(taken, latest_update(study))]
         if row in tests:
             test = tests[row]
             line.append(f"{test.faster}, {test.slower}, {test.ties}")
@@ -110,8 +110,8 @@ def sign_tests(study: Study) -> dict[Row, Sign]:
     return tests
 
 
-def last_step(study: Study) -> int:
-    """Return the step at which a training ends that has not learned."""
+def latest_update(study: Study) -> int:
+    """Return the last update that any run has logged."""
     return max(int(point["update"]) for run in study.runs for point in run["points"])
 
 
@@ -170,6 +170,9 @@ def gains_by_seed(study: Study, row: Row, metric: str) -> dict[int, float]:
 
 
 WIDTH = 128  # of the models of translation
+# The lengths of 'Does it last?' in updates, as translation_long.toml labels them.
+SHORT = "1600"
+LONG = "6400"
 
 
 def lasting_table(study: Study) -> str:
@@ -178,14 +181,13 @@ def lasting_table(study: Study) -> str:
     The change is the primary endpoint, and Holm's family is the changes, one for each number of
     heads.
     """
-    early, late = "1600", "6400"
     heads = list(study.grid.axes["heads"])
-    changes = {number: change_of(study, number, early, late) for number in heads}
+    changes = {number: change_of(study, number) for number in heads}
     adjusted = dict(zip(heads, holm([change.p for change in changes.values()])))
 
     def gain_cells(number: str, metric: str, decimals: int) -> list[str]:
         """Return the gain of B after fewer updates, and after more."""
-        rows = [(number, "B", length) for length in (early, late)]
+        rows = [(number, "B", length) for length in (SHORT, LONG)]
         return [shown(paired(gains_by_seed(study, row, metric)), decimals) for row in rows]
 
     lines = []
@@ -195,14 +197,17 @@ def lasting_table(study: Study) -> str:
         line += [shown(change, 4), shown_p(change.p), shown_p(adjusted[number])]
         line += gain_cells(number, "BLEU", 2)
         lines.append(line)
-    head = ["heads", "seeds", "gain of B at 1,600, nats", "at 6,400", "change", "p", "p, Holm"]
-    return table([*head, "gain in BLEU at 1,600", "at 6,400"], lines)
+    early = f"{int(SHORT):,}"
+    late = f"{int(LONG):,}"
+    head = ["heads", "seeds", f"gain of B at {early}, nats", f"at {late}"]
+    head += ["change", "p", "p, Holm", f"gain in BLEU at {early}", f"at {late}"]
+    return table(head, lines)
 
 
-def change_of(study: Study, heads: str, early: str, late: str) -> Estimate:
+def change_of(study: Study, heads: str) -> Estimate:
     """Return by how much the gain of B in test loss grows, over the seeds that have both."""
-    before = gains_by_seed(study, (heads, "B", early), "test")
-    after = gains_by_seed(study, (heads, "B", late), "test")
+    before = gains_by_seed(study, (heads, "B", SHORT), "test")
+    after = gains_by_seed(study, (heads, "B", LONG), "test")
     return growth(before, after)
 
 

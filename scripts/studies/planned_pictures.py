@@ -8,6 +8,7 @@ from mixhead_plugin.heads import figures
 from studies import planned
 from studies.effects import along, validations
 from studies.inference import bars_of, paired
+from studies.planned import LONG, SHORT
 from studies.study import Row, Study
 
 Curve = Mapping[int, float]  # a value by update
@@ -19,7 +20,7 @@ def draw_steps(study: Study) -> Any:
     """Draw the share of seeds that have learned against the steps, a panel for each head size."""
     groups = list(dict.fromkeys(row[:-1] for row in study.rows))
     colour_of = figures.colours([row[-1] for row in study.rows])
-    last = planned.last_step(study)
+    last = planned.latest_update(study)
     figure, axes = figures.subplots(1, len(groups), (4, 3.4))
     for panel, group in zip(axes[0], groups):
         for row in study.rows:
@@ -50,30 +51,30 @@ LASTING = {"4": ("B, 4 heads of 32", "-", "o"), "32": ("B, 32 heads of 4", "--",
 def draw_lasting(study: Study) -> Any:
     """Draw the gain of B in validation loss against the update, with its interval.
 
-    A line is the trunk and its branch of 6,400 updates. The mark is the end of the other branch,
-    whose rate has decayed by update 1,600.
+    A line is the trunk and its longer branch. The mark is the end of the shorter branch, whose rate
+    has decayed by then.
     """
     figure, axes = figures.subplots(1, 1, (6.4, 3.8))
     panel = axes[0, 0]
     colour = figures.VARIANTS["B"]
+    end_of_short = int(SHORT)
     for heads, (label, line, marker) in LASTING.items():
-        gains = {
-            update: paired(gain) for update, gain in along(study, (heads, "B", "6400")).items()
-        }
+        gains = {update: paired(gain) for update, gain in along(study, (heads, "B", LONG)).items()}
         means = [gain.mean for gain in gains.values()]
         low = [gain.low for gain in gains.values()]
         high = [gain.high for gain in gains.values()]
         panel.plot(list(gains), means, line, color=colour, label=label)
         panel.fill_between(list(gains), low, high, color=colour, alpha=0.15, lw=0)
 
-        end = paired(along(study, (heads, "B", "1600"))[1600])
+        end = paired(along(study, (heads, "B", SHORT))[end_of_short])
         look = {"color": colour, "marker": marker, "ms": 5, "mfc": "white"}
-        panel.errorbar(1600, end.mean, bars_of([end]), **look)
+        panel.errorbar(end_of_short, end.mean, bars_of([end]), **look)
 
     panel.axhline(0, color=figures.VARIANTS["softmax"], lw=1)
     panel.set(xlabel="update", ylabel="gain in validation loss, nats a token\n(higher is better)")
     panel.set_title(
-        "Translation: B over softmax with the same heads. Marks: a training of 1,600 updates"
+        "Translation: B over softmax with the same heads. "
+        f"Marks: a training of {end_of_short:,} updates"
     )
     figure.legend(loc="outside lower center", ncols=2)
     return figure

@@ -28,8 +28,8 @@ def device(on_gpus: bool, visible: str | None = None) -> str:
         on_gpus: whether the run uses GPUs
         visible: CUDA_VISIBLE_DEVICES of the run; None for that of this command
     """
-    gpus = environment(visible)["gpus"] if on_gpus else []
-    return ", ".join([*dict.fromkeys(gpus), f"{processor()}, {CORES} cores"])
+    names = gpus(visible) if on_gpus else []
+    return ", ".join([*dict.fromkeys(names), f"{processor()}, {CORES} cores"])
 
 
 def processor() -> str:
@@ -41,42 +41,66 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, of this project and of the packages of the recipes."""
+    """Return the versions of Python, of this project and of the packages of the recipes.
+
+    Raises OSError if the Python of the recipes cannot tell them.
+    """
     source = (ROOT / "mixhead_plugin" / "__init__.py").read_text()
     version = source.partition('__version__ = "')[2].partition('"')[0]
-    return {**environment(None)["versions"], "mixhead_plugin": version}
-
-
-@functools.cache
-def environment(visible: str | None) -> dict[str, Any]:
-    """Return the `versions` of Python and packages, and the names of `gpus`, for the recipes.
-
-    `visible` is as in `device`. The recipes run in .venv, or else beside the fairseq-train on the
-    PATH. The Python of this command may be another one, and without torch.
-    """
-    of_project = ROOT / ".venv" / "bin" / "python"
-    beside_fairseq = Path(shutil.which("fairseq-train") or "python3").with_name("python3")
-    python = str(of_project if of_project.exists() else beside_fairseq)
     code = f"""
 import json, platform
 from importlib.metadata import distributions
 
 packages = {{d.name: d.version for d in distributions() if d.name in {PACKAGES}}}
-gpus = []
-if "torch" in packages:
-    from torch import cuda
-    gpus = [cuda.get_device_name(number) for number in range(cuda.device_count())]
-print(json.dumps({{"versions": {{"python": platform.python_version(), **packages}}, "gpus": gpus}}))
+print(json.dumps({{"python": platform.python_version(), **packages}}))
 """
+    found = json.loads(told(python_of_recipes(), "its versions", code))
+    return {**found, "mixhead_plugin": version}
+
+
+def gpus(visible: str | None) -> list[str]:
+    """Return the names of the GPUs that the recipes use.
+
+    `visible` is as in `device`. Raises OSError if the Python of the recipes cannot tell them.
+    """
+    code = """
+import json
+from torch import cuda
+
+print(json.dumps([cuda.get_device_name(number) for number in range(cuda.device_count())]))
+"""
+    return json.loads(told(python_of_recipes(), "its GPUs", code, visible))
+
+
+def python_of_recipes() -> str:
+    """Return the Python of .venv, or else the one beside the fairseq-train on the PATH.
+
+    That of this command may be another one, and without torch.
+    """
+    of_project = ROOT / ".venv" / "bin" / "python"
+    beside_fairseq = Path(shutil.which("fairseq-train") or "python3").with_name("python3")
+    return str(of_project if of_project.exists() else beside_fairseq)
+
+
+@functools.cache
+def told(python: str, what: str, code: str, visible: str | None = None) -> str:
+    """Return what a Python prints. Raises OSError if it fails.
+
+    Args:
+        python: the path of the Python
+        what: what it is asked for, for the message
+        code: the program that prints it
+        visible: CUDA_VISIBLE_DEVICES of the program; None for that of this command
+    """
     variables = dict(os.environ)
     if visible is not None:
         variables["CUDA_VISIBLE_DEVICES"] = visible
     ended = subprocess.run(
         [python, "-c", code], stdout=subprocess.PIPE, text=True, env=variables, check=False
     )
-    if ended.returncode:  # a recipe's Python that cannot say it; its message is on the screen
-        return {"versions": {}, "gpus": []}
-    return json.loads(ended.stdout)
+    if ended.returncode:
+        raise OSError(f"{python} cannot tell {what}; its message is above")
+    return ended.stdout
 
 
 def commit() -> str:

@@ -153,11 +153,16 @@ def _read(path: Path, schema: TypeAdapter) -> dict[str, Any]:
 def write_results(
     path: Path, grid: str, runs: Sequence[Mapping[str, Any]], cost: Mapping[str, Any]
 ) -> None:
-    """Write a file of results, a line for each run."""
+    """Write a file of results, a line for each run; whole or not at all.
+
+    The file may be the only copy of the runs that it replaces.
+    """
     lines = [f'{{"grid": {json.dumps(grid)},']
     if cost:
         lines.append(f' "cost": {json.dumps(cost)},')
     lines.append(' "runs": [')
     lines.append(",\n".join(f"  {json.dumps(run)}" for run in runs))
     lines.append(" ]}")
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    unfinished.replace(path)

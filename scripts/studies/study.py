@@ -1,5 +1,6 @@
 """A study: the runs of one grid, compared row by row and seed by seed."""
 
+import functools
 import json
 import math
 import sys
@@ -173,7 +174,7 @@ class Study:
 
     # ---- planned seeds
 
-    @property
+    @functools.cached_property  # to plan the grid takes a SHA-256 for each run
     def whole_seeds(self) -> set[int]:
         """Return the seeds that every point of the grid has."""
         # A run without metrics is one from which others start.
@@ -237,9 +238,13 @@ def validation_loss(run: Mapping[str, Any]) -> float | None:
 
 
 def gain(study: Study, row: Row, base: Row | None = None, metric: str = "") -> Estimate | None:
-    """Return the gain over a row by a metric; None without a pair.
+    """Return how much better a row is than another by a metric; None without a pair.
 
-    By default, the row is the baseline and the metric is the study's.
+    Args:
+        study: the runs of both
+        row: the one whose gain it is
+        base: the one that it is compared with; None for the baseline of the row
+        metric: its name; empty for the one that rows of the study are compared by
     """
     base = base or study.baseline(row)
     metric = metric or study.metric

@@ -4,14 +4,15 @@ import statistics
 from pathlib import Path
 
 from studies.comparisons import RESULTS, gains, losses, study_of
-from studies.effects import along, bleu_gain, validations
+from studies.effects import MORE_UPDATES, UPDATES, along, bleu_gain, validations
 from studies.inference import growth, paired
 from studies.markdown import shown, table
-from studies.planned import WIDTH, with_whole_seeds
+from studies.planned import LONG, SHORT, WIDTH, with_whole_seeds
 from studies.study import Row, Study
 
 # ---- every row ---------------------------------------------------------------------------------
 
+LONGER = f"softmax with {100 * MORE_UPDATES / UPDATES:.1f} % more updates"
 # The words for the attentions of translation.toml.
 ATTENTIONS = {
     "softmax": "softmax",
@@ -21,7 +22,7 @@ ATTENTIONS = {
     "A": "A",
     "average": "`average`",
     "gate": "`--attention-gate head`",
-    "softmax in the time of B": "softmax with 4.7 % more updates",
+    "softmax in the time of B": LONGER,
 }
 
 
@@ -42,7 +43,7 @@ def long_rows_table(folder: Path = RESULTS) -> str:
     """Return loss and BLEU of every training of 'Does it last?', beside the best softmax."""
     study = with_whole_seeds(study_of("translation_long", folder))
     rows = []
-    for length in ("1600", "6400"):
+    for length in (SHORT, LONG):
         best = ("4", "softmax", length)
         for heads in study.grid.axes["heads"]:
             for attention in study.grid.axes["attention"]:
@@ -106,16 +107,16 @@ def along_table(folder: Path = RESULTS) -> str:
 
 
 def more_updates_table(folder: Path = RESULTS) -> str:
-    """Return what B gains beside softmax that trains for 4.7 % more updates, with 4 heads."""
+    """Return what B gains beside softmax that trains for the same CPU time, with 4 heads."""
     study = study_of("translation", folder)
     softmax = ("4", "softmax", "1600")
     b = ("4", "B", "1600")
     longer = ("4", "softmax in the time of B", "1600")
     rows = []
     for name, row, base in (
-        ("softmax with 4.7 % more updates, over softmax", longer, softmax),
+        (f"{LONGER}, over softmax", longer, softmax),
         ("B, over softmax", b, softmax),
-        ("B, over softmax with 4.7 % more updates", b, longer),
+        (f"B, over {LONGER}", b, longer),
     ):
         loss = shown(paired(gains(study, row, base, "test")), 4)
         rows.append([name, loss, shown(bleu_gain(study, row, base, "BLEU"), 2)])

@@ -23,6 +23,8 @@ def rows(*words):
 REFUSED = {
     "cores": f"cores: cases are {', '.join(benchmark.BENCHES)}",
     "core shares --device cuda": "shares: runs on a CPU only, so leave out --device cuda",
+    "shares --dtype bfloat16": "shares: runs in float32 only, so leave out --dtype bfloat16",
+    "step --dropout 0": "step: has no such dropout, so leave out --dropout 0",
     "--rounds 0": "--rounds 0: must be at least 1",
     "--tokens 63": "--tokens 63: must be at least 64",
 }
@@ -39,10 +41,22 @@ def test_words_that_cannot_be_meant_are_refused_in_one_line(words, capsys):
     assert last.partition(": error: ")[2] == REFUSED[words]
 
 
-def test_without_cases_all_run_that_the_device_can_run():
+WITHOUT_CASES = {
+    "--device cuda": {"core", "module", "variants", "training", "decoding"},
+    "--dtype bfloat16": {"core", "step", "module", "variants", "training", "decoding", "memory"},
+    "--dropout 0": {"core", "module", "variants", "memory"},
+    "--dropout 0 --device cuda": {"core", "module", "variants"},
+    "--dtype float32": {*benchmark.BENCHES},
+}
+
+
+@pytest.mark.parametrize("words", WITHOUT_CASES)
+def test_without_cases_all_run_that_take_the_flags(words):
+    assert set(benchmark.parse(words.split()).cases) == WITHOUT_CASES[words]
+
+
+def test_without_words_all_cases_run_in_their_order():
     assert benchmark.parse([]).cases == list(benchmark.BENCHES)
-    on_gpu = {"core", "module", "variants", "training", "decoding"}
-    assert set(benchmark.parse(["--device", "cuda"]).cases) == on_gpu
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +90,12 @@ def test_checkpointing_stands_beside_the_loop_that_it_changes(without_dropout):
     assert {name for name, row in found.items() if "ms_checkpointed" in row} == {
         f"loop {block}: Mixhead {mixing}" for block in (64, 128, 256) for mixing in "AB"
     }
+
+
+def test_a_loop_that_is_timed_with_checkpointing_alone_has_a_row_of_its_own():
+    names = ["loop 64, checkpointed: Mixhead A", "loop 128: Mixhead A"]
+    rows_of_both = [{"name": name, "ms": 1.0, "peak_mib": 2.0} for name in names]
+    assert core.beside_checkpointed(rows_of_both) == rows_of_both
 
 
 def test_the_factors_of_a_mixing_stand_beside_its_matrix():
@@ -200,16 +220,33 @@ WRONG = {
 }
 
 
+@pytest.fixture
+def spoil(monkeypatch):
+    """Return a function that lets a fault into the plugin's attention and returns its message."""
+
+    def spoil(fault):
+        function, message = WRONG[fault]
+        right = core.attend
+        monkeypatch.setattr(
+            core, "attend", lambda call, impl: function(call, lambda call: right(call, impl))
+        )
+        return message
+
+    return spoil
+
+
 @pytest.mark.parametrize("fault", WRONG)
-def test_no_speed_is_printed_of_what_is_wrong(fault, monkeypatch, capsys):
-    function, message = WRONG[fault]
-    right = core.attend
-    monkeypatch.setattr(
-        core, "attend", lambda call, impl: function(call, lambda call: right(call, impl))
-    )
+def test_no_speed_is_printed_of_what_is_wrong(fault, spoil, capsys):
+    message = spoil(fault)
     with pytest.raises(SystemExit, match=f"auto: softmax: {message}"):
         rows("core", "--without", *SLOW)
     assert " ms" not in capsys.readouterr().out
+
+
+def test_no_share_is_printed_of_what_is_wrong(spoil):
+    message = spoil("values")
+    with pytest.raises(SystemExit, match=f"blockwise: softmax: {message}"):
+        rows("shares")
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

@@ -48,6 +48,27 @@ def test_every_timing_has_a_contender_of_each_kind():
         assert {"triton: Mixhead A", "triton: Mixhead B", "loop 256: Mixhead B"} <= names
 
 
+RATIOS = {
+    "all": (["is_causal", "formula", "triton"], {"by_upstream", "by_softmax"}),
+    "without the plugin's softmax": (["is_causal", "formula"], {"by_upstream"}),
+    "without torch's attention": (["formula", "triton"], {"by_softmax"}),
+    "without both": (["formula"], set()),
+}
+
+
+@pytest.mark.parametrize("case", RATIOS)
+def test_a_time_has_no_ratio_to_what_was_left_out(case, monkeypatch):
+    providers, ratios = RATIOS[case]
+    monkeypatch.setattr(core.core.Inputs, "run", lambda *call: None)
+    settings = SETTINGS._replace(device="cpu", quick=True)
+    inputs = core.core.Inputs((1, 2, 8, 4), "cpu", "float32")
+    right = [core.core.Core(provider) for provider in providers]
+    rows = list(core.times(settings, inputs, right, 0.0, "both"))
+    assert len(rows) == len(providers)
+    for row in rows:
+        assert {name for name in row if name.startswith("by_")} == ratios
+
+
 REFUSED = {
     "part": (["--only", "core", "cor"], "--only cor: parts are machine, check, "),
     "seconds": (["--seconds", "0"], "--seconds 0: must be above 0"),
@@ -70,6 +91,18 @@ def test_words_choose_steps_of_a_part_in_their_order():
         "2 bfloat16 0.1",
     ]
     assert gpu_report.chosen(["a", "b"], only["machine"]) == ["a", "b"]
+
+
+def test_a_word_that_chooses_no_step_is_refused_before_the_first_part(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delattr(gpu_report, "run_part")
+    with pytest.raises(SystemExit) as ended:
+        gpu_report.main(["--only", "machine", "core=float16+flaot32", f"--out={tmp_path}"])
+    assert ended.value.code == (
+        "gpu_report.sh: --only core=flaot32: must be in the name of a step, such as 8x8x2048x64 "
+        "bfloat16 0.0; 32x8x512x64 bfloat16 0.0; 8x32x2048x8 bfloat16 0.0"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_words_of_the_tests_are_files(tmp_path, monkeypatch):

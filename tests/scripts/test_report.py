@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import report
@@ -283,6 +284,25 @@ def test_a_saved_file_keeps_its_times_and_runs(study, tmp_path, monkeypatch):
     saved = from_results(tmp_path / "saved.json")
     assert row_of(saved, "2", "A")[1] == "95.67 ± 5.51 (3)" and len(saved.runs) == 9
     assert row_of(saved, "2", "A")[4:] == ["1.40 [1.30, 1.50] |"]
+
+
+def test_a_saved_file_stays_whole_where_the_next_one_cannot_be_written(
+    study, tmp_path, monkeypatch
+):
+    """It may be the only copy of runs whose folders are gone."""
+    path = tmp_path / "saved.json"
+    save(study, path)
+    before = path.read_text()
+
+    def write_half(file, text, **rest):
+        with file.open("w") as opened:
+            opened.write(text[: len(text) // 2])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(OSError, match="No space left"):
+        save(dataclasses.replace(study, runs=study.runs[:3]), path)
+    assert path.read_text() == before
 
 
 def test_a_metric_that_was_evaluated_with_other_flags_is_left_out(study, tmp_path, capsys):

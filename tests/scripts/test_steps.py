@@ -42,6 +42,25 @@ def test_a_step_that_fails_or_dies_leaves_its_rows_and_the_other_steps(workers, 
     assert "and more" in (tmp_path / "log").read_text()  # the whole error
 
 
+class DiesWhenItIsRead:
+    """A function whose process dies when it unpickles it, before it reads a step."""
+
+    def __reduce__(self):
+        return os._exit, (7,)
+
+
+@pytest.mark.parametrize("is_dead", [False, True], ids=["before it is read", "before it is sent"])
+def test_a_process_that_dies_before_its_step_has_a_fault(is_dead, tmp_path):
+    worker = steps.Worker(DiesWhenItIsRead(), tmp_path / "log")
+    if is_dead:
+        worker.process.join()
+    worker.begin("a step", limit=50.0)
+    event = steps.received(worker)
+    worker.end()
+    assert (event.step, event.row) == ("a step", None)
+    assert event.fault == "its process ended with exit status 7"
+
+
 def test_a_step_that_hangs_is_ended(tmp_path):
     # The first step of a process gets the seconds of its start, too; so "hangs" is not the first.
     rows, faults = ends(["begins", "hangs", "works"], tmp_path, limit=1.0)

@@ -253,8 +253,7 @@ def test_a_record_says_where_it_was_made(record):
 
 def test_the_device_of_a_run_names_the_gpus_that_it_uses(monkeypatch):
     on_cpu = provenance.device(on_gpus=False)
-    two_alike = {"gpus": ["NVIDIA H100", "NVIDIA H100"], "versions": {}}
-    monkeypatch.setattr(provenance, "environment", lambda visible: two_alike)
+    monkeypatch.setattr(provenance, "gpus", lambda visible: ["NVIDIA H100", "NVIDIA H100"])
     assert provenance.device(on_gpus=False) == on_cpu
     assert provenance.device(on_gpus=True) == f"NVIDIA H100, {on_cpu}"
 
@@ -262,10 +261,7 @@ def test_the_device_of_a_run_names_the_gpus_that_it_uses(monkeypatch):
 def test_the_flags_and_the_device_of_a_run_are_those_of_its_share_of_the_gpus(
     run, tmp_path, monkeypatch
 ):
-    def environment(visible):
-        return {"gpus": [f"GPUs {visible}"], "versions": {}}
-
-    monkeypatch.setattr(provenance, "environment", environment)
+    monkeypatch.setattr(provenance, "gpus", lambda visible: [f"GPUs {visible}"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6")
     monkeypatch.setenv("GPUS", "7")
     assert run("--jobs", "2", "--only", "2")[0] == 0
@@ -287,7 +283,8 @@ def test_the_checksum_is_of_every_file_that_has_text(name, tmp_path):
     (tmp_path / "settings.json").write_text("{}")
     (tmp_path / "preprocess.log").write_text("a log")
     provenance.checksum_of.cache_clear()
-    assert provenance.checksum(str(tmp_path)) == before is not None
+    assert before is not None
+    assert provenance.checksum(str(tmp_path)) == before
 
     file.write_text("b 1\n")
     provenance.checksum_of.cache_clear()
@@ -414,6 +411,22 @@ def test_a_run_whose_command_cannot_be_printed_leaves_no_record(run, toy, tmp_pa
     assert run("--only", "2,B")[0] == 0
     (record,) = records(tmp_path)
     assert record["flags"]["--recipe"] == ["1"]
+
+
+@pytest.mark.parametrize("word, lacking", [("cuda", "its GPUs"), ("metadata", "its versions")])
+def test_a_run_whose_python_tells_nothing_leaves_no_record(
+    word, lacking, run, tmp_path, monkeypatch
+):
+    """A record keeps what the first training has told, so that it would lack it for good."""
+    python = tmp_path / "python"
+    # It fails at a program with the word; else it prints as if there were nothing to tell.
+    python.write_text(f"#!/bin/sh\ncase $2 in *{word}*) exit 1;; esac\necho '{{}}'\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(provenance, "python_of_recipes", lambda: str(python))
+    status, _, errors = run("--only", "2,B")
+    assert status == 1
+    assert f"2, B, seed 1: {python} cannot tell {lacking}; its message is above" in errors
+    assert records(tmp_path) == []
 
 
 STARTS = """

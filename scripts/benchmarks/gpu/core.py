@@ -30,7 +30,7 @@ TIMINGS = {
     "2x8x2048x64 float32 0.0": (),
 }
 
-
+TORCHS = ("flash", "is_causal")  # torch's own attention, in half precision and in float32
 REHEARSED_TIMINGS = {"2x2x32x16 float32 0.0": (), "2x2x32x16 float32 0.1": ()}
 LARGE = 40 * 2**30  # bytes of a GPU; a smaller one gets a quarter of the batch
 
@@ -128,7 +128,10 @@ def fault_of(inputs: core.Inputs, contender: core.Core) -> str:
 def times(
     settings: Settings, inputs: core.Inputs, right: list[core.Core], dropout: float, passes: str
 ) -> Iterator[Row]:
-    """Yield a row for each contender that has such passes: "forward" alone, or "both"."""
+    """Yield a row for each contender that has such passes: "forward" alone, or "both".
+
+    A row has no ratio to torch's attention, or to the plugin's softmax, if that is not among them.
+    """
     runs: dict[str, Callable[[], Any]] = {}
     for contender in right:
         # A forward pass alone would be compiled anew.
@@ -141,9 +144,12 @@ def times(
     if not runs:
         return
     own = core.Core("triton").name
-    case = Case("core", "", runs, own if own in runs else next(iter(runs)))
+    case = Case("core", "", runs, own if own in runs else "")
+    left_out = ["case", "size"]
+    if right[0].provider not in TORCHS:
+        left_out.append("by_upstream")  # to whatever comes first
     for row in measure(case, 2 if settings.quick else 15, settings.device):
-        kept = {name: value for name, value in row.items() if name not in ("case", "size")}
+        kept = {name: value for name, value in row.items() if name not in left_out}
         yield {**kept, "host_ms": host_milliseconds(runs[row["name"]], settings)}
 
 

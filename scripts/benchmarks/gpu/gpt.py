@@ -40,6 +40,6 @@ def gpt(settings: Settings, step: str) -> Iterator[Row]:
         yield {"name": name, "first_update_seconds": time.monotonic() - began}
         contenders[name] = update
     shown = f"{sizes.layers} layers, {sizes.heads} heads, {sizes.batch} x {sizes.positions} tokens"
-    case = Case("gpt", shown, contenders, NAMES[0])
+    case = Case("gpt", shown, contenders)
     for row in measure(case, 2 if settings.quick else 10, settings.device):
-        yield {key: row[key] for key in row if key not in ("case", "by_softmax")}
+        yield {key: row[key] for key in row if key != "case"}
