@@ -56,7 +56,10 @@ def fastest(inputs: AttentionInputs) -> str:
 
     With dropout the choice does not depend on whether gradients are on: activation checkpointing
     computes the same attention without and with them, and both passes must drop the same weights.
-    Without dropout it may depend on them, see `fused.serves`.
+    Without dropout it may depend on them, see `fused.serves` and `support.kind_problem`.
+
+    Raises:
+        RuntimeError: with dropout, a learned mask that looks like one that hides keys
     """
     query = inputs.query
     key = inputs.key
@@ -77,7 +80,7 @@ def fastest(inputs: AttentionInputs) -> str:
     # too, while ours skip them.
     # Nobody has reported from one of AMD's GPUs yet, so the kernels must be asked for there.
     kernels_allowed = query.device.type != "cpu" and torch.version.hip is None
-    if kernels_allowed and not support.slower_than_blocks(inputs) and not triton_problem(inputs):
+    if kernels_allowed and not support.slower_than_blocks(inputs) and _kernels_serve(inputs):
         return "triton"
     if by_torch:
         return "fused"
@@ -89,6 +92,31 @@ def fastest(inputs: AttentionInputs) -> str:
         if n_keys <= SHORT_ROWS or weights <= block_size(query.device):
             return "reference"
     return "blockwise"
+
+
+def _kernels_serve(inputs: AttentionInputs) -> bool:
+    """Return whether the kernels may serve a call, alike in both passes of a checkpoint.
+
+    The kernels give a mask no gradient. Whether a mask needs one cannot be asked with dropout: a
+    checkpoint with use_reentrant=True, as fairseq's, computes a layer without gradients first. A
+    mask that the layer makes of its parameters needs none then, and needs one in the second pass.
+    So the shape decides. A bias that is learned differs by head, a mask that hides keys mostly does
+    not.
+    """
+    mask = inputs.attn_mask
+    if mask is None or inputs.dropout_p == 0:
+        return not triton_problem(inputs)
+
+    by_head = mask.dim() > 2 and mask.shape[-3] > 1
+    if by_head or triton_problem(inputs._replace(attn_mask=mask.detach())):
+        return False
+    if mask.requires_grad:
+        # The first pass of a checkpoint would have taken the kernels.
+        raise RuntimeError(
+            f"attn_mask {list(mask.shape)}: needs a gradient and is the same for all heads; with "
+            "dropout it must be expanded to several heads, or impl must be 'blockwise'"
+        )
+    return True
 
 
 def triton_problem(inputs: AttentionInputs) -> str:

@@ -4,6 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import IMPLEMENTATIONS, attention, choice, implementation_problem
 from mixhead_plugin.ops.inputs import AttentionInputs
@@ -91,6 +92,64 @@ def test_auto_takes_the_kernels_for_float32_only_with_tf32(monkeypatch, tf32, ch
     monkeypatch.setattr(choice.support, "allows_tf32", lambda: tf32)
     on_gpu = inputs(normalizer="l2")
     assert choice.fastest(on_gpu._replace(query=_Elsewhere(on_gpu.query))) == chosen
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Let the kernels be asked on a machine without a GPU; they have no fault."""
+    for name in ("machine_problem", "_device_problem", "trial_fault"):
+        monkeypatch.setattr(choice.support, name, lambda *call: "")
+    on_gpu = inputs()
+    return on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
+
+
+@pytest.mark.parametrize(
+    "dropout_p, made, shape, learned, chosen",
+    [
+        pytest.param(0.1, "inside", (2, 8, 8), True, "fused", id="a bias by head, made inside"),
+        pytest.param(0.1, "inside", (1, 2, 8, 8), True, "fused", id="likewise, four dimensions"),
+        pytest.param(0.1, "outside", (2, 8, 8), True, "fused", id="a bias by head, given"),
+        # Nothing tells it from a learned one in the first pass.
+        pytest.param(0.1, "inside", (2, 8, 8), False, "fused", id="a fixed mask by head"),
+        pytest.param(0.1, "inside", (8, 8), False, "triton", id="a mask for all heads"),
+        pytest.param(0.1, "inside", (1, 1, 8, 8), False, "triton", id="likewise, four dimensions"),
+        pytest.param(0.0, "inside", (2, 8, 8), False, "triton", id="without dropout"),
+    ],
+)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_both_passes_of_a_checkpoint_choose_alike(
+    gpu, dropout_p, made, shape, learned, chosen, use_reentrant
+):
+    bias = torch.zeros(shape, requires_grad=learned)
+    found = []
+
+    def layer(x, given):
+        mask = bias * 1.0 if made == "inside" else given
+        found.append(choice.fastest(gpu._replace(attn_mask=mask, dropout_p=dropout_p)))
+        return x.sin()  # saves x, so a checkpoint computes it again
+
+    x = torch.zeros(1, requires_grad=True)
+    checkpoint(layer, x, bias * 1.0, use_reentrant=use_reentrant).sum().backward()
+    assert found == [chosen, chosen]
+
+
+def test_with_dropout_a_learned_mask_for_all_heads_is_refused(gpu):
+    bias = torch.zeros(1, 1, 8, 8, requires_grad=True)
+    learned = gpu._replace(attn_mask=bias, dropout_p=0.1)
+    with pytest.raises(RuntimeError) as refusal:
+        choice.fastest(learned)
+    assert str(refusal.value) == (
+        "attn_mask [1, 1, 8, 8]: needs a gradient and is the same for all heads; with dropout it "
+        "must be expanded to several heads, or impl must be 'blockwise'"
+    )
+    assert choice.fastest(learned._replace(dropout_p=0.0)) == "fused"
+    assert choice.fastest(learned._replace(attn_mask=bias.expand(1, 2, 8, 8))) == "fused"
+
+
+def test_where_no_kernel_serves_a_learned_mask_for_all_heads_is_not_refused(gpu):
+    bias = torch.zeros(8, 8, requires_grad=True)
+    learned = gpu._replace(attn_mask=bias, dropout_p=0.1, normalizer="softpick")
+    assert choice.fastest(learned) == "blockwise"
 
 
 class _Elsewhere:

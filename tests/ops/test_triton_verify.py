@@ -216,14 +216,24 @@ def test_a_fault_is_said_after_a_refusal_that_was_none(monkeypatch, caplog):
     assert "run one step before" in first and broken in second
 
 
-def test_a_lack_of_memory_is_not_kept(monkeypatch):
-    def lack(kind):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+def lack(kind):
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
+
+def test_a_lack_of_memory_is_not_kept(monkeypatch):
     with monkeypatch.context() as full:
         full.setattr(verify, "_try", lack)
         assert verify.trial_fault(call()) == "cannot be tried now: CUDA out of memory"
     assert verify.trial_fault(call()) == ""
+
+
+def test_with_dropout_a_lack_of_memory_is_raised(monkeypatch):
+    """Another implementation would drop other weights than the kernels do in the next pass."""
+    with monkeypatch.context() as full:
+        full.setattr(verify, "_try", lack)
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+            verify.trial_fault(call(dropout_p=0.1))
+    assert verify.trial_fault(call(dropout_p=0.1)) == ""
 
 
 def test_more_heads_than_can_be_mixed_are_tried_apart(monkeypatch):

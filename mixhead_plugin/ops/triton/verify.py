@@ -61,6 +61,10 @@ def _fault_of(*fields: Any) -> str:
                 found = try_on_device(kind)
                 _faults[kind] = found
             except torch.OutOfMemoryError as error:  # it may pass, so the next call tries again
+                if kind.dropout:
+                    # A checkpoint computes this call again. If the kernels passed then, they would
+                    # drop other weights than what served in their place now.
+                    raise
                 found = f"{UNTRIED}: {str(error).splitlines()[0]}"
         reason = (kind, kind in _faults)
         new = reason not in _said
