@@ -18,7 +18,7 @@ from mixhead_plugin.fairseq.shared_methods import SharedMethods
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import as_added_mask
-from mixhead_plugin.ops.reference import masked_scores
+from mixhead_plugin.ops.reference import exact_scores, masked_scores
 from mixhead_plugin.parts import MIXINGS, OPTIONS, Assembly, Variant
 from mixhead_plugin.parts.variant import whole_number
 
@@ -205,7 +205,8 @@ class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
             value: the input of the values, [Nk, B, vdim]; None as for `key`
             key_padding_mask: [B, Nk], non-zero hides a key; None for no padding
             incremental_state: the cache of step-by-step decoding; None for a full pass
-            need_weights: also return the mixed weights, averaged over the heads
+            need_weights: also return the mixed weights, averaged over the heads. `reference` alone
+                holds them, so it computes this call, whatever `impl` is
             static_kv: all steps use the keys and values of the first step (encoder-decoder
                 attention)
             attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; floats are added to the scores; in other types
@@ -315,7 +316,8 @@ class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
             need_head_weights: also return the mixed weights of every head
         """
         if before_softmax:
-            scores = masked_scores(inputs).transpose(1, 2)
+            scores = masked_scores(inputs) if torch.jit.is_scripting() else exact_scores(inputs)
+            scores = scores.transpose(1, 2)  # [B, Nq, H, Nk]
             scores = self._unfold_beams(scores, beams).transpose(1, 2)  # [B, H, Nq, Nk]
             values = inputs.value.repeat_interleave(beams, 0)  # [B, H', Nk, Dv]
             return scores.flatten(0, 1).to(values.dtype), values.flatten(0, 1)

@@ -41,7 +41,9 @@ class SharedMethods(nn.Module):
         """Return the outputs [B, H', Nq, Dv] and the mixed weights [B, H', Nq, Nk].
 
         TorchScript cannot follow `ops.attention`, which looks up a normalizer and an implementation
-        by name. So this is `ops.reference.reference_with_weights` again, step by step.
+        by name. So this is `ops.reference.reference_with_weights` again, step by step. It cannot
+        switch autocast off either, so under autocast a scripted module has products in half
+        precision.
         """
         scores = append_sink(masked_scores(inputs), inputs.sink)
         weights = self.normalize(scores)[..., : inputs.key.size(2)]  # without that of the sink

@@ -24,7 +24,8 @@ from mixhead_plugin.ops.relative import relative_scores, toeplitz
 def masked_scores(inputs: AttentionInputs) -> Tensor:
     """Return S = scale * Q K^T, mixed by L, + relative scores + masks (mixhead eq. 9).
 
-    It is [B, H, Nq, Nk], in float32 or float64.
+    It is [B, H, Nq, Nk], in float32 or float64. Under autocast the product would be in half
+    precision, so eager callers call `exact_scores`, or have put `without_autocast` around this.
     """
     query = upcast(inputs.query)
     key = upcast(inputs.key)
@@ -38,6 +39,12 @@ def masked_scores(inputs: AttentionInputs) -> Tensor:
         scores = scores + relative_scores(upcast(relative_query), upcast(relative_key), key.size(2))
     mask = additive_mask(inputs, scores.dtype)
     return scores if mask is None else scores + mask
+
+
+def exact_scores(inputs: AttentionInputs) -> Tensor:
+    """Return `masked_scores` in float32 or float64, also under autocast."""
+    with without_autocast(inputs.query.device):
+        return masked_scores(inputs)
 
 
 def append_sink(scores: Tensor, sink: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from fairseq.modules import MultiheadAttention
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.models.synthesizer.attention import SynthesizerAttention
 from mixhead_plugin.ops import IMPLEMENTATIONS
+from mixhead_plugin.ops.reference import masked_scores
 from mixhead_plugin.parts import Variant, mixing_parameters
 from tests.attention_equations import (
     ATTENTIONS,
@@ -115,6 +116,20 @@ def test_before_softmax_returns_what_fairseqs_module_returns():
     torch.testing.assert_close(
         build("cross")(query, key, key, before_softmax=True, **masks), expected
     )
+
+
+def test_before_softmax_autocast_rounds_the_scores_once():
+    module = build("cross")
+    query, key, masks = inputs("cross")
+    masks["attn_mask"] = torch.randn(NQ, NK)
+    asked = []
+    module.register_attention_pre_hook(lambda module, inputs: asked.append(inputs))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = module(query, key, key, before_softmax=True, **masks)[0]
+        module(query, key, key, **masks)
+    (given,) = asked
+    expected = masked_scores(given).flatten(0, 1)  # of the same queries and keys, in float32
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=0, atol=0)
 
 
 @each_once(
