@@ -66,10 +66,10 @@ def attention(
             masks are added (talking heads)
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: factor on query . key; None for D ** -0.5
-        impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses what is usually the fastest;
-            any other choice runs or raises.
-        need_weights: also return the mixed weights [B, H', Nq, Nk]. Then `impl` is ignored, because
-            "reference" alone holds them.
+        impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses what is usually the fastest. Any
+            other choice runs or raises, except with `need_weights`.
+        need_weights: also return the mixed weights [B, H', Nq, Nk]. Then "reference" runs, whatever
+            `impl` is, because it alone holds them.
 
     Returns:
         [B, H', Nq, Dv] in the dtype of `value`. A row that sees no key is 0. With `need_weights` a
