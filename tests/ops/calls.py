@@ -126,7 +126,7 @@ def assert_same(found, expected, **tolerance):
 def blocks(threads, scores, queries=2):
     """Cut calls into blocks of at most `scores` scores, and run them in `threads` threads."""
     sizes = {
-        "BLOCK_SIZE": {"cpu": scores},
+        "BLOCK_SIZE_CPU": scores,
         "MIN_QUERIES": queries,
         "MANY_QUERIES": queries,
         "LARGER": 1,

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from mixhead_plugin.ops import attention
 from mixhead_plugin.ops.blockwise import plan
 from mixhead_plugin.ops.blockwise.buffers import Buffers
-from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.blockwise.sharing import Sharing, sharing
+from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 from mixhead_plugin.ops.operators import DIFFERENTIABLE
 from tests.covering import covering, each_once
 from tests.ops import calls
@@ -106,10 +107,30 @@ def test_a_block_of_mixed_heads_has_the_size_that_suits_a_cpu(
     query = torch.empty(n_sentences, 8, n_queries, 1)
     key = torch.empty(n_sentences, 8, n_keys, 1)
     mixed = AttentionInputs(query, key, key, mixing=torch.empty(8, 8), causal=causal)
-    with mock.patch.multiple(
-        plan, BLOCK_SIZE={"cpu": 2**18}, MIN_QUERIES=20, MANY_QUERIES=64, LARGER=4
-    ):
+    with mock.patch.multiple(plan, BLOCK_SIZE_CPU=2**18, MIN_QUERIES=20, MANY_QUERIES=64, LARGER=4):
         assert plan._sizes(mixed) == plan.BlockSizes(*expected)
+
+
+SHARED = {
+    "key": Sharing.BY_GROUP,
+    "value": Sharing.BY_GROUP,
+    "relative_key": Sharing.BY_ALL,
+    "gain": Sharing.BY_ALL,
+    "sink": Sharing.TERM,
+}
+
+
+@pytest.mark.parametrize("name, dims", [(n, dims) for n in DIMENSIONS for dims in DIMENSIONS[n]])
+def test_blocks_share_a_gradient_as_its_dimensions_say(name, dims):
+    expected = SHARED.get(name, Sharing.WRITTEN)  # the rest has queries
+    if name in ("mixing", "score_mixing") and len(dims) == 2:
+        expected = Sharing.TERM
+    assert sharing(name, len(dims)) is expected
+
+
+@pytest.mark.parametrize("number_of_dimensions", [1, 2, 3, 4])
+def test_all_blocks_add_to_a_mask_whatever_its_dimensions(number_of_dimensions):
+    assert sharing("attn_mask", number_of_dimensions) is Sharing.BY_ALL
 
 
 def test_nothing_depends_on_the_number_of_threads():

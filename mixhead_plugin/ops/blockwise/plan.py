@@ -13,7 +13,7 @@ from mixhead_plugin.ops.precision import upcast
 from mixhead_plugin.ops.rounding import ceil_div, round_up
 
 # Scores in one block: on a CPU they stay in the cache of one core, elsewhere they fill the device.
-BLOCK_SIZE = {"cpu": 2**18}
+BLOCK_SIZE_CPU = 2**18
 BLOCK_SIZE_ELSEWHERE = 2**24
 MIN_QUERIES = 20  # fewer make slow matrix products
 # On a CPU fewer than these make slow products, too. To reach them a block is up to LARGER times as
@@ -30,7 +30,7 @@ LINE = 16  # numbers; what a block keeps starts at a multiple of it
 
 def block_size(device: torch.device) -> int:
     """Return how many scores a block holds; it holds more to have its least number of queries."""
-    return BLOCK_SIZE.get(device.type, BLOCK_SIZE_ELSEWHERE)
+    return BLOCK_SIZE_CPU if device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
 
 
 class Plan:
