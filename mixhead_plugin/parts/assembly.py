@@ -144,11 +144,19 @@ class UsesParts:
 class Assembly(UsesParts, Hooked, nn.Module):
     """A mixin: a module that holds the parts of its attention.
 
-    They are those of `UsesParts`, and `add_parts` makes them.
+    They are those of `UsesParts`, and `add_parts` makes them. The class must also set the
+    projections that it uses by one of these methods:
+
+    queries    q_proj, which maps [..., C] to [..., H * D]
+    keys       k_proj, likewise
+    values     v_proj, which maps [..., C] to [..., H' * Dv]
     """
 
     # As in UsesParts.
     if TYPE_CHECKING:
+        q_proj: Any  # None in an attention that never calls `queries`
+        k_proj: nn.Linear
+        v_proj: nn.Linear
 
         def __getattr__(self, name: str) -> Any: ...
 
