@@ -1,6 +1,6 @@
 """What people do with the heads of any model: weigh, leave out, cut and look.
 
-It needs torch alone, and matplotlib for pictures.
+It needs torch alone, and numpy and matplotlib for pictures.
 
 | module | holds |
 |---|---|

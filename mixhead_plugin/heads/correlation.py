@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.attention import HeadNumbers
 from mixhead_plugin.heads.numbers import points, shown_stages
 from mixhead_plugin.heads.sites import SITES
@@ -38,6 +37,8 @@ def correlation_figure(
         whole: the numbers of the whole model on both sets, which get a mark of their own; None for
             no mark
     """
+    from mixhead_plugin.heads import figures  # needs numpy, which `pearson` does not
+
     left_label, right_label = shown
     left = shown[left_label]
     right = shown[right_label]

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixhead_plugin.heads import figures
 from mixhead_plugin.heads.attention import STAGES, HeadNumbers
 from mixhead_plugin.heads.sites import by_site, where
 
@@ -59,14 +58,16 @@ def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
     return entries
 
 
-def heat_maps(values: HeadNumbers, label: str, colour_map: str = figures.SEQUENTIAL) -> Any:
+def heat_maps(values: HeadNumbers, label: str, colour_map: str | None = None) -> Any:
     """Draw `values`, layer by head: a row of panels for each site, and a column for each stage.
 
     Args:
         values: a number for each head
         label: what the numbers are
-        colour_map: as in `figures.heat_maps`
+        colour_map: as in `figures.heat_maps`; None for its default
     """
+    from mixhead_plugin.heads import figures  # needs numpy, which no other function here does
+
     stages = shown_stages(values)
     panels = [_row(values, site, names, stages) for site, names in by_site(values).items()]
 
@@ -82,7 +83,12 @@ def heat_maps(values: HeadNumbers, label: str, colour_map: str = figures.SEQUENT
 
     with figures.style():
         figure = figures.heat_maps(
-            panels, (width, height), "", colour_map, xlabel="head", ylabel="layer"
+            panels,
+            (width, height),
+            "",
+            colour_map or figures.SEQUENTIAL,
+            xlabel="head",
+            ylabel="layer",
         )
         # as a label of the colour bar, one row of panels would cut it off
         figure.suptitle(label, fontsize=10)

@@ -3,8 +3,10 @@
 import json
 import re
 import runpy
+import subprocess
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,6 +30,17 @@ def test_a_variant_has_its_colour_beside_any_other_and_no_two_series_look_alike(
     looks = figures.looks([*figures.VARIANTS, *"abcdefgh"])
     assert {name: looks[name]["color"] for name in alone} == alone
     assert len({tuple(look.values()) for look in looks.values()}) == len(looks)
+
+
+def test_only_modules_of_pictures_import_the_style_of_pictures():
+    folder = Path(figures.__file__).parent
+    modules = [f"mixhead_plugin.heads.{file.stem}" for file in folder.glob("*.py")]
+    without_pictures = [name for name in modules if not name.endswith(("figures", "__init__"))]
+    program = f"import sys, {', '.join(without_pictures)}; print(*sys.modules)"
+    command = [sys.executable, "-c", program]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert set(without_pictures) <= set(loaded)
+    assert figures.__name__ not in loaded
 
 
 def test_an_svg_file_follows_the_dark_theme(tmp_path):
