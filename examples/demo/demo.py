@@ -47,6 +47,9 @@ METRIC = "sacreBLEU"
 BEAM = 5
 POSITIONS = 1024  # of fairseq's transformer, by default
 SAMPLES = 5
+# of the lines in the picture
+PLAIN_COLOUR = "#000000"
+MIXED_COLOUR = "#D55E00"
 
 # Both models have these flags; 4 heads are the best of 4, 8 and 32 in docs/protocol.md, 'Pilots',
 # for both.
@@ -349,7 +352,7 @@ def record(results: list[Result], args: argparse.Namespace, text: Path, folder: 
     figure, panels = figures.subplots(1, 1, (6, 3.5))
     axes = panels[0, 0]
     for result in results:
-        colour = figures.VARIANTS["B" if result.arch.startswith("mixhead") else "fairseq"]
+        colour = MIXED_COLOUR if result.arch.startswith("mixhead") else PLAIN_COLOUR
         updates, perplexities = zip(*result.validation, strict=True)
         axes.plot(
             updates,

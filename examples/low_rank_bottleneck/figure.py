@@ -6,31 +6,30 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mixhead_plugin.heads import figures
-from mixhead_plugin.heads.figures import VARIANTS
 
 LOOKS = {
     "softmax": {
-        "color": VARIANTS["softmax"],
+        "color": "#000000",
         "marker": "o",
         "markersize": 4,
         "linestyle": "-",
     },
     # This curve is nearly that of softmax, so its markers are frames around those points.
     "sigsoftmax": {
-        "color": VARIANTS["sigsoftmax"],
+        "color": "#009E73",
         "marker": "s",
         "markersize": 8,
         "markerfacecolor": "none",
         "linestyle": "--",
     },
     "mixhead": {
-        "color": VARIANTS["A"],
+        "color": "#0072B2",
         "marker": "^",
         "markersize": 5,
         "linestyle": "-",
     },
     "fixhead": {
-        "color": VARIANTS["fixhead"],
+        "color": "#CC79A7",
         "marker": "",
         "linestyle": "-.",
     },

@@ -3,7 +3,7 @@
 import io
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
@@ -15,21 +15,6 @@ import numpy as np
 # the line changes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":")
-# A variant has the same colour in every picture.
-VARIANTS = {
-    "softmax": "#000000",
-    "fairseq": "#000000",
-    "A": "#0072B2",
-    "B": "#D55E00",
-    "sigsoftmax": "#009E73",
-    "A + sigsoftmax": "#56B4E9",
-    "B + sigsoftmax": "#E69F00",
-    "B orthogonal": "#E69F00",
-    "fixhead": "#CC79A7",
-    "l2": "#56B4E9",
-    "random": "#CC79A7",
-    "average": "#999999",
-}
 # What the colours on white paper become on dark paper. Those of paper and ink are the page's.
 DARK = {
     "#ffffff": "#181d23",
@@ -81,12 +66,18 @@ def subplots(
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name; names that are no variant take the colours that are left."""
+def colours(names: Iterable[str], fixed: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return a colour for each name, as different from one another as COLOURS allows.
+
+    Args:
+        names: the names
+        fixed: the colours of some names, which no other name takes; None for no such colours
+    """
     names = list(dict.fromkeys(names))
-    taken = {VARIANTS[name] for name in names if name in VARIANTS}
+    fixed = fixed or {}
+    taken = {fixed[name] for name in names if name in fixed}
     left = itertools.cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
-    return {name: VARIANTS.get(name) or next(left) for name in names}
+    return {name: fixed.get(name) or next(left) for name in names}
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:

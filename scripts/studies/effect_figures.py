@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mixhead_plugin.heads import figures
+from studies.colours import VARIANTS
 from studies.comparisons import gains, study_of
 from studies.effects import Effect, along, bleu_gain, effects, lower_by
 from studies.inference import Estimate, bars_of, paired
@@ -12,7 +13,7 @@ from studies.planned import LONG, SHORT
 from studies.study import Row
 from studies.translation_tables import ALONG
 
-ZERO = figures.VARIANTS["softmax"]  # the line of softmax with the same heads
+ZERO = VARIANTS["softmax"]  # the line of softmax with the same heads
 BARS = {"ms": 4, "capsize": 2, "elinewidth": 0.8}
 
 
@@ -40,7 +41,7 @@ def draw_by_length(folder: Path) -> Any:
                 found.append(gain((heads, "B", length), (heads, "softmax", length)))
             at = [place + 0.06 * (2 * number - 1) for place in range(len(LENGTHS))]
             means = [estimate.mean for estimate in found]
-            look = {"color": figures.VARIANTS["B"], "ls": line, "marker": marker, **BARS}
+            look = {"color": VARIANTS["B"], "ls": line, "marker": marker, **BARS}
             panel.errorbar(at, means, bars_of(found), label=label, **look)
         panel.axhline(0, color=ZERO, lw=1)
         panel.set_xticks(range(len(LENGTHS)), LENGTHS.values())
@@ -55,10 +56,10 @@ def draw_by_length(folder: Path) -> Any:
 
 # The rows of ALONG that are drawn: their words, colour, line and marker.
 CURVES = {
-    "B, 32 heads of 4": ("Mixhead B, 32 heads of 4", figures.VARIANTS["B"], "--", "s"),
-    "B, 4 heads of 32": ("Mixhead B, 4 heads of 32", figures.VARIANTS["B"], "-", "o"),
-    "A, 4 heads of 32": ("Mixhead A, 4 heads of 32", figures.VARIANTS["A"], "-", "^"),
-    "`average`, 4 heads of 32": ("average of 4 heads of 32", figures.VARIANTS["average"], "-", "D"),
+    "B, 32 heads of 4": ("Mixhead B, 32 heads of 4", VARIANTS["B"], "--", "s"),
+    "B, 4 heads of 32": ("Mixhead B, 4 heads of 32", VARIANTS["B"], "-", "o"),
+    "A, 4 heads of 32": ("Mixhead A, 4 heads of 32", VARIANTS["A"], "-", "^"),
+    "`average`, 4 heads of 32": ("average of 4 heads of 32", VARIANTS["average"], "-", "D"),
 }
 
 
@@ -128,7 +129,7 @@ def draw_series(panel: Any, drawn: Sequence[Effect]) -> None:
         percents.setdefault(entry, []).append(effect.percent)
 
     assert len(at) <= len(MARKERS)
-    for (entry, colour), marker in zip(figures.colours(at).items(), MARKERS):
+    for (entry, colour), marker in zip(figures.colours(at, fixed=VARIANTS).items(), MARKERS):
         means = [percent.mean for percent in percents[entry]]
         look = {"color": colour, "marker": marker, "ls": "", **BARS}
         panel.errorbar(at[entry], means, bars_of(percents[entry]), label=entry, **look)

@@ -14,6 +14,7 @@ from matplotlib import ticker
 
 from mixhead_plugin.heads.figures import LINES, colours, save_svg
 from studies import planned_pictures
+from studies.colours import VARIANTS
 from studies.inference import Estimate, bars_of
 from studies.study import Row, Study, gain
 
@@ -31,7 +32,7 @@ def draw(study: Study, path: Path) -> None:
         return
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gains = gains_of(study, rows)
-    colour_of = colours(map(study.variant, rows))
+    colour_of = colours(map(study.variant, rows), fixed=VARIANTS)
     panels = panels_of_values(study, rows, colour_of)
     if gains:
         panels.append(partial(draw_gains, study=study, gains=gains, colour_of=colour_of))

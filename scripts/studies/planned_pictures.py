@@ -6,6 +6,7 @@ from typing import Any
 
 from mixhead_plugin.heads import figures
 from studies import planned
+from studies.colours import VARIANTS
 from studies.effects import along, validations
 from studies.inference import bars_of, paired
 from studies.planned import LONG, SHORT
@@ -19,7 +20,7 @@ Curve = Mapping[int, float]  # a value by update
 def draw_steps(study: Study) -> Any:
     """Draw the share of seeds that have learned against the steps, a panel for each head size."""
     groups = list(dict.fromkeys(row[:-1] for row in study.rows))
-    colour_of = figures.colours([row[-1] for row in study.rows])
+    colour_of = figures.colours([row[-1] for row in study.rows], fixed=VARIANTS)
     last = planned.latest_update(study)
     figure, axes = figures.subplots(1, len(groups), (4, 3.4))
     for panel, group in zip(axes[0], groups):
@@ -56,7 +57,7 @@ def draw_lasting(study: Study) -> Any:
     """
     figure, axes = figures.subplots(1, 1, (6.4, 3.8))
     panel = axes[0, 0]
-    colour = figures.VARIANTS["B"]
+    colour = VARIANTS["B"]
     end_of_short = int(SHORT)
     for heads, (label, line, marker) in LASTING.items():
         gains = {update: paired(gain) for update, gain in along(study, (heads, "B", LONG)).items()}
@@ -70,7 +71,7 @@ def draw_lasting(study: Study) -> Any:
         look = {"color": colour, "marker": marker, "ms": 5, "mfc": "white"}
         panel.errorbar(end_of_short, end.mean, bars_of([end]), **look)
 
-    panel.axhline(0, color=figures.VARIANTS["softmax"], lw=1)
+    panel.axhline(0, color=VARIANTS["softmax"], lw=1)
     panel.set(xlabel="update", ylabel="gain in validation loss, nats a token\n(higher is better)")
     panel.set_title(
         "Translation: B over softmax with the same heads. "
@@ -90,7 +91,7 @@ NAMES = {"l2 half": "l2 at scale 0.5"}  # of attentions, where the grid's label 
 def draw_units(study: Study) -> Any:
     """Draw the mean validation loss of each row against the update, a panel for each task."""
     figure, axes = figures.subplots(1, len(TASKS), (4.6, 3.8))
-    colour_of = figures.colours([row[-1] for row in study.rows])
+    colour_of = figures.colours([row[-1] for row in study.rows], fixed=VARIANTS)
     for panel, (task, title) in zip(axes[0], TASKS.items()):
         for model, line in MODELS.items():
             for row in study.rows:

@@ -25,11 +25,15 @@ def test_matrices_share_one_scale_with_0_in_its_middle():
     assert figures.heat_maps(panels, (2, 2), "M").axes[0].images[0].get_clim() == (-3, 2)
 
 
-def test_a_variant_has_its_colour_beside_any_other_and_no_two_series_look_alike():
-    alone = {name: figures.looks([name])[name]["color"] for name in figures.VARIANTS}
-    looks = figures.looks([*figures.VARIANTS, *"abcdefgh"])
-    assert {name: looks[name]["color"] for name in alone} == alone
-    assert len({tuple(look.values()) for look in looks.values()}) == len(looks)
+def test_no_two_series_look_alike():
+    looks = figures.looks("abcdefghijklmnopqrstuvwxyz")
+    assert len({tuple(look.values()) for look in looks.values()}) == len(looks) == 26
+
+
+def test_a_name_with_a_fixed_colour_has_it_beside_any_other_and_alone():
+    fixed = {"one": figures.COLOURS[0], "two": "#999999"}
+    found = figures.colours(["a", "one", "b", "two"], fixed)
+    assert found == {"a": figures.COLOURS[1], "b": figures.COLOURS[2], **fixed}
 
 
 def test_only_modules_of_pictures_import_the_style_of_pictures():
