@@ -15,8 +15,14 @@ from mixhead_plugin.ops.accuracy import (
     results,
     shares,
 )
-from mixhead_plugin.ops.call_kinds import CallKind, MemoryLayout, SampleCall, layout_of, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.sample_calls import (
+    CallKind,
+    MemoryLayout,
+    SampleCall,
+    layout_of,
+    sample_call,
+)
 from mixhead_plugin.ops.triton import support
 
 # The rows of each result that a variant is judged by. A gradient of one number, as that of a sink

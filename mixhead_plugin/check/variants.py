@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mixhead_plugin.ops import NORMALIZERS
-from mixhead_plugin.ops.call_kinds import CallKind
+from mixhead_plugin.ops.sample_calls import CallKind
 
 # The dimensions of M, of the mixings that also have a measured speed.
 DIMS_OF_MIXING = {"none": 0, "position-independent": 2, "position-wise": 4}

@@ -4,7 +4,7 @@ Where few numbers decide, chance is larger, so the error may be larger, too.
 
 A trial has three steps:
 
-    sample_call(kind, ...)       numbers for a call of some kind (call_kinds.py)
+    sample_call(kind, ...)       numbers for a call of some kind (sample_calls.py)
     compare(..., found)          squared errors of an implementation, and of the formula, which both
                                  are measured against the formula in float64
     fault_in(draws)              which result is too far away, over several such draws
@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.call_kinds import CallKind
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.reference import append_sink, apply_gain, mix_heads, mix_weights
 from mixhead_plugin.ops.relative import relative_scores
+from mixhead_plugin.ops.sample_calls import CallKind
 
 Results = dict[str, Tensor]  # the output and the gradients, by name
 DRAWS = 9  # the fewest draws of a trial

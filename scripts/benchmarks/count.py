@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import flash_attention
 from mixhead_plugin.ops.accuracy import compare, fault_in
-from mixhead_plugin.ops.call_kinds import CallKind, sample_call
+from mixhead_plugin.ops.sample_calls import CallKind, sample_call
 from mixhead_plugin.ops.triton import calls, programs, tuning
 from mixhead_plugin.ops.triton.passes import backward, forward
 from tests.ptx import launch, machine

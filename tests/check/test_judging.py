@@ -5,7 +5,7 @@ import torch
 
 from mixhead_plugin.check.judging import judge
 from mixhead_plugin.ops import api
-from mixhead_plugin.ops.call_kinds import CallKind
+from mixhead_plugin.ops.sample_calls import CallKind
 from mixhead_plugin.ops.triton import support
 
 

@@ -11,9 +11,10 @@ import torch
 
 from mixhead_plugin.ops import NORMALIZERS, accuracy, api
 from mixhead_plugin.ops.accuracy import compare, fault_in, formula_weights, results, shares
-from mixhead_plugin.ops.call_kinds import CallKind, call_kind, sample_call
 from mixhead_plugin.ops.masks import additive_mask
+from mixhead_plugin.ops.sample_calls import CallKind, sample_call
 from mixhead_plugin.ops.triton import support
+from mixhead_plugin.ops.triton.call_kinds import call_kind
 
 
 def formula(call):

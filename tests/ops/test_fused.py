@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mixhead_plugin.check.judging import OF_TORCH
 from mixhead_plugin.ops import fused
 from mixhead_plugin.ops.accuracy import compare, fault_in, results
-from mixhead_plugin.ops.call_kinds import CallKind, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.sample_calls import CallKind, sample_call
 
 ON_GPU = torch.device("cuda")
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mixhead_plugin.ops import attention, call_kinds, choice
-from mixhead_plugin.ops.triton import support
+from mixhead_plugin.ops import attention, choice
+from mixhead_plugin.ops.sample_calls import sample_call
+from mixhead_plugin.ops.triton import call_kinds, support
 from tests.covering import each_once
 from tests.ops.triton_cases import (
     DEVICE,
@@ -64,7 +65,9 @@ def test_heads_without_numbers_pass(mixed):
     assert verify.trial_fault(empty) == ""
 
 
-ORIGINAL_FAULT = support.trial_fault  # the fixture replaces it
+# The fixture replaces these.
+ORIGINAL_FAULT = support.trial_fault
+ORIGINAL_SIZES = verify.SIZES
 # what a kernel writes, by the names of its arguments
 OUTPUTS = {
     "flash_fwd_kernel": ["o"],
@@ -287,7 +290,5 @@ def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypa
         given, dropout_p=dropout_p, seed=torch.tensor(1, device=DEVICE) if dropout_p else None
     )
     kind = call_kinds.call_kind(given)
-    tried = set().union(
-        *(kernels_of(*call_kinds.sample_call(kind, *sizes), 0) for sizes in call_kinds.SIZES)
-    )
+    tried = set().union(*(kernels_of(*sample_call(kind, *sizes), 0) for sizes in ORIGINAL_SIZES))
     assert kernels_of(given, None, None) <= tried

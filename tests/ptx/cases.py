@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.ops import accuracy
-from mixhead_plugin.ops.call_kinds import CallKind, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.sample_calls import CallKind, sample_call
 from mixhead_plugin.ops.triton import calls, passes, programs, tuning
 from mixhead_plugin.ops.triton.tuning import Tile
 from tests.covering import pairwise

@@ -16,14 +16,18 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.ops.accuracy import Draw, compare, enough_draws, fault_in, finite_draws
-from mixhead_plugin.ops.call_kinds import SIZES, CallKind, call_kind, sample_call
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.sample_calls import CallKind, sample_call
 from mixhead_plugin.ops.transforms import while_traced
 from mixhead_plugin.ops.triton import passes, tuning
+from mixhead_plugin.ops.triton.call_kinds import call_kind
 from mixhead_plugin.ops.triton.calls import Call
 from mixhead_plugin.ops.triton.support import UNTRIED, allows_tf32
 
 logger = logging.getLogger(__name__)
+# Numbers of queries and keys, and p of dropout. The numbers are more than those of a tile, and once
+# not multiples of 16, once multiples.
+SIZES = ((150, 141, 0.1), (160, 144, 0.4))
 # Numbers of queries and keys, p of dropout and sentences in triton's interpreter, which takes a
 # second for one such call.
 INTERPRETED = ((19, 18, 0.1, 1),)
@@ -107,7 +111,7 @@ def _fault_with(kind: CallKind, sizes: Sequence[Any], tile_index: int) -> str:
 
     Args:
         kind: the kind of the calls
-        sizes: sizes of the calls, as further arguments of `call_kinds.sample_call`
+        sizes: sizes of the calls, as further arguments of `sample_call`
         tile_index: the place of the tile in the list of each kernel
     """
     dropout_factors = torch.ones(1, device=kind.device)

@@ -9,7 +9,7 @@ from benchmarks.gpu.settings import Settings
 from benchmarks.steps import Row
 from mixhead_plugin.check.judging import judge
 from mixhead_plugin.check.variants import DIMS_OF_MIXING, kinds_to_try
-from mixhead_plugin.ops.call_kinds import CallKind
+from mixhead_plugin.ops.sample_calls import CallKind
 from mixhead_plugin.ops.triton import support
 
 # Head sizes and variants that are timed below: what they compile here is found on disk there.

@@ -1,4 +1,4 @@
-"""Group calls of attention by the compiled kernels that serve them, and draw calls of a group."""
+"""Draw calls of attention of some kind, on which an implementation is tried."""
 
 from typing import NamedTuple
 
@@ -13,16 +13,12 @@ SampleCall = tuple[AttentionInputs, Tensor]  # a call and the gradient of its ou
 # How a tensor lies in memory: its dimensions from the innermost on, and whether the stride of each
 # is a multiple of 16, which triton compiles in another way.
 MemoryLayout = tuple[tuple[int, bool], ...]
-# Numbers of queries and keys, and p of dropout. The numbers are more than those of a tile, and once
-# not multiples of 16, once multiples.
-SIZES = ((150, 141, 0.1), (160, 144, 0.4))
 
 
 class CallKind(NamedTuple):
-    """Properties of a call that choose its compiled kernels, and its device.
+    """What calls of a kind have in common; their sizes and numbers differ.
 
-    Triton looks at a few more, so it may compile a kernel anew for calls of the same kind: whether
-    addresses, and the strides of the mask, are multiples of 16, and whether there is a single key.
+    `triton/call_kinds.py` groups calls by it, so it has what chooses a compiled kernel.
 
     The fields are numbers, names and dtypes, so a kind can be the key of a dictionary.
     """
@@ -48,64 +44,6 @@ class CallKind(NamedTuple):
     # Of query, key, value and mixing, the first fields of AttentionInputs; the last one is missing
     # without mixing. Empty for contiguous tensors.
     layouts: tuple[MemoryLayout, ...] = ()
-
-
-def call_kind(inputs: AttentionInputs) -> CallKind:
-    """Return the kind of a call which has no `call_problem`."""
-    inputs = _with_shape_of_matrix(inputs)
-    query, key, value, mixing = inputs[:4]
-    heads = int(query.shape[1])
-    mixed_heads = int(value.shape[1])
-    kind = CallKind(
-        normalizer=inputs.normalizer,
-        heads=heads,
-        head_dim=int(query.shape[3]),
-        value_dim=int(value.shape[3]),
-        dtype=query.dtype,
-        device=query.device,
-        sink=inputs.sink is not None,
-        causal=inputs.causal,
-        padding=inputs.key_padding_mask is not None,
-        dropout=inputs.dropout_p > 0,
-        layouts=(layout_of(query), layout_of(key), layout_of(value)),
-    )
-    if mixing is not None:
-        layouts = (*kind.layouts, layout_of(mixing))
-        kind = kind._replace(mixing_dtype=mixing.dtype, mixing_dim=mixing.dim(), layouts=layouts)
-    if mixed_heads != heads:
-        kind = kind._replace(mixed_heads=mixed_heads)
-    if inputs.score_mixing is not None:
-        kind = kind._replace(score_mixing_dim=inputs.score_mixing.dim())
-    if inputs.attn_mask is not None:
-        mask = inputs.attn_mask
-        kind = kind._replace(mask_dtype=mask.dtype, mask_by=_differs_by(mask))
-    return kind
-
-
-def _with_shape_of_matrix(inputs: AttentionInputs) -> AttentionInputs:
-    """Return a call with M in place of its factors, as kernels get it; this M has only a shape."""
-    factors = inputs.factors()
-    if factors is None:
-        return inputs
-    batch, n_queries, heads, _ = factors.left.shape
-    # Contiguous, as `LowRank.matrix` returns it.
-    shape = (batch, n_queries, heads, heads)
-    return inputs.with_mixing(torch.empty(shape, dtype=factors.matrix_dtype(), device="meta"))
-
-
-def _differs_by(mask: Tensor) -> str:
-    """Return the `mask_by` of a mask with up to four dimensions, [B, H, Nq, Nk]."""
-    # An expanded dimension has one row in memory, whatever its size.
-    sizes = []
-    for size, stride in zip(mask.shape, mask.stride()):
-        sizes.append(1 if stride == 0 else size)
-    missing = [1] * (4 - len(sizes))
-    batch, heads, n_queries, n_keys = missing + sizes
-    if heads > 1:
-        return "head"
-    if batch > 1 or n_queries == 1 or n_keys == 1:
-        return "sentence"
-    return ""
 
 
 def layout_of(tensor: Tensor) -> MemoryLayout:
