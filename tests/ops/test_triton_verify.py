@@ -230,13 +230,13 @@ def test_a_lack_of_memory_is_not_kept(monkeypatch):
     assert verify.trial_fault(call()) == ""
 
 
-def test_with_dropout_a_lack_of_memory_is_raised(monkeypatch):
-    """Another implementation would drop other weights than the kernels do in the next pass."""
+def test_with_dropout_a_lack_of_memory_is_kept(monkeypatch):
+    """Else the kernels could serve the second pass of a checkpoint, and drop other weights."""
     with monkeypatch.context() as full:
         full.setattr(verify, "_try", lack)
-        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-            verify.trial_fault(call(dropout_p=0.1))
-    assert verify.trial_fault(call(dropout_p=0.1)) == ""
+        found = verify.trial_fault(call(dropout_p=0.1))
+    assert found == "cannot be tried now: CUDA out of memory"
+    assert verify.trial_fault(call(dropout_p=0.1)) == found
 
 
 def test_more_heads_than_can_be_mixed_are_tried_apart(monkeypatch):
