@@ -28,6 +28,8 @@ from mixhead_plugin.fairseq.checkpoint_from_tensors import (
 from mixhead_plugin.fairseq.checkpoint_messages import (
     difference,
     flag_of,
+    new_frozen_parts,
+    warn_of_new_frozen_parts,
     warn_of_what_fits_several,
     warn_of_what_leaves_no_trace,
     without_trace,
@@ -61,6 +63,7 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         warn_of_what_leaves_no_trace(flags)
         warn_of_what_fits_several(attentions, state_dict)
 
+    frozen = set()
     for name, attention in attentions.items():
         tensors = tensors_of(name, state_dict)
         if not tensors:  # fairseq reports missing layers
@@ -73,6 +76,8 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         is_in_scope = isinstance(attention, MixheadAttention)
         _compare(model, name, saved, wanted, was_in_scope and is_in_scope)
         _check_rows(model, name, tensors, attention)
+        frozen |= new_frozen_parts(saved, wanted)
+    warn_of_new_frozen_parts(frozen)
 
 
 def pruned(state_dict: dict[str, Tensor], model_cfg: Any) -> dict[str, Tensor]:
@@ -235,15 +240,20 @@ def _compare(
         if value == own:
             continue
         absent = value in (None, "none", 0)
-        if absent and _starts_as_if_absent(option, own):
+        if absent and _loads_without(option, own):
             continue
         flag = flag_of(model, name, option)
         problem = difference(option, flag, saved, wanted, in_scope)
         raise CheckpointError(f"checkpoint does not fit: its {name} was trained with {problem}")
 
 
-def _starts_as_if_absent(option: str, own: Any) -> bool:
-    """Return whether an attention with this value of an option starts as one without the part."""
+def _loads_without(option: str, own: Any) -> bool:
+    """Return whether a checkpoint without a part loads into an attention with it.
+
+    Args:
+        option: the part, as an entry of a record
+        own: its value in the model
+    """
     if own is None:  # the model has no such option
         return True
     if option == "relative_gain":  # all gains start at 1
