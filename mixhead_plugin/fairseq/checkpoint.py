@@ -74,7 +74,7 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
 
         was_in_scope = bool(record) or not written_by_plugin
         is_in_scope = isinstance(attention, MixheadAttention)
-        _compare(model, name, saved, wanted, was_in_scope and is_in_scope)
+        compare(model, name, saved, wanted, was_in_scope and is_in_scope)
         _check_rows(model, name, tensors, attention)
         frozen |= new_frozen_parts(saved, wanted)
     warn_of_new_frozen_parts(frozen)
@@ -223,17 +223,21 @@ def _with_defaults_of_old_versions(record: dict[str, Any]) -> dict[str, Any]:
     return completed
 
 
-def _compare(
+def compare(
     model: nn.Module, name: str, saved: dict[str, Any], wanted: dict[str, Any], in_scope: bool
 ) -> None:
     """Refuse the first entry of a record that is not the wanted one.
 
     Args:
         model: a `FamilyModel`, whose `embed_flag` and `heads_flag` the message names
-        name: the attention's name in the model, such as decoder.layers.0.self_attn
-        saved: the attention's record in the checkpoint
-        wanted: the attention's record in the model
-        in_scope: whether --attention-scope covers the attention, in the model and in the checkpoint
+        name: the name in the model of an attention, such as decoder.layers.0.self_attn, or of a
+            gated attention unit
+        saved: its record in the checkpoint
+        wanted: its record in the model
+        in_scope: whether --attention-scope covers it, in the model and in the checkpoint
+
+    Raises:
+        CheckpointError: with the flag that would fit
     """
     for option, value in saved.items():
         own = wanted.get(option)
