@@ -69,14 +69,14 @@ def check_flags(args: Any, sites: Sites) -> None:
 
 
 @contextmanager
-def part_errors_as_option_errors(size_flags: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turn a PartError, which names a field of `Variant` or a size, into an OptionError.
+def part_errors_as_option_errors(flags: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turn a PartError, which names a field of `Variant` or an argument, into an OptionError.
 
     Its value is written as a shell takes it: the quotes of `--head-mixing ''` show an empty text.
 
     Args:
-        size_flags: the flags of num_heads and embed_dim, by these names, where one of them may be
-            the fault; None where only a field of `Variant` may be
+        flags: the flags of other arguments that may be the fault, by their names, such as
+            num_heads; None where only a field of `Variant` may be
     """
     try:
         yield
@@ -84,8 +84,8 @@ def part_errors_as_option_errors(size_flags: Mapping[str, str] | None = None) ->
         if error.option in OPTIONS:
             flag = option_name(OPTIONS[error.option].flag)
         else:
-            assert size_flags is not None
-            flag = size_flags[error.option]
+            assert flags is not None
+            flag = flags[error.option]
         raise OptionError(f"{flag} {shlex.quote(str(error.value))}: {error.problem}") from None
 
 

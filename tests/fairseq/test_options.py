@@ -382,12 +382,12 @@ OF_A_SYNTHESIZER = [
     ),
     (
         {"synthesizer": "random", "score_mixing": "position-wise"},
-        "--score-mixing position-wise: must be none, or --synthesizer one of dense, "
+        "--score-mixing position-wise: must be none, or the synthesizer one of dense, "
         "factorized-random, whose products it can mix",
     ),
     (
         {"feature_mixing": "heads"},
-        "--mixed-features qkv: must be v, a Synthesizer has values alone that --feature-mixing can "
+        "--mixed-features qkv: must be v, a Synthesizer has values alone that feature mixing can "
         "mix",
     ),
     (
@@ -410,7 +410,11 @@ OF_A_SYNTHESIZER = [
     ),
     (
         {"synthesizer": "factorized-random", "synthesizer_rank": 0},
-        "--synthesizer-rank 0: must be at least 1",
+        "--synthesizer-rank 0: must be a whole number of at least 1",
+    ),
+    (
+        {"synthesizer": "factorized-dense", "synthesizer_factor": 2.5},
+        "--synthesizer-factor 2.5: must be a whole number of at least 1",
     ),
     (
         {"synthesizer": "factorized-dense", "synthesizer_factor": 65},
