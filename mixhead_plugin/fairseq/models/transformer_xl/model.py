@@ -3,28 +3,19 @@
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import II
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.fairseq.checks import part_errors_as_option_errors
+from mixhead_plugin.fairseq.fairseq_examples import TransformerXLConfig, TruncatedBPTTLMTask
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer_xl.decoder import MixheadTransformerXLDecoder
 from mixhead_plugin.fairseq.options import AttentionOptions
 from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.fairseq.sites import SiteSizes
 from mixhead_plugin.fairseq.task_marks import ask_for_window_numbers
-
-try:  # this registers the task
-    from fairseq.examples.truncated_bptt.transformer_xl_model import (
-        TransformerXLConfig as UpstreamConfig,
-    )
-    from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMTask
-except ImportError:  # a fairseq without its examples: no Transformer-XL is registered
-    UpstreamConfig = FairseqDataclass
-    TruncatedBPTTLMTask = None
 
 DEFAULT_MAX_TARGET_POSITIONS = 1024
 
@@ -41,7 +32,7 @@ LEAST = {
 
 
 @dataclass
-class MixheadTransformerXLConfig(AttentionOptions, UpstreamConfig):
+class MixheadTransformerXLConfig(AttentionOptions, TransformerXLConfig):
     """fairseq's config of Transformer-XL plus the flags of the plugin."""
 
     head_dim: Optional[int] = field(
