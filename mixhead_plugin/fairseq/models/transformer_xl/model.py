@@ -122,9 +122,14 @@ def _check_order(cfg: MixheadTransformerXLConfig, name: str, task: type[FairseqT
 def _cutoffs(cfg: MixheadTransformerXLConfig, vocabulary: int) -> list[int]:
     """Return those of --cutoffs that are below the size of the vocabulary, and that size."""
     cutoffs = [*(cutoff for cutoff in cfg.cutoffs if cutoff < vocabulary), vocabulary]
-    if cfg.d_model < cfg.div_val ** (len(cutoffs) - 1):
+    # Band i has d_model // div_val**i columns.
+    divisions = len(cutoffs) - 1
+    if cfg.d_model < cfg.div_val**divisions:
+        most = 1
+        while (most + 1) ** divisions <= cfg.d_model:
+            most += 1
         raise OptionError(
             f"--div-val {cfg.div_val}: leaves the last of {len(cutoffs)} bands (--cutoffs) no "
-            f"column of --d-model {cfg.d_model}"
+            f"column of --d-model {cfg.d_model}; must be at most {most}"
         )
     return cutoffs
