@@ -598,8 +598,8 @@ NO_KERNEL = [
     (
         SYNTHESIZER,
         {"synthesizer": "random"},
-        "gives the scores no gradient; must be auto, or --synthesizer one of dense, fixed-random, "
-        "factorized-random",
+        "gives the scores no gradient; must be auto, blockwise or reference, or --synthesizer one "
+        "of dense, fixed-random, factorized-random",
     ),
 ]
 

@@ -189,6 +189,6 @@ def _check_kernels(options: SynthesizerLanguageModelConfig) -> None:
     if options.attention_impl == "triton" and SYNTHESIZERS[options.synthesizer].trained_bias:
         others = ", ".join(name for name, row in SYNTHESIZERS.items() if not row.trained_bias)
         raise OptionError(
-            "--attention-impl triton: gives the scores no gradient; must be auto, or "
-            f"--synthesizer one of {others}"
+            "--attention-impl triton: gives the scores no gradient; must be auto, blockwise or "
+            f"reference, or --synthesizer one of {others}"
         )
