@@ -37,6 +37,11 @@ WHOLE_NUMBERS = [
     (TRANSLATION, {"head_dim": True}, "--head-dim True: must be a whole number of at least 1"),
     (LM, {"value_head_dim": 0}, "--value-head-dim 0: must be a whole number of at least 1"),
     (LM, {"value_head_dim": 2.5}, "--value-head-dim 2.5: must be a whole number of at least 1"),
+    (
+        TRANSLATION,
+        {"encoder_attention_heads": True},
+        "--encoder-attention-heads True: must be a whole number of at least 1",
+    ),
     (LM, {"relative_gain": -1}, "--relative-gain -1: must be a whole number of at least 0"),
     (LM, {"relative_gain": 2.5}, "--relative-gain 2.5: must be a whole number of at least 0"),
     (LM, {"relative_gain": True}, "--relative-gain True: must be a whole number of at least 0"),
@@ -65,19 +70,19 @@ HEADS_AND_SIZES = [
     (
         TRANSLATION,
         {"encoder_attention_heads": 0},
-        "--encoder-attention-heads 0: must be at least 1",
+        "--encoder-attention-heads 0: must be a whole number of at least 1",
     ),
     # Not all of a site's sizes are wrong if one is.
     (
         TRANSLATION,
         {"decoder_attention_heads": 0, "head_dim": 4},
-        "--decoder-attention-heads 0: must be at least 1",
+        "--decoder-attention-heads 0: must be a whole number of at least 1",
     ),
-    (LM, {"decoder_embed_dim": 0}, "--decoder-embed-dim 0: must be at least 1"),
+    (LM, {"decoder_embed_dim": 0}, "--decoder-embed-dim 0: must be a whole number of at least 1"),
     (
         TRANSLATION,
         {"encoder_embed_dim": -16, "head_dim": 4},
-        "--encoder-embed-dim -16: must be at least 1",
+        "--encoder-embed-dim -16: must be a whole number of at least 1",
     ),
     (
         LM,
@@ -431,7 +436,7 @@ OF_A_SYNTHESIZER = [
         "--max-target-positions 32: must be at least 33, for --tokens-per-sample 32; "
         f"{ONLY_THIS_FAR}",
     ),
-    ({"max_target_positions": 0}, "--max-target-positions 0: must be at least 1"),
+    ({"max_target_positions": 0}, "--max-target-positions 0: must be a whole number of at least 1"),
     (
         {"max_target_positions": None, "tokens_per_sample": None},
         f"--max-target-positions is missing: {ONLY_THIS_FAR}",
@@ -440,14 +445,15 @@ OF_A_SYNTHESIZER = [
 
 ASCENDING = "must be numbers of words in ascending order, as 20000,40000"
 OF_TRANSFORMER_XL = [
-    ({"n_head": 0}, "--n-head 0: must be at least 1"),
-    ({"d_head": 0}, "--d-head 0: must be at least 1"),
-    ({"n_layer": 0}, "--n-layer 0: must be at least 1"),
-    ({"d_model": 0}, "--d-model 0: must be at least 2"),
-    ({"d_inner": 0}, "--d-inner 0: must be at least 1"),
-    ({"div_val": 0}, "--div-val 0: must be at least 1"),
+    ({"n_head": 2.5}, "--n-head 2.5: must be a whole number of at least 1"),
+    ({"n_head": 0}, "--n-head 0: must be a whole number of at least 1"),
+    ({"d_head": 0}, "--d-head 0: must be a whole number of at least 1"),
+    ({"n_layer": 0}, "--n-layer 0: must be a whole number of at least 1"),
+    ({"d_model": 0}, "--d-model 0: must be a whole number of at least 2"),
+    ({"d_inner": 0}, "--d-inner 0: must be a whole number of at least 1"),
+    ({"div_val": 0}, "--div-val 0: must be a whole number of at least 1"),
     ({"d_model": 13}, "--d-model 13: must be even, for as many sines as cosines of the distance"),
-    ({"mem_len": -1}, "--mem-len -1: must be at least 0"),
+    ({"mem_len": -1}, "--mem-len -1: must be a whole number of at least 0"),
     ({"cutoffs": [20, 9]}, f"--cutoffs [20, 9]: {ASCENDING}"),
     ({"cutoffs": [0, 9]}, f"--cutoffs [0, 9]: {ASCENDING}"),
     ({"cutoffs": [9, 9]}, f"--cutoffs [9, 9]: {ASCENDING}"),

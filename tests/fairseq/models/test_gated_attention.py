@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, build_model
@@ -352,6 +353,16 @@ def test_a_yaml_file_gets_the_defaults():
     (unit,) = units(build_model(cfg, task()))
     assert (unit.normalizer, unit.value_init_scale) == ("l2", 1.0)
     assert (unit.inner_dim, unit.query_dim) == (32, 128)
+
+
+@pytest.mark.parametrize("arch", MODELS)
+def test_sizes_may_be_numbers_of_numpy_and_the_record_has_those_of_python(arch):
+    side = ARCH_MODEL_REGISTRY[arch].side
+    sizes = {f"{side}_embed_dim": 16, "gau_query_dim": 8, "gau_expansion": 3}
+    model = build(arch, **{name: np.int64(size) for name, size in sizes.items()})
+    for unit in units(model):
+        assert (unit.record()["gau_query_dim"], unit.record()["gau_expansion"]) == (8, 3)
+        assert {type(value) for value in unit.record().values()} == {int, str}
 
 
 def test_families_about_several_heads_have_no_units():

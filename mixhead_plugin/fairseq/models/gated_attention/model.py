@@ -15,6 +15,7 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.checks import check_whole_number
 from mixhead_plugin.fairseq.config import flat_copy, set_missing
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
@@ -148,10 +149,7 @@ class GatedModel(FamilyModel):
         # values, which follows from it.
         embed_dim = f"{cls.side}_embed_dim"
         for option in ("gau_expansion", "gau_query_dim", embed_dim):
-            value = getattr(args, option)
-            # YAML's `true` is an int
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                _refuse(option, value, "must be a whole number of at least 1")
+            check_whole_number(option, getattr(args, option), least=1)
         if args.gau_query_dim % 2 != 0:
             _refuse("gau_query_dim", args.gau_query_dim, "must be even, for rotary positions")
 

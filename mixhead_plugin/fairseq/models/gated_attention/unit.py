@@ -66,9 +66,11 @@ class GatedAttentionUnit(Recorded, Assembly, SharedMethods, FairseqIncrementalSt
 
     def __init__(self, cfg: Any, embed_dim: int, causal: bool):
         super().__init__()
+        # As ints of Python: the record of a checkpoint takes no numbers of NumPy.
+        embed_dim = int(embed_dim)
         self.embed_dim = embed_dim
-        self.query_dim = cfg.gau_query_dim
-        self.inner_dim = cfg.gau_expansion * embed_dim
+        self.query_dim = int(cfg.gau_query_dim)
+        self.inner_dim = int(cfg.gau_expansion) * embed_dim
         self.scaling = self.query_dim**-0.5
         self.value_init_scale = cfg.value_init_scale
 

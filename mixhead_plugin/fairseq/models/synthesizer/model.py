@@ -7,7 +7,7 @@ from fairseq.dataclass import FairseqDataclass
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.checks import part_errors_as_option_errors
+from mixhead_plugin.fairseq.checks import check_whole_number, part_errors_as_option_errors
 from mixhead_plugin.fairseq.config import flat_copy
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadDecoderLayer
 from mixhead_plugin.fairseq.models.synthesizer.attention import (
@@ -135,8 +135,7 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
 
 def _check_longest(args: Any, longest: int) -> None:
     """Refuse a maximal length below 1, or below that of the blocks that the task cuts."""
-    if longest < 1:
-        raise OptionError(f"--max-target-positions {longest}: must be at least 1")
+    check_whole_number("max_target_positions", longest, least=1)
     # With --sample-break-mode eos, fairseq leaves out sentences that are too long. All other modes
     # cut the text into blocks of --tokens-per-sample.
     if getattr(args, "sample_break_mode", "eos") == "eos":

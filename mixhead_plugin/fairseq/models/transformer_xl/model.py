@@ -7,8 +7,8 @@ from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import II
 
-from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.checks import part_errors_as_option_errors
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.checks import check_whole_number, part_errors_as_option_errors
 from mixhead_plugin.fairseq.fairseq_examples import TransformerXLConfig, TruncatedBPTTLMTask
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer_xl.decoder import MixheadTransformerXLDecoder
@@ -60,9 +60,7 @@ class MixheadTransformerXLModel(FamilyModel, FairseqLanguageModel):
     def check_args(cls, args: Any) -> None:
         cfg = cls.config.from_namespace(args)
         for name, least in LEAST.items():
-            value = getattr(cfg, name)
-            if value < least:
-                raise OptionError(f"{option_name(name)} {value}: must be at least {least}")
+            check_whole_number(name, getattr(cfg, name), least)
         if cfg.d_model % 2:
             raise OptionError(
                 f"--d-model {cfg.d_model}: must be even, for as many sines as cosines of the "
