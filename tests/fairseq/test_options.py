@@ -1,11 +1,16 @@
 """The plugin refuses flags that cannot work, in one line that begins with one of them."""
 
+import re
 from argparse import Namespace
 
 import pytest
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.models.gated_attention.model import GatedOptions
+from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS
+from mixhead_plugin.fairseq.models.synthesizer.model import SynthesizerOptions
+from mixhead_plugin.fairseq.models.transformer_xl.model import MixheadTransformerXLConfig
 from mixhead_plugin.fairseq.options import CHOICES, FLAGS, AttentionOptions
 from mixhead_plugin.ops import IMPLEMENTATIONS, implementation_problem
 from mixhead_plugin.ops.triton import support
@@ -644,3 +649,24 @@ def test_the_help_lists_every_value_of_the_tables(name):
 
 def test_the_help_tells_what_a_family_sets():
     assert "position-wise in family mixhead" in AttentionOptions()._get_help("head_mixing")
+
+
+def default_in_help(options, name):
+    return re.search(r"\(default: (.*)\)$", options._get_help(name)).group(1)
+
+
+def test_the_help_of_a_model_tells_its_own_defaults():
+    units = GatedOptions()
+    assert default_in_help(units, "gau_expansion") == str(units.gau_expansion)
+    assert default_in_help(units, "gau_query_dim") == str(units.gau_query_dim)
+    synthesizer = SynthesizerOptions()
+    assert default_in_help(synthesizer, "synthesizer") == synthesizer.synthesizer
+    rank = SYNTHESIZERS["factorized-random"].default_size(64)
+    assert default_in_help(synthesizer, "synthesizer_rank") == str(rank)
+    xl = MixheadTransformerXLConfig()
+    assert default_in_help(xl, "head_dim") == "--d-head; --tokens-per-sample in family fixhead"
+
+
+def test_the_help_of_the_synthesizer_lists_all_of_them():
+    text = SynthesizerOptions()._get_help("synthesizer")
+    assert f"one of {', '.join(SYNTHESIZERS)} (" in text

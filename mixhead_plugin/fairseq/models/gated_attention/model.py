@@ -31,6 +31,7 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     MixheadLanguageModel,
     MixheadLanguageModelConfig,
 )
+from mixhead_plugin.fairseq.options import flag_field
 from mixhead_plugin.fairseq.sites import SiteSizes
 
 
@@ -38,16 +39,12 @@ from mixhead_plugin.fairseq.sites import SiteSizes
 class GatedOptions(FairseqDataclass):
     """The flags of gated attention units."""
 
-    gau_expansion: int = field(
-        default=2,
-        metadata={
-            "help": "size of a unit's gate and of its values, as a multiple of the model's size "
-            "(default: 2)"
-        },
+    gau_expansion: int = flag_field(
+        "gau_expansion",
+        2,
+        "size of a unit's gate and of its values, as a multiple of the model's size",
     )
-    gau_query_dim: int = field(
-        default=128, metadata={"help": "size of a unit's queries and keys (default: 128)"}
-    )
+    gau_query_dim: int = flag_field("gau_query_dim", 128, "size of a unit's queries and keys")
 
 
 @dataclass
@@ -68,11 +65,11 @@ _ACTIVATIONS: Any = ChoiceEnum(utils.get_available_activation_fns())
 class GatedLanguageModelConfig(GatedOptions, MixheadLanguageModelConfig):
     """The flat config of the language model."""
 
-    decoder_input_dim: Optional[int] = field(
-        default=None, metadata={"help": "decoder input dimension (default: the embedding)"}
+    decoder_input_dim: Optional[int] = flag_field(
+        "decoder_input_dim", None, "decoder input dimension", no_value="the embedding"
     )
-    decoder_output_dim: Optional[int] = field(
-        default=None, metadata={"help": "decoder output dimension (default: the embedding)"}
+    decoder_output_dim: Optional[int] = flag_field(
+        "decoder_output_dim", None, "decoder output dimension", no_value="the embedding"
     )
     # None, because fairseq's defaults could not be told from what a user has asked for
     decoder_attention_heads: Optional[int] = field(

@@ -1,6 +1,6 @@
 """Language model without query-key products, which fairseq lacks: `<family>_synthesizer_lm*`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -21,6 +21,7 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     MixheadLanguageModel,
     MixheadLanguageModelConfig,
 )
+from mixhead_plugin.fairseq.options import flag_field
 from mixhead_plugin.fairseq.sites import SiteSizes
 from mixhead_plugin.fairseq.task_marks import set_longest_input
 
@@ -29,25 +30,23 @@ from mixhead_plugin.fairseq.task_marks import set_longest_input
 class SynthesizerOptions(FairseqDataclass):
     """The flags of the Synthesizer."""
 
-    synthesizer: str = field(
-        default="dense",
-        metadata={
-            "help": "where the scores of the attention come from; one of "
-            f"{', '.join(SYNTHESIZERS)} (default: dense)"
-        },
+    synthesizer: str = flag_field(
+        "synthesizer",
+        "dense",
+        "where the scores of the attention come from",
+        choices=SYNTHESIZERS,
     )
-    synthesizer_rank: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "rank of each head's scores, with --synthesizer factorized-random (default: 8)"
-        },
+    synthesizer_rank: Optional[int] = flag_field(
+        "synthesizer_rank",
+        None,
+        "rank of each head's scores, with --synthesizer factorized-random",
+        no_value="8",
     )
-    synthesizer_factor: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "the factor a, where a * b is the maximal length, with --synthesizer "
-            "factorized-dense (default: the root of the maximal length)"
-        },
+    synthesizer_factor: Optional[int] = flag_field(
+        "synthesizer_factor",
+        None,
+        "the factor a, where a * b is the maximal length, with --synthesizer factorized-dense",
+        no_value="the root of the maximal length",
     )
 
 

@@ -1,6 +1,6 @@
 """Transformer-XL: architectures `<family>_transformer_xl*`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.models import FairseqLanguageModel
@@ -12,7 +12,7 @@ from mixhead_plugin.fairseq.checks import check_whole_number, part_errors_as_opt
 from mixhead_plugin.fairseq.fairseq_examples import TransformerXLConfig, TruncatedBPTTLMTask
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer_xl.decoder import MixheadTransformerXLDecoder
-from mixhead_plugin.fairseq.options import AttentionOptions
+from mixhead_plugin.fairseq.options import AttentionOptions, flag_field
 from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.fairseq.sites import SiteSizes
 from mixhead_plugin.fairseq.task_marks import ask_for_window_numbers
@@ -35,9 +35,7 @@ LEAST = {
 class MixheadTransformerXLConfig(AttentionOptions, TransformerXLConfig):
     """fairseq's config of Transformer-XL plus the flags of the plugin."""
 
-    head_dim: Optional[int] = field(
-        default=None, metadata={"help": "size of one head (default: --d-head)"}
-    )
+    head_dim: Optional[int] = flag_field("head_dim", None, "size of one head", no_value="--d-head")
     max_target_positions: Optional[int] = II("task.max_target_positions")
     tokens_per_sample: int = II("task.tokens_per_sample")
 
