@@ -198,7 +198,8 @@ def gau_roberta(args: Any) -> None:
 def _set_flags_of_units(args: Any, side: str) -> None:
     """Set the flags that units need in both models.
 
-    Two of them are overwritten, because units leave no choice there.
+    Two of them are overwritten, because units leave no choice there. Another value is not refused:
+    a config that a program makes has fairseq's False for both, whether it was asked for or not.
 
     Args:
         args: the flags of a model, changed in place
