@@ -92,8 +92,8 @@ def warn_of_what_leaves_no_trace(flags: Iterable[tuple[str, str]]) -> None:
 def new_frozen_parts(saved: dict[str, Any], wanted: dict[str, Any]) -> set[tuple[str, str]]:
     """Return the frozen parts that a model has and its checkpoint has not, each with its value.
 
-    The checkpoint loads, because the part keeps its numbers. But with no numbers does it do
-    nothing, as a trained part can.
+    The checkpoint loads, because the part keeps its numbers. But unlike a trained part, it cannot
+    begin by doing nothing, so the outputs change.
 
     Args:
         saved: the record of an attention in the checkpoint
