@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from mixhead_plugin.fairseq.cache import CachedAttention
 from mixhead_plugin.fairseq.learning_rate import mark_learning_rate
 from mixhead_plugin.fairseq.padding import as_bool
-from mixhead_plugin.fairseq.record import Recorded
+from mixhead_plugin.fairseq.record import Recorded, record_of
 from mixhead_plugin.fairseq.relative import refuse_relative
 from mixhead_plugin.fairseq.shared_methods import SharedMethods
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.reference import exact_scores, masked_scores
-from mixhead_plugin.parts import MIXINGS, OPTIONS, Assembly, Variant
+from mixhead_plugin.parts import MIXINGS, Assembly, Variant
 from mixhead_plugin.parts.variant import whole_number
 
 
@@ -171,18 +171,13 @@ class MixheadAttention(Recorded, Assembly, SharedMethods, CachedAttention):
 
     def record(self) -> dict[str, Any]:
         """Return what a checkpoint must share with this module, by the names of flags."""
-        record: dict[str, Any] = {"attention_normalizer": self.variant.normalizer}
-        for name, row in self.variant.part_kinds().items():
-            record[name] = getattr(self.variant, name)
-            for field in row.options:
-                if OPTIONS[field].in_record:
-                    record[field] = getattr(self.variant, field)
-        record["attention_heads"] = self.num_heads
-        record["head_dim"] = self.head_dim
-        record["mixed_heads"] = self.num_mixed_heads
-        record["value_head_dim"] = self.value_head_dim
-        record["relative_gain"] = self.variant.relative_gain
-        return record
+        return {
+            **record_of(self.variant),
+            "attention_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "mixed_heads": self.num_mixed_heads,
+            "value_head_dim": self.value_head_dim,
+        }
 
     def forward(
         self,

@@ -28,6 +28,8 @@ from mixhead_plugin.fairseq.checkpoint_from_tensors import (
 from mixhead_plugin.fairseq.checkpoint_messages import (
     difference,
     flag_of,
+    new_frozen_parts,
+    warn_of_new_frozen_parts,
     warn_of_what_fits_several,
     warn_of_what_leaves_no_trace,
     without_trace,
@@ -61,6 +63,7 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         warn_of_what_leaves_no_trace(flags)
         warn_of_what_fits_several(attentions, state_dict)
 
+    frozen = set()
     for name, attention in attentions.items():
         tensors = tensors_of(name, state_dict)
         if not tensors:  # fairseq reports missing layers
@@ -71,8 +74,10 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
 
         was_in_scope = bool(record) or not written_by_plugin
         is_in_scope = isinstance(attention, MixheadAttention)
-        _compare(model, name, saved, wanted, was_in_scope and is_in_scope)
+        compare(model, name, saved, wanted, was_in_scope and is_in_scope)
         _check_rows(model, name, tensors, attention)
+        frozen |= new_frozen_parts(saved, wanted)
+    warn_of_new_frozen_parts(frozen)
 
 
 def pruned(state_dict: dict[str, Tensor], model_cfg: Any) -> dict[str, Tensor]:
@@ -218,32 +223,41 @@ def _with_defaults_of_old_versions(record: dict[str, Any]) -> dict[str, Any]:
     return completed
 
 
-def _compare(
+def compare(
     model: nn.Module, name: str, saved: dict[str, Any], wanted: dict[str, Any], in_scope: bool
 ) -> None:
     """Refuse the first entry of a record that is not the wanted one.
 
     Args:
         model: a `FamilyModel`, whose `embed_flag` and `heads_flag` the message names
-        name: the attention's name in the model, such as decoder.layers.0.self_attn
-        saved: the attention's record in the checkpoint
-        wanted: the attention's record in the model
-        in_scope: whether --attention-scope covers the attention, in the model and in the checkpoint
+        name: the name in the model of an attention, such as decoder.layers.0.self_attn, or of a
+            gated attention unit
+        saved: its record in the checkpoint
+        wanted: its record in the model
+        in_scope: whether --attention-scope covers it, in the model and in the checkpoint
+
+    Raises:
+        CheckpointError: with the flag that would fit
     """
     for option, value in saved.items():
         own = wanted.get(option)
         if value == own:
             continue
         absent = value in (None, "none", 0)
-        if absent and _starts_as_if_absent(option, own):
+        if absent and _loads_without(option, own):
             continue
         flag = flag_of(model, name, option)
         problem = difference(option, flag, saved, wanted, in_scope)
         raise CheckpointError(f"checkpoint does not fit: its {name} was trained with {problem}")
 
 
-def _starts_as_if_absent(option: str, own: Any) -> bool:
-    """Return whether an attention with this value of an option starts as one without the part."""
+def _loads_without(option: str, own: Any) -> bool:
+    """Return whether a checkpoint without a part loads into an attention with it.
+
+    Args:
+        option: the part, as an entry of a record
+        own: its value in the model
+    """
     if own is None:  # the model has no such option
         return True
     if option == "relative_gain":  # all gains start at 1

@@ -47,13 +47,7 @@ def record_from_tensors(
         tables[option] = own_flag.table
     for option, table in tables.items():
         of_part = tensors_of(option, tensors)
-        values = values_with_these_names(table, of_part)
-        if not values:
-            raise CheckpointError(
-                f"checkpoint does not fit: its {name}.{option} has the tensors "
-                f"{', '.join(sorted(of_part))}, as no {option_name(option)} of this version; must "
-                "be a checkpoint of this version"
-            )
+        values = possible_values(name, option, table, of_part)
         record[option] = best_value(option, values, of_part, attention, wanted[option])
 
     heads = attention.num_heads
@@ -66,6 +60,30 @@ def record_from_tensors(
         if mixed:
             record["mixed_features"] = "".join(each[0] for each in mixed)  # letters of "qkv"
     return {**record, **sizes_from_tensors(tensors, attention, record["head_mixing"])}
+
+
+def possible_values(
+    name: str, option: str, table: dict[str, Any], tensors: dict[str, Tensor]
+) -> list[str]:
+    """Return the values of an option whose parts have tensors of these names; at least one.
+
+    Args:
+        name: the name in the model of the attention or unit
+        option: the name of the part, such as head_mixing
+        table: the rows of the option, by its values
+        tensors: the part's tensors in the checkpoint, by their names in it
+
+    Raises:
+        CheckpointError: tensors of a part that this version does not have
+    """
+    values = values_with_these_names(table, tensors)
+    if not values:
+        raise CheckpointError(
+            f"checkpoint does not fit: its {name}.{option} has the tensors "
+            f"{', '.join(sorted(tensors))}, as no {option_name(option)} of this version; must be a "
+            "checkpoint of this version"
+        )
+    return values
 
 
 def values_with_these_names(table: dict[str, Any], tensors: dict[str, Tensor]) -> list[str]:

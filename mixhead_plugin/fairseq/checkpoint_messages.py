@@ -89,6 +89,33 @@ def warn_of_what_leaves_no_trace(flags: Iterable[tuple[str, str]]) -> None:
         )
 
 
+def new_frozen_parts(saved: dict[str, Any], wanted: dict[str, Any]) -> set[tuple[str, str]]:
+    """Return the frozen parts that a model has and its checkpoint has not, each with its value.
+
+    The checkpoint loads, because the part keeps its numbers. But unlike a trained part, it cannot
+    begin by doing nothing, so the outputs change.
+
+    Args:
+        saved: the record of an attention in the checkpoint
+        wanted: the record of the attention in the model
+    """
+    found = set()
+    for option, table in PARTS.items():
+        own = wanted[option]
+        if saved[option] == "none" and table[own].frozen:
+            found.add((option, own))
+    return found
+
+
+def warn_of_new_frozen_parts(flags: Iterable[tuple[str, str]]) -> None:
+    """Warn that a model computes something else than its checkpoint; see `new_frozen_parts`."""
+    for option, value in sorted(flags):
+        logger.warning(
+            f"the checkpoint has no {option_name(option)}; from now on it is {value}, which "
+            "changes the outputs"
+        )
+
+
 def warn_of_what_fits_several(
     attentions: dict[str, MultiheadAttention], state_dict: dict[str, Tensor]
 ) -> None:

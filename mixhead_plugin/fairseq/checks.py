@@ -22,6 +22,7 @@ from mixhead_plugin.ops import RelativeScores, implementation_problem
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import support
 from mixhead_plugin.parts import MIXINGS, OPTIONS, Assembly, PartError, Variant
+from mixhead_plugin.parts.variant import whole_number
 
 Sites = Mapping[str, SiteSizes]
 
@@ -69,14 +70,14 @@ def check_flags(args: Any, sites: Sites) -> None:
 
 
 @contextmanager
-def part_errors_as_option_errors(size_flags: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turn a PartError, which names a field of `Variant` or a size, into an OptionError.
+def part_errors_as_option_errors(flags: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turn a PartError, which names a field of `Variant` or an argument, into an OptionError.
 
     Its value is written as a shell takes it: the quotes of `--head-mixing ''` show an empty text.
 
     Args:
-        size_flags: the flags of num_heads and embed_dim, by these names, where one of them may be
-            the fault; None where only a field of `Variant` may be
+        flags: the flags of other arguments that may be the fault, by their names, such as
+            num_heads; None where only a field of `Variant` may be
     """
     try:
         yield
@@ -84,9 +85,21 @@ def part_errors_as_option_errors(size_flags: Mapping[str, str] | None = None) ->
         if error.option in OPTIONS:
             flag = option_name(OPTIONS[error.option].flag)
         else:
-            assert size_flags is not None
-            flag = size_flags[error.option]
+            assert flags is not None
+            flag = flags[error.option]
         raise OptionError(f"{flag} {shlex.quote(str(error.value))}: {error.problem}") from None
+
+
+def check_whole_number(option: str, value: Any, least: int) -> None:
+    """Refuse the value of a flag that is no whole number, or is too small.
+
+    Args:
+        option: the flag, as in Python
+        value: its value
+        least: the smallest value that it may have
+    """
+    with part_errors_as_option_errors({option: option_name(option)}):
+        whole_number(option, value, least)
 
 
 def covered_sites(options: AttentionOptions, sites: Sites) -> dict[str, SiteSizes]:
@@ -142,10 +155,14 @@ def _check_scale(name: str, value: Any) -> None:
 
 
 def _check_at_least_one(sizes: SiteSizes) -> None:
-    if sizes.embed_dim < 1:
-        raise OptionError(f"{sizes.embed_flag} {sizes.embed_dim}: must be at least 1")
-    if sizes.num_heads < 1:
-        raise OptionError(f"{sizes.heads_flag} {sizes.num_heads}: must be at least 1")
+    with part_errors_as_option_errors(_size_flags(sizes)):
+        whole_number("embed_dim", sizes.embed_dim, least=1)
+        whole_number("num_heads", sizes.num_heads, least=1)
+
+
+def _size_flags(sizes: SiteSizes) -> dict[str, str]:
+    """Return the flags of the sizes of an attention, by their names in Python."""
+    return {"num_heads": sizes.heads_flag, "embed_dim": sizes.embed_flag}
 
 
 def _check_division(options: AttentionOptions, site: str, sizes: SiteSizes) -> None:
@@ -196,8 +213,7 @@ def _check_parts(options: AttentionOptions, covered: Sites) -> None:
                     f"--heads-per-layer {options.heads_per_layer}: must be left out with "
                     f"{option_name(name)} {getattr(variant, name)}, {row.why_not_cut}"
                 )
-        size_flags = {"num_heads": sizes.heads_flag, "embed_dim": sizes.embed_flag}
-        with part_errors_as_option_errors(size_flags):
+        with part_errors_as_option_errors(_size_flags(sizes)):
             example_call(variant, sizes, sizes.num_heads)  # raises where parts do not fit
 
 

@@ -3,6 +3,7 @@
 `config.py` takes them out of fairseq's configs, and `checks.py` refuses what cannot work.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any, Optional
 
@@ -48,29 +49,32 @@ for _option in OPTIONS.values():
     if _option.choices:
         CHOICES[_option.flag] = tuple(_option.choices)
 
-# What help says of a default that is None.
-_WORDS_FOR_NONE = {
-    "head_dim": "embedding / heads",
-    "value_head_dim": "head-dim",
-    "heads_per_layer": "none",
-}
+# What a default of None means, for the fields of `Variant`.
+_WORDS_FOR_NONE = {"head_dim": "embedding / heads", "value_head_dim": "head-dim"}
 
 
-def _flag_with_choices(name: str, default: Any, text: str) -> Any:
+def flag_field(
+    name: str, default: Any, text: str, *, choices: Collection[str] = (), no_value: str = ""
+) -> Any:
     """Return a dataclass field whose help also lists the choices and the defaults.
 
     For example 'what scales the outputs of heads before out_proj; one of none, head, element
     (default: none; head in family gated)'.
+
+    Args:
+        name: of the field, which is that of the flag without dashes
+        default: the default of all families that do not preset the flag
+        text: what the flag is for
+        choices: the values of a flag that is a text
+        no_value: what a default of None means
     """
-    choices = ""
-    if name in CHOICES:
-        choices = f"; one of {', '.join(CHOICES[name])}"
-    defaults = [_WORDS_FOR_NONE.get(name, str(default))]
+    values = f"; one of {', '.join(choices)}" if choices else ""
+    defaults = [no_value if default is None else str(default)]
     for family, preset in FAMILIES.items():
         if name in preset:
             defaults.append(f"{preset[name]} in family {family}")
     shown = "; ".join(defaults).replace(TOKENS_PER_SAMPLE, "--tokens-per-sample")
-    return field(default=default, metadata={"help": f"{text}{choices} (default: {shown})"})
+    return field(default=default, metadata={"help": f"{text}{values} (default: {shown})"})
 
 
 def _flags_of_variant() -> Any:
@@ -86,7 +90,13 @@ def _flags_of_variant() -> Any:
         if option.default is None:
             # `int | None`, spelt as typing.Optional[int]: fairseq's parser looks for this text.
             type_ = Optional[type_]
-        flag = _flag_with_choices(option.flag, option.default, option.help)
+        flag = flag_field(
+            option.flag,
+            option.default,
+            option.help,
+            choices=option.choices,
+            no_value=_WORDS_FOR_NONE.get(option.flag, ""),
+        )
         flags.append((option.flag, type_, flag))
     return make_dataclass("VariantFlags", flags, bases=(FairseqDataclass,))
 
@@ -106,22 +116,24 @@ class AttentionOptions(_VariantFlags):
     The flags below say which attentions the others are for, and how a training begins and goes on.
     """
 
-    attention_scope: str = _flag_with_choices(
+    attention_scope: str = flag_field(
         "attention_scope",
         "all",
         "which attentions the other flags change; the rest keep fairseq's softmax attention",
+        choices=SCOPES,
     )
-    value_init_scale: float = _flag_with_choices(
+    value_init_scale: float = flag_field(
         "value_init_scale", 1.0, "factor on the initial weights of v_proj and out_proj"
     )
-    mixing_lr_scale: float = _flag_with_choices(
+    mixing_lr_scale: float = flag_field(
         "mixing_lr_scale", 1.0, "factor on the learning rate of head, score, feature mixing"
     )
-    heads_per_layer: Optional[str] = _flag_with_choices(
+    heads_per_layer: Optional[str] = flag_field(
         "heads_per_layer",
         None,
         "numbers of heads of each layer after pruning: source:mixed heads, or one number for both, "
         "as in 'encoder-self=8,6;decoder-self=8:6,7:8;cross=4,4'; needs --head-dim",
+        no_value="none",
     )
 
     def covers(self, site: str) -> bool:

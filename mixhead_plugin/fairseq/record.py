@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from mixhead_plugin.parts import OPTIONS, Variant
 from mixhead_plugin.parts.record import metadata_of
 
 
@@ -27,6 +28,18 @@ class OwnFlag(NamedTuple):
 
 # By name. The module of each such attention adds its flags here; models that others add may, too.
 OWN_FLAGS: dict[str, OwnFlag] = {}
+
+
+def record_of(variant: Variant) -> dict[str, Any]:
+    """Return what a checkpoint must share with an attention of a variant, but for its sizes."""
+    record: dict[str, Any] = {"attention_normalizer": variant.normalizer}
+    for name, row in variant.part_kinds().items():
+        record[name] = getattr(variant, name)
+        for field in row.options:
+            if OPTIONS[field].in_record:
+                record[field] = getattr(variant, field)
+    record["relative_gain"] = variant.relative_gain
+    return record
 
 
 class Recorded(nn.Module):

@@ -1,11 +1,16 @@
 """The plugin refuses flags that cannot work, in one line that begins with one of them."""
 
+import re
 from argparse import Namespace
 
 import pytest
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.models.gated_attention.model import GatedOptions
+from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS
+from mixhead_plugin.fairseq.models.synthesizer.model import SynthesizerOptions
+from mixhead_plugin.fairseq.models.transformer_xl.model import MixheadTransformerXLConfig
 from mixhead_plugin.fairseq.options import CHOICES, FLAGS, AttentionOptions
 from mixhead_plugin.ops import IMPLEMENTATIONS, implementation_problem
 from mixhead_plugin.ops.triton import support
@@ -37,6 +42,11 @@ WHOLE_NUMBERS = [
     (TRANSLATION, {"head_dim": True}, "--head-dim True: must be a whole number of at least 1"),
     (LM, {"value_head_dim": 0}, "--value-head-dim 0: must be a whole number of at least 1"),
     (LM, {"value_head_dim": 2.5}, "--value-head-dim 2.5: must be a whole number of at least 1"),
+    (
+        TRANSLATION,
+        {"encoder_attention_heads": True},
+        "--encoder-attention-heads True: must be a whole number of at least 1",
+    ),
     (LM, {"relative_gain": -1}, "--relative-gain -1: must be a whole number of at least 0"),
     (LM, {"relative_gain": 2.5}, "--relative-gain 2.5: must be a whole number of at least 0"),
     (LM, {"relative_gain": True}, "--relative-gain True: must be a whole number of at least 0"),
@@ -65,19 +75,19 @@ HEADS_AND_SIZES = [
     (
         TRANSLATION,
         {"encoder_attention_heads": 0},
-        "--encoder-attention-heads 0: must be at least 1",
+        "--encoder-attention-heads 0: must be a whole number of at least 1",
     ),
     # Not all of a site's sizes are wrong if one is.
     (
         TRANSLATION,
         {"decoder_attention_heads": 0, "head_dim": 4},
-        "--decoder-attention-heads 0: must be at least 1",
+        "--decoder-attention-heads 0: must be a whole number of at least 1",
     ),
-    (LM, {"decoder_embed_dim": 0}, "--decoder-embed-dim 0: must be at least 1"),
+    (LM, {"decoder_embed_dim": 0}, "--decoder-embed-dim 0: must be a whole number of at least 1"),
     (
         TRANSLATION,
         {"encoder_embed_dim": -16, "head_dim": 4},
-        "--encoder-embed-dim -16: must be at least 1",
+        "--encoder-embed-dim -16: must be a whole number of at least 1",
     ),
     (
         LM,
@@ -382,12 +392,12 @@ OF_A_SYNTHESIZER = [
     ),
     (
         {"synthesizer": "random", "score_mixing": "position-wise"},
-        "--score-mixing position-wise: must be none, or --synthesizer one of dense, "
+        "--score-mixing position-wise: must be none, or the synthesizer one of dense, "
         "factorized-random, whose products it can mix",
     ),
     (
         {"feature_mixing": "heads"},
-        "--mixed-features qkv: must be v, a Synthesizer has values alone that --feature-mixing can "
+        "--mixed-features qkv: must be v, a Synthesizer has values alone that feature mixing can "
         "mix",
     ),
     (
@@ -410,7 +420,11 @@ OF_A_SYNTHESIZER = [
     ),
     (
         {"synthesizer": "factorized-random", "synthesizer_rank": 0},
-        "--synthesizer-rank 0: must be at least 1",
+        "--synthesizer-rank 0: must be a whole number of at least 1",
+    ),
+    (
+        {"synthesizer": "factorized-dense", "synthesizer_factor": 2.5},
+        "--synthesizer-factor 2.5: must be a whole number of at least 1",
     ),
     (
         {"synthesizer": "factorized-dense", "synthesizer_factor": 65},
@@ -427,7 +441,7 @@ OF_A_SYNTHESIZER = [
         "--max-target-positions 32: must be at least 33, for --tokens-per-sample 32; "
         f"{ONLY_THIS_FAR}",
     ),
-    ({"max_target_positions": 0}, "--max-target-positions 0: must be at least 1"),
+    ({"max_target_positions": 0}, "--max-target-positions 0: must be a whole number of at least 1"),
     (
         {"max_target_positions": None, "tokens_per_sample": None},
         f"--max-target-positions is missing: {ONLY_THIS_FAR}",
@@ -436,14 +450,15 @@ OF_A_SYNTHESIZER = [
 
 ASCENDING = "must be numbers of words in ascending order, as 20000,40000"
 OF_TRANSFORMER_XL = [
-    ({"n_head": 0}, "--n-head 0: must be at least 1"),
-    ({"d_head": 0}, "--d-head 0: must be at least 1"),
-    ({"n_layer": 0}, "--n-layer 0: must be at least 1"),
-    ({"d_model": 0}, "--d-model 0: must be at least 2"),
-    ({"d_inner": 0}, "--d-inner 0: must be at least 1"),
-    ({"div_val": 0}, "--div-val 0: must be at least 1"),
+    ({"n_head": 2.5}, "--n-head 2.5: must be a whole number of at least 1"),
+    ({"n_head": 0}, "--n-head 0: must be a whole number of at least 1"),
+    ({"d_head": 0}, "--d-head 0: must be a whole number of at least 1"),
+    ({"n_layer": 0}, "--n-layer 0: must be a whole number of at least 1"),
+    ({"d_model": 0}, "--d-model 0: must be a whole number of at least 2"),
+    ({"d_inner": 0}, "--d-inner 0: must be a whole number of at least 1"),
+    ({"div_val": 0}, "--div-val 0: must be a whole number of at least 1"),
     ({"d_model": 13}, "--d-model 13: must be even, for as many sines as cosines of the distance"),
-    ({"mem_len": -1}, "--mem-len -1: must be at least 0"),
+    ({"mem_len": -1}, "--mem-len -1: must be a whole number of at least 0"),
     ({"cutoffs": [20, 9]}, f"--cutoffs [20, 9]: {ASCENDING}"),
     ({"cutoffs": [0, 9]}, f"--cutoffs [0, 9]: {ASCENDING}"),
     ({"cutoffs": [9, 9]}, f"--cutoffs [9, 9]: {ASCENDING}"),
@@ -594,8 +609,8 @@ NO_KERNEL = [
     (
         SYNTHESIZER,
         {"synthesizer": "random"},
-        "gives the scores no gradient; must be auto, or --synthesizer one of dense, fixed-random, "
-        "factorized-random",
+        "gives the scores no gradient; must be auto, blockwise or reference, or --synthesizer one "
+        "of dense, fixed-random, factorized-random",
     ),
 ]
 
@@ -634,3 +649,24 @@ def test_the_help_lists_every_value_of_the_tables(name):
 
 def test_the_help_tells_what_a_family_sets():
     assert "position-wise in family mixhead" in AttentionOptions()._get_help("head_mixing")
+
+
+def default_in_help(options, name):
+    return re.search(r"\(default: (.*)\)$", options._get_help(name)).group(1)
+
+
+def test_the_help_of_a_model_tells_its_own_defaults():
+    units = GatedOptions()
+    assert default_in_help(units, "gau_expansion") == str(units.gau_expansion)
+    assert default_in_help(units, "gau_query_dim") == str(units.gau_query_dim)
+    synthesizer = SynthesizerOptions()
+    assert default_in_help(synthesizer, "synthesizer") == synthesizer.synthesizer
+    rank = SYNTHESIZERS["factorized-random"].default_size(64)
+    assert default_in_help(synthesizer, "synthesizer_rank") == str(rank)
+    xl = MixheadTransformerXLConfig()
+    assert default_in_help(xl, "head_dim") == "--d-head; --tokens-per-sample in family fixhead"
+
+
+def test_the_help_of_the_synthesizer_lists_all_of_them():
+    text = SynthesizerOptions()._get_help("synthesizer")
+    assert f"one of {', '.join(SYNTHESIZERS)} (" in text

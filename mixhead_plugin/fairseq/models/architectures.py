@@ -12,6 +12,7 @@ from fairseq.models import transformer_lm as lm
 from fairseq.models.transformer.transformer_legacy import transformer_iwslt_de_en
 
 from mixhead_plugin.fairseq.config import set_missing
+from mixhead_plugin.fairseq.fairseq_examples import TruncatedBPTTLMTask
 from mixhead_plugin.fairseq.models.families import FamilyModel, Preset, register_families
 from mixhead_plugin.fairseq.models.gated_attention import model as gated_attention
 from mixhead_plugin.fairseq.models.gated_attention.model import (
@@ -22,7 +23,6 @@ from mixhead_plugin.fairseq.models.roberta import MixheadRobertaModel
 from mixhead_plugin.fairseq.models.synthesizer.model import SynthesizerLanguageModel
 from mixhead_plugin.fairseq.models.transformer import MixheadTransformerModel
 from mixhead_plugin.fairseq.models.transformer_lm import MixheadLanguageModel
-from mixhead_plugin.fairseq.models.transformer_xl import model as transformer_xl
 from mixhead_plugin.fairseq.models.transformer_xl.model import MixheadTransformerXLModel
 
 
@@ -190,7 +190,7 @@ ARCHITECTURES = {
     **{f"transformer_iwslt_de_en_h{heads}": _translation(heads) for heads in (4, 32, 64)},
 }
 
-if transformer_xl.TruncatedBPTTLMTask is None:  # a fairseq without its examples
+if TruncatedBPTTLMTask is None:  # a fairseq without its examples
     del MODELS["transformer_xl"]
     for _name in list(ARCHITECTURES):
         if _name.startswith("transformer_xl"):

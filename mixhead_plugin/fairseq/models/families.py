@@ -44,6 +44,9 @@ from mixhead_plugin.fairseq.options import FAMILIES, AttentionOptions
 from mixhead_plugin.fairseq.plugin_model import PluginModel, Preset
 from mixhead_plugin.fairseq.sites import SiteSizes
 
+# The family of each registered model, by its name; a model that a user has registered has none.
+FAMILY_OF_MODEL: dict[str, str] = {}
+
 
 class FamilyModel(PluginModel, BaseFairseqModel):
     """A mixin before fairseq's model class.
@@ -172,11 +175,8 @@ def _family_of(name: str | None) -> str:
     if name is None:
         return ""
     # An architecture of one's own may have any name, but its model has that of a family.
-    registered = ARCH_MODEL_NAME_REGISTRY.get(name, name)
-    for family in FAMILIES:
-        if registered.startswith(f"{family}_"):
-            return family
-    return ""
+    model = ARCH_MODEL_NAME_REGISTRY.get(name, name)
+    return FAMILY_OF_MODEL.get(model, "")
 
 
 def register_families(
@@ -210,6 +210,7 @@ def _register_model(
         family: a key of FAMILIES, or ""
         architecture: sets the defaults of the dataclass, for a model that is configured by one
     """
+    FAMILY_OF_MODEL[full_name] = family
     if not model.by_dataclass:
         register_model(full_name)(model)
         return

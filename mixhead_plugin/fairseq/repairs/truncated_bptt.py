@@ -13,13 +13,9 @@ from typing import Any
 import torch
 
 from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.fairseq_examples import TruncatedBPTTLMTask
 from mixhead_plugin.fairseq.replace import replaces
 from mixhead_plugin.fairseq.task_marks import wants_window_numbers
-
-try:
-    from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMTask
-except ImportError:  # a fairseq without its examples
-    TruncatedBPTTLMTask = None
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +67,7 @@ def _eval_lm_dataloader(original, task: Any, dataset: Any, *args: Any, **kwargs:
     return original(task, dataset, *args, **kwargs)
 
 
-if TruncatedBPTTLMTask is not None:
+if TruncatedBPTTLMTask is not None:  # a fairseq with its examples
     replaces(TruncatedBPTTLMTask, "setup_task")(_setup_task)
     replaces(TruncatedBPTTLMTask, "load_dataset")(_load_dataset)
     replaces(TruncatedBPTTLMTask, "_collate_fn")(_collate)

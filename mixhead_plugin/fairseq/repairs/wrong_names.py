@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mixhead_plugin.errors import OptionError, option_name, unknown_field
+from mixhead_plugin.fairseq.fairseq_examples import TruncatedBPTTLMTask
 from mixhead_plugin.fairseq.options import FAMILIES
 from mixhead_plugin.fairseq.replace import replaces
 
@@ -40,6 +41,7 @@ class _Known(KeysView):
 
     def __contains__(self, name: object) -> bool:
         if name not in ARCH_MODEL_REGISTRY:
+            _refuse_missing_examples("arch", str(name))
             near = " or ".join(_near_architectures(str(name), ARCH_MODEL_REGISTRY))
             near = near or "mixhead_transformer"
             raise OptionError(f"--arch {name}: unknown; did you mean {near}?")
@@ -62,6 +64,13 @@ def _near_architectures(name: str, known: Collection[str]) -> list[str]:
     return difflib.get_close_matches(name, known)
 
 
+def _refuse_missing_examples(option: str, name: str) -> None:
+    """Refuse an unknown name that exists where fairseq has its examples."""
+    is_there = TruncatedBPTTLMTask is not None
+    if not is_there and ("transformer_xl" in name or name == "truncated_bptt_lm"):
+        raise OptionError(f"{option_name(option)} {name}: needs a fairseq with its examples")
+
+
 # By flag, the names that are registered; another --user-dir may add to them.
 REGISTERED: dict[str, Callable[[], Collection[str]]] = {
     "arch": lambda: {**ARCH_MODEL_REGISTRY, **MODEL_REGISTRY},
@@ -76,6 +85,7 @@ def _refuse_unknown(option: str, name: Any) -> None:
     """Refuse a name in a config, of a YAML file or a checkpoint, that nobody has registered."""
     known = REGISTERED[option]()
     if isinstance(name, str) and name not in known:
+        _refuse_missing_examples(option, name)
         if option == "arch":
             near = _near_architectures(name, known)
         else:

@@ -383,6 +383,27 @@ def test_what_a_checkpoint_lacks_starts_without_effect(arch, before, after):
     torch.testing.assert_close(forward(model, sentences), forward(trained, sentences))
 
 
+FROZEN = [name for name, kind in PARTS["head_mixing"].items() if kind.frozen]
+
+
+@pytest.mark.parametrize("without", [("transformer", {}), (TRANSLATION, SOFT)], ids=lambda w: w[0])
+@pytest.mark.parametrize("frozen", FROZEN)
+def test_a_frozen_mixing_that_a_checkpoint_lacks_is_warned_of_once(frozen, without, caplog):
+    trained = build(without[0], **without[1], seed=2).eval()
+    model = build(TRANSLATION, head_mixing=frozen).eval()
+    model.load_state_dict(copy.deepcopy(trained.state_dict()))
+    sentences = tokens()
+    assert not torch.allclose(forward(model, sentences), forward(trained, sentences))
+    assert caplog.messages == [
+        f"the checkpoint has no --head-mixing; from now on it is {frozen}, which changes the "
+        "outputs"
+    ]
+
+    caplog.clear()
+    build(TRANSLATION, head_mixing=frozen).load_state_dict(model.state_dict())
+    assert caplog.messages == []
+
+
 def test_another_normalizer_for_fairseqs_checkpoint_is_warned_of(caplog):
     build("sigsoftmax_transformer").load_state_dict(build("transformer").state_dict())
     assert "--attention-normalizer it was trained; from now on it is sigsoftmax" in caplog.text

@@ -11,7 +11,9 @@ from fairseq.models import (
     ARCH_MODEL_INV_REGISTRY,
     ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
+    MODEL_REGISTRY,
     build_model,
+    register_model,
     register_model_architecture,
 )
 from fairseq.models import MODEL_DATACLASS_REGISTRY as DATACLASSES
@@ -20,6 +22,7 @@ from fairseq.models.transformer_lm import base_lm_architecture
 from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.fairseq.models import ARCHITECTURES
 from mixhead_plugin.fairseq.models.architectures import MODELS
+from mixhead_plugin.fairseq.models.transformer import MixheadTransformerModel
 from mixhead_plugin.fairseq.options import FAMILIES, SCOPES
 from mixhead_plugin.parts import PARTS
 from tests.covering import each_once
@@ -100,6 +103,27 @@ def test_a_users_own_architecture_has_the_family_of_its_model(monkeypatch):
         ARCH_CONFIG_REGISTRY, "mine_transformer", ARCH_CONFIG_REGISTRY["transformer"]
     )
     assert {attention.normalizer for attention in attentions(build("mine_transformer"))} == {"l2"}
+
+
+def test_a_users_own_model_has_no_family_whatever_its_name_is(monkeypatch):
+    name = "gated_transformer_of_mine"
+    for registry in (
+        MODEL_REGISTRY,
+        ARCH_MODEL_REGISTRY,
+        ARCH_MODEL_NAME_REGISTRY,
+        ARCH_MODEL_INV_REGISTRY,
+        ARCH_CONFIG_REGISTRY,
+    ):
+        monkeypatch.setitem(registry, name, None)  # taken out again after the test
+        del registry[name]
+
+    @register_model(name)
+    class Mine(MixheadTransformerModel):
+        pass
+
+    register_model_architecture(name, name)(ARCH_CONFIG_REGISTRY["transformer"])
+    gates = {attention.variant.attention_gate for attention in attentions(build(name))}
+    assert gates == {"none"}
 
 
 @pytest.fixture(params=FAMILIES)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, build_model
@@ -14,6 +15,7 @@ from mixhead_plugin.fairseq.analysis.adapter import attentions_of
 from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.ops.triton import support
+from mixhead_plugin.parts import PARTS
 from tests.covering import each_once
 from tests.fairseq.models.cases import (
     assert_scored_as_by_the_full_pass,
@@ -353,6 +355,16 @@ def test_a_yaml_file_gets_the_defaults():
     assert (unit.inner_dim, unit.query_dim) == (32, 128)
 
 
+@pytest.mark.parametrize("arch", MODELS)
+def test_sizes_may_be_numbers_of_numpy_and_the_record_has_those_of_python(arch):
+    side = ARCH_MODEL_REGISTRY[arch].side
+    sizes = {f"{side}_embed_dim": 16, "gau_query_dim": 8, "gau_expansion": 3}
+    model = build(arch, **{name: np.int64(size) for name, size in sizes.items()})
+    for unit in units(model):
+        assert (unit.record()["gau_query_dim"], unit.record()["gau_expansion"]) == (8, 3)
+        assert {type(value) for value in unit.record().values()} == {int, str}
+
+
 def test_families_about_several_heads_have_no_units():
     for family in ("mixhead", "fixhead", "talking_heads", "differential", "gated"):
         for arch in MODELS:
@@ -484,10 +496,49 @@ def test_a_checkpoint_of_other_units_is_refused_in_one_line(flags, flag, found, 
     )
 
 
-def test_a_checkpoint_without_a_record_is_known_by_its_sizes():
-    state = dict(build("gau_lm", gau_query_dim=8).state_dict())  # as an average of several
-    with pytest.raises(CheckpointError, match="--gau-query-dim 8, this model with 6"):
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"gau_query_dim": 8}, "--gau-query-dim 8, this model with 6"),
+        ({"attention_sink": "learned"}, "--attention-sink learned, this model with none"),
+        ({"relative_gain": 4}, "--relative-gain 4, this model with 0"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_checkpoint_without_a_record_is_known_by_its_tensors(flags, message):
+    state = dict(build("gau_lm", **flags).state_dict())  # as an average of several
+    with pytest.raises(CheckpointError, match=message):
         build("gau_lm").load_state_dict(state)
+
+
+def test_a_checkpoint_without_a_sink_is_refused_where_the_sink_is_learned():
+    state = build("gau_lm").state_dict()
+    for known in (state, dict(state)):
+        with pytest.raises(CheckpointError, match="--attention-sink none, this model with learned"):
+            build("gau_lm", attention_sink="learned").load_state_dict(known)
+
+
+@pytest.mark.parametrize("known", ["with a record", "tensors alone"])
+def test_a_gain_that_a_checkpoint_lacks_starts_without_effect(known):
+    trained = shaken("gau_lm")
+    state = trained.state_dict() if known == "with a record" else dict(trained.state_dict())
+    model = build("gau_lm", seed=2, relative_gain=4).double().eval()
+    model.load_state_dict(state)
+    sentences = tokens()
+    torch.testing.assert_close(forward(model, sentences), forward(trained, sentences))
+
+
+def test_a_record_of_release_0_2_0_has_fewer_entries_and_loads():
+    trained = build("l2_gau_lm", attention_sink="zero")
+    state = trained.state_dict()
+    for unit in ("decoder.layers.0", "decoder.layers.1"):
+        record = state._metadata[unit]
+        for option in PARTS.keys() - {"attention_sink"}:
+            del record[option]
+    model = build("l2_gau_lm", seed=2, attention_sink="zero")
+    model.load_state_dict(state)
+    sentences = tokens()
+    assert torch.equal(forward(model, sentences), forward(trained, sentences))
 
 
 def test_what_a_checkpoint_without_a_record_does_not_tell_is_warned_of(caplog):

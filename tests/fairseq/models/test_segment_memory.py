@@ -93,6 +93,18 @@ def test_a_checkpoint_has_the_memory_of_training_whose_end_a_shorter_one_takes(l
     assert empty(again, 3) and empty(again.eval(), 4)
 
 
+def test_a_checkpoint_has_states_and_place_under_the_names_of_older_ones():
+    memory = SegmentMemory(LENGTH, WINDOW)
+    kept = states(length=3)
+    memory.keep(7, [], kept)
+    state = memory.state_dict()
+    assert list(state) == ["version_1.states", "version_1.place"]
+    before = torch.zeros(L, LENGTH - 3, 2, C)
+    assert torch.equal(state["version_1.states"], torch.cat([before, torch.stack(kept)], 1))
+    # the window, the positions held, the workers, the tokens in a window
+    assert state["version_1.place"].tolist() == [7, 3, 1, WINDOW]
+
+
 def test_a_checkpoint_of_other_windows_or_without_memory_empties_it(caplog):
     memory, _ = fed(window=3)
     with caplog.at_level(logging.INFO):

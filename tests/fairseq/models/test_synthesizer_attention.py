@@ -10,6 +10,7 @@ from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, Sy
 from tests.attention_equations import (
     COMBINATIONS,
     LONGEST,
+    OWN_SIZES,
     SOME_NORMALIZERS,
     E,
     H,
@@ -154,7 +155,7 @@ def test_the_table_says_what_the_module_has(synthesizer):
     assert (module.q_proj is not None) == kind.reads_query
     bias = module.synthesizer(torch.randn(B, H, N, D), N).bias
     assert (bias is not None and bias.requires_grad) == kind.trained_bias
-    other = SynthesizerAttention(E, H, LONGEST, synthesizer, module.rank_or_factor)
+    other = SynthesizerAttention(E, H, LONGEST, synthesizer, OWN_SIZES.get(synthesizer))
     other.load_state_dict(module.state_dict())  # frozen scores too
     x = torch.randn(N, B, E)
     assert torch.equal(other(x, x, x)[0], module(x, x, x)[0])
@@ -217,7 +218,30 @@ def test_the_usual_loop_after_to_empty_draws_every_number(synthesizer):
     assert not any(tensor.isnan().any() for tensor in module.state_dict().values())
 
 
-def test_relative_positions_are_refused_because_the_scores_are_absolute():
+FACTORS = {"synthesizer": "factorized-dense"}
+# The whole message, and the arguments.
+REFUSED = {
+    "relative_position t5: must be none, the scores are absolute": {"relative_position": "t5"},
+    "synthesizer 'mean': must be one of dense, random, fixed-random, factorized-dense, "
+    "factorized-random": {"synthesizer": "mean"},
+    "max_length 0: must be a whole number of at least 1": {"max_length": 0},
+    "rank_or_factor 0: must be a whole number of at least 1": {**FACTORS, "rank_or_factor": 0},
+    "rank_or_factor 2.5: must be a whole number of at least 1": {**FACTORS, "rank_or_factor": 2.5},
+    f"rank_or_factor {LONGEST + 1}: must be at most the length, {LONGEST}": {
+        **FACTORS,
+        "rank_or_factor": LONGEST + 1,
+    },
+    "rank_or_factor 4: must be None, the synthesizer dense has neither": {"rank_or_factor": 4},
+    "score_mixing position-wise: must be none, or the synthesizer one of dense, factorized-random, "
+    "whose products it can mix": {"synthesizer": "random", "score_mixing": "position-wise"},
+    "mixed_features qkv: must be v, a Synthesizer has values alone that feature mixing can mix": {
+        "feature_mixing": "heads"
+    },
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_work_is_refused(message):
     with pytest.raises(ValueError) as error:
-        build("dense", relative_position="t5")
-    assert str(error.value) == "relative_position t5: must be none, the scores are absolute"
+        SynthesizerAttention(E, H, **{"max_length": LONGEST, **REFUSED[message]})
+    assert str(error.value) == message

@@ -11,6 +11,7 @@ from fairseq.optim import lr_scheduler
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.repairs import wrong_names
 from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, free_port, refusal
 from tests.helpers import run_here
 from tests.robustness.test_faults import SPAWN
@@ -73,6 +74,17 @@ def test_a_model_of_a_family_that_it_lacks_is_suggested_in_those_that_it_has():
         "--arch mixhead_gau_roberta: unknown; did you mean gau_roberta or sigsoftmax_gau_roberta "
         "or l2_gau_roberta, or does it need another --user-dir?"
     )
+
+
+def test_a_model_of_fairseqs_examples_is_not_unknown_but_needs_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(wrong_names, "TruncatedBPTTLMTask", None)
+    arch = "l2_transformer_xl_of_the_examples"
+    message = f"--arch {arch}: needs a fairseq with its examples"
+    with pytest.raises(OptionError) as typed:
+        options.parse_args_and_arch(options.get_training_parser(), [str(tmp_path), "--arch", arch])
+    with pytest.raises(OptionError) as built:
+        models.build_model(OmegaConf.create({"_name": arch}), None)
+    assert str(typed.value) == str(built.value) == message
 
 
 def test_a_name_that_is_nearly_right_is_suggested():

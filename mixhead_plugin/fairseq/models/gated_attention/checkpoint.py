@@ -4,15 +4,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mixhead_plugin.errors import CheckpointError, option_name
-from mixhead_plugin.fairseq.checkpoint import records_in_metadata
-from mixhead_plugin.fairseq.checkpoint_from_tensors import tensors_of
+from mixhead_plugin.errors import CheckpointError
+from mixhead_plugin.fairseq.checkpoint import compare, records_in_metadata
+from mixhead_plugin.fairseq.checkpoint_from_tensors import possible_values, tensors_of
 from mixhead_plugin.fairseq.checkpoint_messages import (
-    difference,
     warn_of_what_leaves_no_trace,
     without_trace,
 )
 from mixhead_plugin.fairseq.models.gated_attention.unit import GatedAttentionUnit
+from mixhead_plugin.parts import PARTS
 
 
 def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
@@ -34,9 +34,8 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     if not any(records.values()):
         flags = set()
         for unit in units.values():
-            for option, value in without_trace(unit.variant):
-                if option in unit.record():  # rotary positions are in every unit
-                    flags.add((option, value))
+            flags |= without_trace(unit.variant)
+        flags.discard(("relative_position", "rotary"))  # every unit has them
         warn_of_what_leaves_no_trace(flags)
 
     for name, unit in units.items():
@@ -48,21 +47,36 @@ def check_units(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
                 f"checkpoint does not fit: its {name} is no gated attention unit; use another "
                 "--arch"
             )
-        saved = {**_flags_from_tensors(tensors), **records[name]}
         wanted = unit.record()
-        for option, value in wanted.items():
-            if saved.get(option, value) != value:
-                problem = difference(option, option_name(option), saved, wanted, in_scope=True)
-                raise CheckpointError(
-                    f"checkpoint does not fit: its {name} was trained with {problem}"
-                )
+        saved = {**_record_from_tensors(name, tensors, wanted), **records[name]}
+        compare(model, name, saved, wanted, in_scope=True)
 
 
-def _flags_from_tensors(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what the shapes of a unit's tensors tell of its flags."""
+def _record_from_tensors(
+    name: str, tensors: dict[str, Tensor], wanted: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a record from the tensors of a unit alone.
+
+    For what they do not tell, the value of the model is taken, so that no difference is seen.
+
+    Args:
+        name: the unit's name in the model, such as decoder.layers.0
+        tensors: the unit's tensors in the checkpoint, by their names in it
+        wanted: the record of the unit in the model
+
+    Raises:
+        CheckpointError: tensors of a part that this version does not have
+    """
+    record: dict[str, Any] = {}
+    for option, table in PARTS.items():
+        values = possible_values(name, option, table, tensors_of(option, tensors))
+        own = wanted[option]
+        record[option] = own if own in values else values[0]
+
     inner_dim, embed_dim = tensors["v_proj.weight"].shape
     gain = tensors.get("relative_gain.weight")  # [1, 2 * clip + 1]
     return {
+        **record,
         "gau_query_dim": tensors["shared_proj.weight"].shape[0],
         "gau_expansion": inner_dim // embed_dim,
         "relative_gain": 0 if gain is None else gain.shape[1] // 2,

@@ -15,6 +15,7 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.checks import check_whole_number
 from mixhead_plugin.fairseq.config import flat_copy, set_missing
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.fairseq.models.families import FamilyModel
@@ -30,6 +31,7 @@ from mixhead_plugin.fairseq.models.transformer_lm import (
     MixheadLanguageModel,
     MixheadLanguageModelConfig,
 )
+from mixhead_plugin.fairseq.options import flag_field
 from mixhead_plugin.fairseq.sites import SiteSizes
 
 
@@ -37,16 +39,12 @@ from mixhead_plugin.fairseq.sites import SiteSizes
 class GatedOptions(FairseqDataclass):
     """The flags of gated attention units."""
 
-    gau_expansion: int = field(
-        default=2,
-        metadata={
-            "help": "size of a unit's gate and of its values, as a multiple of the model's size "
-            "(default: 2)"
-        },
+    gau_expansion: int = flag_field(
+        "gau_expansion",
+        2,
+        "size of a unit's gate and of its values, as a multiple of the model's size",
     )
-    gau_query_dim: int = field(
-        default=128, metadata={"help": "size of a unit's queries and keys (default: 128)"}
-    )
+    gau_query_dim: int = flag_field("gau_query_dim", 128, "size of a unit's queries and keys")
 
 
 @dataclass
@@ -67,11 +65,11 @@ _ACTIVATIONS: Any = ChoiceEnum(utils.get_available_activation_fns())
 class GatedLanguageModelConfig(GatedOptions, MixheadLanguageModelConfig):
     """The flat config of the language model."""
 
-    decoder_input_dim: Optional[int] = field(
-        default=None, metadata={"help": "decoder input dimension (default: the embedding)"}
+    decoder_input_dim: Optional[int] = flag_field(
+        "decoder_input_dim", None, "decoder input dimension", no_value="the embedding"
     )
-    decoder_output_dim: Optional[int] = field(
-        default=None, metadata={"help": "decoder output dimension (default: the embedding)"}
+    decoder_output_dim: Optional[int] = flag_field(
+        "decoder_output_dim", None, "decoder output dimension", no_value="the embedding"
     )
     # None, because fairseq's defaults could not be told from what a user has asked for
     decoder_attention_heads: Optional[int] = field(
@@ -148,10 +146,7 @@ class GatedModel(FamilyModel):
         # values, which follows from it.
         embed_dim = f"{cls.side}_embed_dim"
         for option in ("gau_expansion", "gau_query_dim", embed_dim):
-            value = getattr(args, option)
-            # YAML's `true` is an int
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                _refuse(option, value, "must be a whole number of at least 1")
+            check_whole_number(option, getattr(args, option), least=1)
         if args.gau_query_dim % 2 != 0:
             _refuse("gau_query_dim", args.gau_query_dim, "must be even, for rotary positions")
 
@@ -203,7 +198,8 @@ def gau_roberta(args: Any) -> None:
 def _set_flags_of_units(args: Any, side: str) -> None:
     """Set the flags that units need in both models.
 
-    Two of them are overwritten, because units leave no choice there.
+    Two of them are overwritten, because units leave no choice there. Another value is not refused:
+    a config that a program makes has fairseq's False for both, whether it was asked for or not.
 
     Args:
         args: the flags of a model, changed in place

@@ -17,7 +17,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.fairseq.padding import as_bool
-from mixhead_plugin.fairseq.record import Recorded
+from mixhead_plugin.fairseq.record import Recorded, record_of
 from mixhead_plugin.fairseq.shared_methods import SharedMethods
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.ops.masks import as_added_mask
@@ -66,9 +66,11 @@ class GatedAttentionUnit(Recorded, Assembly, SharedMethods, FairseqIncrementalSt
 
     def __init__(self, cfg: Any, embed_dim: int, causal: bool):
         super().__init__()
+        # As ints of Python: the record of a checkpoint takes no numbers of NumPy.
+        embed_dim = int(embed_dim)
         self.embed_dim = embed_dim
-        self.query_dim = cfg.gau_query_dim
-        self.inner_dim = cfg.gau_expansion * embed_dim
+        self.query_dim = int(cfg.gau_query_dim)
+        self.inner_dim = int(cfg.gau_expansion) * embed_dim
         self.scaling = self.query_dim**-0.5
         self.value_init_scale = cfg.value_init_scale
 
@@ -118,9 +120,7 @@ class GatedAttentionUnit(Recorded, Assembly, SharedMethods, FairseqIncrementalSt
     def record(self) -> dict[str, Any]:
         """Return the flags that a checkpoint must share with this unit, with their values."""
         return {
-            "attention_normalizer": self.variant.normalizer,
-            "attention_sink": self.variant.attention_sink,
-            "relative_gain": self.variant.relative_gain,
+            **record_of(self.variant),
             "gau_query_dim": self.query_dim,
             "gau_expansion": self.inner_dim // self.embed_dim,
         }

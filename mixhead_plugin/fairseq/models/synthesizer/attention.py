@@ -20,6 +20,7 @@ from mixhead_plugin.fairseq.record import OWN_FLAGS, OwnFlag
 from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.ops.masks import as_added_mask
 from mixhead_plugin.ops.precision import upcast
+from mixhead_plugin.parts import PartError
 from mixhead_plugin.parts.variant import whole_number
 
 
@@ -231,6 +232,57 @@ OWN_FLAGS["synthesizer"] = OwnFlag(
 )
 
 
+def row_of(synthesizer: Any) -> SynthesizerKind:
+    """Return the row of a synthesizer; raise PartError for a name that the table does not have."""
+    # A tuple, because a YAML file may hold a list here, which no dictionary looks up.
+    names = tuple(SYNTHESIZERS)
+    if synthesizer not in names:
+        problem = f"must be one of {', '.join(names)}"
+        raise PartError.of("synthesizer", synthesizer, problem, shown=repr(synthesizer))
+    return SYNTHESIZERS[synthesizer]
+
+
+def refuse_in_synthesizer(
+    synthesizer: str, rank_or_factor: int | None, max_length: int, asked: Any
+) -> None:
+    """Refuse sizes that cannot work, and parts that read what a synthesizer does not have.
+
+    Args:
+        synthesizer: a key of `SYNTHESIZERS`
+        rank_or_factor: the rank or the factor; None for the default, or for neither
+        max_length: n, the largest number of tokens in an input
+        asked: a `Variant` or the flags of a model; both have the fields that are read here
+
+    Raises:
+        PartError: in the words of Python; `checks.part_errors_as_option_errors` names the flag
+    """
+    row = row_of(synthesizer)
+    whole_number("max_length", max_length, least=1)
+    if rank_or_factor is not None:
+        if row.size_option is None:
+            problem = f"must be None, the synthesizer {synthesizer} has neither"
+            raise PartError.of("rank_or_factor", rank_or_factor, problem)
+        whole_number("rank_or_factor", rank_or_factor, least=1)
+        if row.size_option == "synthesizer_factor" and rank_or_factor > max_length:
+            problem = f"must be at most the length, {max_length}"
+            raise PartError.of("rank_or_factor", rank_or_factor, problem)
+
+    refuse_relative_position(asked, ", the scores are absolute")
+    if asked.feature_mixing in ("heads", "shared") and asked.mixed_features != "v":
+        raise PartError.of(
+            "mixed_features",
+            asked.mixed_features,
+            "must be v, a Synthesizer has values alone that feature mixing can mix",
+        )
+    if asked.score_mixing != "none" and not row.multiplies:
+        others = ", ".join(name for name, other in SYNTHESIZERS.items() if other.multiplies)
+        raise PartError.of(
+            "score_mixing",
+            asked.score_mixing,
+            f"must be none, or the synthesizer one of {others}, whose products it can mix",
+        )
+
+
 class SynthesizerAttention(MixheadAttention):
     """Compute self-attention of a decoder with synthetic scores; called like `MixheadAttention`.
 
@@ -248,7 +300,7 @@ class SynthesizerAttention(MixheadAttention):
             the default, and for the other synthesizers
 
     Raises:
-        ValueError: an argument that cannot work, such as a relative_position
+        ValueError: an argument that cannot work, in one line that begins with its name
     """
 
     def __init__(
@@ -261,8 +313,8 @@ class SynthesizerAttention(MixheadAttention):
         **options: Any,
     ):
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
-        refuse_relative_position(self.variant, ", the scores are absolute")
-        row = SYNTHESIZERS[synthesizer]
+        refuse_in_synthesizer(synthesizer, rank_or_factor, max_length, self.variant)
+        row = row_of(synthesizer)
 
         # Only now, when all four projections have been drawn: so the same seed gives those that
         # stay the numbers that it gives them in any other attention.
@@ -273,11 +325,12 @@ class SynthesizerAttention(MixheadAttention):
         if not (row.reads_query or mixing_reads_query):
             self.q_proj = None
         self.synthesizer_name = synthesizer
-        self.max_length = whole_number("max_length", max_length, least=1)
+        # As ints of Python: the record of a checkpoint takes no numbers of NumPy.
+        self.max_length = int(max_length)
         self.scaling = 1.0
         if rank_or_factor is None:
             rank_or_factor = row.default_size(self.max_length)
-        self.rank_or_factor = whole_number("rank_or_factor", rank_or_factor, least=0)
+        self.rank_or_factor = int(rank_or_factor)
         self.synthesizer = row.build(
             SynthesizerSizes(self.num_heads, self.head_dim, self.max_length, self.rank_or_factor)
         )

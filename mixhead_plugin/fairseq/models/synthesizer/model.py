@@ -1,23 +1,27 @@
 """Language model without query-key products, which fairseq lacks: `<family>_synthesizer_lm*`."""
 
-import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.checks import part_errors_as_option_errors
+from mixhead_plugin.fairseq.checks import check_whole_number, part_errors_as_option_errors
 from mixhead_plugin.fairseq.config import flat_copy
 from mixhead_plugin.fairseq.layers import MixheadDecoder, MixheadDecoderLayer
-from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS, SynthesizerAttention
+from mixhead_plugin.fairseq.models.synthesizer.attention import (
+    SYNTHESIZERS,
+    SynthesizerAttention,
+    refuse_in_synthesizer,
+    row_of,
+)
 from mixhead_plugin.fairseq.models.transformer import MixheadTransformerConfig
 from mixhead_plugin.fairseq.models.transformer_lm import (
     MixheadLanguageModel,
     MixheadLanguageModelConfig,
 )
-from mixhead_plugin.fairseq.relative import refuse_relative_position
+from mixhead_plugin.fairseq.options import flag_field
 from mixhead_plugin.fairseq.sites import SiteSizes
 from mixhead_plugin.fairseq.task_marks import set_longest_input
 
@@ -26,25 +30,23 @@ from mixhead_plugin.fairseq.task_marks import set_longest_input
 class SynthesizerOptions(FairseqDataclass):
     """The flags of the Synthesizer."""
 
-    synthesizer: str = field(
-        default="dense",
-        metadata={
-            "help": "where the scores of the attention come from; one of "
-            f"{', '.join(SYNTHESIZERS)} (default: dense)"
-        },
+    synthesizer: str = flag_field(
+        "synthesizer",
+        "dense",
+        "where the scores of the attention come from",
+        choices=SYNTHESIZERS,
     )
-    synthesizer_rank: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "rank of each head's scores, with --synthesizer factorized-random (default: 8)"
-        },
+    synthesizer_rank: Optional[int] = flag_field(
+        "synthesizer_rank",
+        None,
+        "rank of each head's scores, with --synthesizer factorized-random",
+        no_value="8",
     )
-    synthesizer_factor: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "the factor a, where a * b is the maximal length, with --synthesizer "
-            "factorized-dense (default: the root of the maximal length)"
-        },
+    synthesizer_factor: Optional[int] = flag_field(
+        "synthesizer_factor",
+        None,
+        "the factor a, where a * b is the maximal length, with --synthesizer factorized-dense",
+        no_value="the root of the maximal length",
     )
 
 
@@ -116,9 +118,7 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
             longest = _longest_block(args)
         else:
             _check_longest(args, longest)
-        _check_name(options)
-        _check_rank_or_factor(options, longest)
-        _check_variant(options)
+        _check_synthesizer(options, longest)
         _check_kernels(options)
 
     @classmethod
@@ -134,8 +134,7 @@ class SynthesizerLanguageModel(MixheadLanguageModel):
 
 def _check_longest(args: Any, longest: int) -> None:
     """Refuse a maximal length below 1, or below that of the blocks that the task cuts."""
-    if longest < 1:
-        raise OptionError(f"--max-target-positions {longest}: must be at least 1")
+    check_whole_number("max_target_positions", longest, least=1)
     # With --sample-break-mode eos, fairseq leaves out sentences that are too long. All other modes
     # cut the text into blocks of --tokens-per-sample.
     if getattr(args, "sample_break_mode", "eos") == "eos":
@@ -155,52 +154,32 @@ def _longest_block(args: Any) -> int:
     return args.tokens_per_sample
 
 
-def _check_name(options: SynthesizerLanguageModelConfig) -> None:
-    if options.synthesizer not in SYNTHESIZERS:
-        raise OptionError(
-            f"--synthesizer {shlex.quote(str(options.synthesizer))}: must be one of "
-            f"{', '.join(SYNTHESIZERS)}"
-        )
-
-
-def _check_rank_or_factor(options: SynthesizerLanguageModelConfig, longest: int) -> None:
-    """Refuse a rank or factor of another synthesizer, and one that is too small or too large.
+def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) -> None:
+    """Refuse what the class of the attention refuses, and the rank or factor of another one.
 
     Args:
         options: the flags
         longest: the length of the longest input
     """
-    for name, row in SYNTHESIZERS.items():
-        if row.size_option is None:
+    with part_errors_as_option_errors({"synthesizer": "--synthesizer"}):
+        row = row_of(options.synthesizer)
+    for name, other in SYNTHESIZERS.items():
+        if name == options.synthesizer or other.size_option is None:
             continue
-        size = getattr(options, row.size_option)
-        if size is None:
-            continue
-        flag = f"{option_name(row.size_option)} {size}"
-        if name != options.synthesizer:
-            raise OptionError(f"{flag}: must be left out, or used with --synthesizer {name}")
-        if size < 1:
-            raise OptionError(f"{flag}: must be at least 1")
-    factor = options.synthesizer_factor
-    if factor is not None and factor > longest:
-        raise OptionError(f"--synthesizer-factor {factor}: must be at most the length, {longest}")
+        size = getattr(options, other.size_option)
+        if size is not None:
+            raise OptionError(
+                f"{option_name(other.size_option)} {size}: must be left out, or used with "
+                f"--synthesizer {name}"
+            )
 
-
-def _check_variant(options: SynthesizerLanguageModelConfig) -> None:
-    """Refuse parts that read what a Synthesizer does not have."""
-    with part_errors_as_option_errors():
-        refuse_relative_position(options, ", the scores are absolute")
-    if options.feature_mixing in ("heads", "shared") and options.mixed_features != "v":
-        raise OptionError(
-            f"--mixed-features {options.mixed_features}: must be v, a Synthesizer has values alone "
-            "that --feature-mixing can mix"
-        )
-    if options.score_mixing != "none" and not SYNTHESIZERS[options.synthesizer].multiplies:
-        others = ", ".join(name for name, row in SYNTHESIZERS.items() if row.multiplies)
-        raise OptionError(
-            f"--score-mixing {options.score_mixing}: must be none, or --synthesizer one of "
-            f"{others}, whose products it can mix"
-        )
+    flags = {"max_length": "--max-target-positions"}
+    rank_or_factor = None
+    if row.size_option is not None:
+        flags["rank_or_factor"] = option_name(row.size_option)
+        rank_or_factor = getattr(options, row.size_option)
+    with part_errors_as_option_errors(flags):
+        refuse_in_synthesizer(options.synthesizer, rank_or_factor, longest, options)
 
 
 def _check_kernels(options: SynthesizerLanguageModelConfig) -> None:
@@ -208,6 +187,6 @@ def _check_kernels(options: SynthesizerLanguageModelConfig) -> None:
     if options.attention_impl == "triton" and SYNTHESIZERS[options.synthesizer].trained_bias:
         others = ", ".join(name for name, row in SYNTHESIZERS.items() if not row.trained_bias)
         raise OptionError(
-            "--attention-impl triton: gives the scores no gradient; must be auto, or "
-            f"--synthesizer one of {others}"
+            "--attention-impl triton: gives the scores no gradient; must be auto, blockwise or "
+            f"reference, or --synthesizer one of {others}"
         )

@@ -1,30 +1,21 @@
 """Transformer-XL: architectures `<family>_transformer_xl*`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
-from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import II
 
-from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.fairseq.checks import part_errors_as_option_errors
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.checks import check_whole_number, part_errors_as_option_errors
+from mixhead_plugin.fairseq.fairseq_examples import TransformerXLConfig, TruncatedBPTTLMTask
 from mixhead_plugin.fairseq.models.families import FamilyModel
 from mixhead_plugin.fairseq.models.transformer_xl.decoder import MixheadTransformerXLDecoder
-from mixhead_plugin.fairseq.options import AttentionOptions
+from mixhead_plugin.fairseq.options import AttentionOptions, flag_field
 from mixhead_plugin.fairseq.relative import refuse_relative_position
 from mixhead_plugin.fairseq.sites import SiteSizes
 from mixhead_plugin.fairseq.task_marks import ask_for_window_numbers
-
-try:  # this registers the task
-    from fairseq.examples.truncated_bptt.transformer_xl_model import (
-        TransformerXLConfig as UpstreamConfig,
-    )
-    from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMTask
-except ImportError:  # a fairseq without its examples: no Transformer-XL is registered
-    UpstreamConfig = FairseqDataclass
-    TruncatedBPTTLMTask = None
 
 DEFAULT_MAX_TARGET_POSITIONS = 1024
 
@@ -41,12 +32,10 @@ LEAST = {
 
 
 @dataclass
-class MixheadTransformerXLConfig(AttentionOptions, UpstreamConfig):
+class MixheadTransformerXLConfig(AttentionOptions, TransformerXLConfig):
     """fairseq's config of Transformer-XL plus the flags of the plugin."""
 
-    head_dim: Optional[int] = field(
-        default=None, metadata={"help": "size of one head (default: --d-head)"}
-    )
+    head_dim: Optional[int] = flag_field("head_dim", None, "size of one head", no_value="--d-head")
     max_target_positions: Optional[int] = II("task.max_target_positions")
     tokens_per_sample: int = II("task.tokens_per_sample")
 
@@ -69,9 +58,7 @@ class MixheadTransformerXLModel(FamilyModel, FairseqLanguageModel):
     def check_args(cls, args: Any) -> None:
         cfg = cls.config.from_namespace(args)
         for name, least in LEAST.items():
-            value = getattr(cfg, name)
-            if value < least:
-                raise OptionError(f"{option_name(name)} {value}: must be at least {least}")
+            check_whole_number(name, getattr(cfg, name), least)
         if cfg.d_model % 2:
             raise OptionError(
                 f"--d-model {cfg.d_model}: must be even, for as many sines as cosines of the "
@@ -131,9 +118,14 @@ def _check_order(cfg: MixheadTransformerXLConfig, name: str, task: type[FairseqT
 def _cutoffs(cfg: MixheadTransformerXLConfig, vocabulary: int) -> list[int]:
     """Return those of --cutoffs that are below the size of the vocabulary, and that size."""
     cutoffs = [*(cutoff for cutoff in cfg.cutoffs if cutoff < vocabulary), vocabulary]
-    if cfg.d_model < cfg.div_val ** (len(cutoffs) - 1):
+    # Band i has d_model // div_val**i columns.
+    divisions = len(cutoffs) - 1
+    if cfg.d_model < cfg.div_val**divisions:
+        most = 1
+        while (most + 1) ** divisions <= cfg.d_model:
+            most += 1
         raise OptionError(
             f"--div-val {cfg.div_val}: leaves the last of {len(cutoffs)} bands (--cutoffs) no "
-            f"column of --d-model {cfg.d_model}"
+            f"column of --d-model {cfg.d_model}; must be at most {most}"
         )
     return cutoffs

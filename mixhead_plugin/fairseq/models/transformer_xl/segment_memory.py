@@ -10,14 +10,26 @@ from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
-# The names of two tensors in a checkpoint. fairseq's moving average of a model (--store-ema) skips
-# names with "version", and must skip these: an average of memories has no meaning.
-#
-# STATES: [layers, M, B, C], with zeros before the positions that the memory held
-# PLACE: where in the text it was, and who held it: the number of the window, the number of
-# positions held, the number of workers, and the tokens in a window
-STATES = "version_1.states"
-PLACE = "version_1.place"
+# It is no version. fairseq's moving average of a model (--store-ema) skips names with "version",
+# and must skip a memory, because an average of memories has no meaning.
+SKIPPED_BY_EMA = "version_1"
+
+# The names of two tensors in a checkpoint: the states, [layers, M, B, C], with zeros before the
+# positions that the memory held, and their `Place`.
+STATES = f"{SKIPPED_BY_EMA}.states"
+PLACE = f"{SKIPPED_BY_EMA}.place"
+
+
+class Place(NamedTuple):
+    """Where in the text the memory of a checkpoint was, and who held it.
+
+    It is saved as a tensor of these four numbers, in this order.
+    """
+
+    window: int  # the number of the window that had ended
+    held: int  # how many of the M positions are no zeros
+    workers: int  # the number of workers of that training
+    window_length: int  # the number of tokens in a window
 
 
 class Remembered(NamedTuple):
@@ -119,43 +131,38 @@ class SegmentMemory(nn.Module):
         held = states.size(1)
         # Always of the same size, because checkpoints are averaged tensor by tensor.
         destination[prefix + STATES] = F.pad(states, [0, 0, 0, 0, self.length - held, 0])
-        destination[prefix + PLACE] = torch.tensor(
-            [last.window, held, _workers(), self.window_length]
-        )
+        place = Place(last.window, held, _workers(), self.window_length)
+        destination[prefix + PLACE] = torch.tensor(place)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         states = state_dict.pop(prefix + STATES, None)
         place = state_dict.pop(prefix + PLACE, None)
         self.reset()
         if states is not None and place is not None and self.length > 0:
-            self._load(states, *place.tolist())
+            self._load(states, Place(*place.tolist()))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _load(
-        self, states: Tensor, window: int, held: int, workers: int, window_length: int
-    ) -> None:
+    def _load(self, states: Tensor, place: Place) -> None:
         """Take the memory of a checkpoint, if it is of this training.
 
         Args:
             states: [layers, M, B, C], with zeros before the positions that it held
-            window: the number of the window that had ended
-            held: how many of the M positions are no zeros
-            workers: the number of workers of that training
-            window_length: the number of tokens in a window
+            place: where it was
         """
-        if (workers, window_length) != (_workers(), self.window_length):
+        if place.workers != _workers() or place.window_length != self.window_length:
             logger.info(
                 "memory: empty, the checkpoint has another number of workers or length of windows"
             )
             return
-        if workers > 1:
+        if place.workers > 1:
             logger.info(
                 "memory: of the first worker, from the checkpoint; the other workers start empty"
             )
             if distributed.get_data_parallel_rank() > 0:
                 return
-        held = min(held, self.length)
-        self._memories[True] = Remembered([layer[-held:] for layer in states], window, [])
+        held = min(place.held, self.length)
+        kept = [layer[-held:] for layer in states]
+        self._memories[True] = Remembered(kept, place.window, before=[])
 
 
 def _workers() -> int:
