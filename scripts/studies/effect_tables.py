@@ -108,13 +108,14 @@ intervals at 95 %. The last column compares the two lengths: below 1, the gain s
         """\
 WikiText-2, masked and causal language models after 1,000 updates: what an attention gains over
 softmax in the same model, in percent of test perplexity, where 0.01 nats count as 1 %. Paired t
-over four seeds, intervals at 95 %; Holm's p is over the four primary comparisons.""",
+over four seeds, intervals at 95 %; Holm's p is over the four primary comparisons. -66 stands for
+a perplexity of 1.94 times that of softmax; 'l2 half' is l2 with `--value-init-scale 0.5`.""",
     ),
     "l2 in units and in the block": Section(
         units_tables.units_page_table,
         """\
-The same runs: the mean test perplexity of softmax, and the perplexity of the others divided by that
-of softmax, with intervals at 95 %. Above 1 is worse than softmax.""",
+The same runs: the mean test perplexity of softmax, and by how many times that of the others is
+larger (the geometric mean over the seeds, with intervals at 95 %). Above 1 is worse.""",
     ),
     "over all texts": Section(
         comparison_tables.summary_table,

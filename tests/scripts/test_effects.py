@@ -347,13 +347,21 @@ def test_rows_of_the_long_translation_stand_beside_the_best_softmax_of_their_len
 
 def test_perplexities_in_units_are_divided_by_that_of_softmax_in_the_same_model():
     lines = units_tables.units_page_table().splitlines()[2:]
-    (line,) = [line for line in lines if line.startswith("| masked model, units |")]
-    ours = by_seed("units", "masked-units", "l2")
-    theirs = by_seed("units", "masked-units", "softmax")
-    quotients = [math.log(ours[seed] / theirs[seed]) for seed in (61, 62, 63, 64)]
-    test = stats.ttest_1samp(quotients, 0).confidence_interval()
-    mean, low, high = map(math.exp, (statistics.fmean(quotients), test.low, test.high))
-    shown = f"{mean:.2f} ({low:.2f} to {high:.2f})"
-    assert line.split(" | ")[1:3] == [f"{statistics.fmean(theirs.values()):.1f}", shown]
-    (without_relu2,) = [line for line in lines if line.startswith("| language model, block |")]
-    assert without_relu2.endswith(" |  |")
+    for model, words, attentions in (
+        ("masked-units", "masked model, units", ["l2", "", "relu2"]),
+        ("words-block", "language model, block", ["l2", "l2 half", ""]),
+    ):
+        theirs = by_seed("units", model, "softmax")
+        expected = [words, f"{statistics.fmean(theirs.values()):.1f}"]
+        for attention in attentions:
+            expected.append(
+                quotient(by_seed("units", model, attention), theirs) if attention else ""
+            )
+        assert "| " + " | ".join(expected) + " |" in lines
+
+
+def quotient(ours, theirs):
+    logs = [math.log(ours[seed] / theirs[seed]) for seed in (61, 62, 63, 64)]
+    interval = stats.ttest_1samp(logs, 0).confidence_interval()
+    mean, low, high = map(math.exp, (statistics.fmean(logs), interval.low, interval.high))
+    return f"{mean:.2f} ({low:.2f} to {high:.2f})"
