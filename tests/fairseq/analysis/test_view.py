@@ -1,5 +1,6 @@
 """Test that the page of `view` shows the numbers of the model, and shows all text as text."""
 
+import functools
 import json
 import re
 import shutil
@@ -22,8 +23,9 @@ WORDS = "der hund sieht"
 
 @pytest.fixture(scope="module")
 def checkpoint(request, write_checkpoint):
-    """Write a model of a task with a head mixing."""
+    """Write a model of a task with a head mixing, the same one only once."""
 
+    @functools.cache
     def write(task, mixing):
         if task == "translation":
             data = "translation_data"
