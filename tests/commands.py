@@ -38,26 +38,18 @@ TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
 
 # What every command imports later.
 NEEDED = ("hydra.core.override_parser.overrides_parser", "torch._dynamo")
-# Registering the architectures takes half of a tiny command's time, so TRAIN and DECODE have done
-# it. OTHERS has not: there a command imports the plugin itself, as a user's does.
-# tests/fairseq/repairs/test_import.py starts fairseq-train there, too, and tests/test_commands.py
-# fairseq-generate. fairseq-train has a server of its own, because it sets up its log before it
-# imports fairseq, and the other commands log in fairseq's own way.
+# Registering the architectures takes half of a tiny command's time, so TRAIN has done it. OTHERS
+# has not: there a command imports the plugin itself, as a user's does, also fairseq-train in
+# tests/fairseq/repairs/test_import.py. fairseq-train has a server of its own, because it sets up
+# its log before it imports fairseq, and the other commands log in fairseq's own way.
 TRAIN = Launcher("train", "fairseq_cli.train", "mixhead_plugin.fairseq.models", *NEEDED)
-DECODE = Launcher("decode", "fairseq", "mixhead_plugin.fairseq.models", *NEEDED)
 OTHERS = Launcher("others", "fairseq", *NEEDED)
-SERVERS = {
-    "fairseq-train": TRAIN,
-    "fairseq-generate": DECODE,
-    "fairseq-interactive": DECODE,
-    "fairseq-validate": DECODE,
-    "fairseq-eval-lm": DECODE,
-}
 
 
 def start(command, *arguments, **settings):
     """Start a command of fairseq, a script or '-m module' beside others; see `Launcher.start`."""
-    return SERVERS.get(command, OTHERS).start(command, *arguments, **settings)
+    server = TRAIN if command == "fairseq-train" else OTHERS
+    return server.start(command, *arguments, **settings)
 
 
 def run(command, *arguments, check=True, timeout=LIMIT, **settings):

@@ -8,7 +8,6 @@ import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from tests.commands import (
-    OTHERS,
     PLUGIN,
     ROBERTA_SIZES,
     SIZES,
@@ -30,7 +29,7 @@ def test_generate_translates(translation_data, translator):
         "--beam=2",
         "--print-alignment=hard",
     ]
-    output = OTHERS.run("fairseq-generate", *use, *WHOLE_SETS).stdout  # it imports the plugin
+    output = run("fairseq-generate", *use, *WHOLE_SETS).stdout
     hypotheses = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.M))
     references = dict(re.findall(r"^T-(\d+)\t(.*)$", output, re.M))
     assert len(hypotheses) == len(references) == 15

@@ -42,6 +42,8 @@ def check_row(attention: FoundAttention, model: nn.Module, variant: Variant) -> 
     Queries, keys and values have to arrive from where the row says, and outputs have to go where
     it says. `mixed_attention` has to serve all that the attention asks of it, together with the
     variant.
+
+    Warn if the order of the outputs cannot be seen.
     """
     if not can_be_tried(attention):
         return
@@ -64,8 +66,7 @@ def check_row(attention: FoundAttention, model: nn.Module, variant: Variant) -> 
         for role, where in slices(roles, widths).items():
             if not _comes_from(trial, role, path, where.start, where.stop):
                 raise ValueError(f"{attention.class_name}: {_wrong(path, role, roles)}")
-    if _keeps_the_order(trial) is False:
-        raise ValueError(_another_order(attention, "cannot be mixed"))
+    _check_order(trial, "cannot be mixed")
 
 
 def _check_settings(trial: Trial, variant: Variant) -> None:
@@ -103,19 +104,33 @@ def _check_sizes(trial: Trial) -> None:
 def check_outputs(attention: FoundAttention, model: nn.Module) -> None:
     """Raise ValueError if the output projection gets the heads in another order than they have.
 
-    Warn if that cannot be seen, because the attention cannot be called alone.
+    Warn if that cannot be seen.
     """
     if not can_be_tried(attention):
         return
     features = random_features(attention, model, attention.widths(model))
     trial = call_alone(attention, model, features)
+    _check_order(trial, "its heads cannot be told apart")
+
+
+def _check_order(trial: Trial, what: str) -> None:
+    """Raise ValueError if the output projection gets the heads in another order than they have.
+
+    Warn if that is not known.
+
+    Args:
+        trial: of the attention
+        what: what is impossible in another order, for the message
+    """
+    class_name = trial.attention.class_name
     keeps = _keeps_the_order(trial)
-    if keeps is False:
-        raise ValueError(_another_order(attention, "its heads cannot be told apart"))
     if keeps is None:
         why = "does not work alone" if trial.problem else "computes them in its own way"
-        warn_caller(
-            f"{attention.class_name}: the order of its heads could not be checked, because it {why}"
+        warn_caller(f"{class_name}: the order of its heads could not be checked, because it {why}")
+    elif not keeps:
+        output = trial.attention.paths["output"]
+        raise ValueError(
+            f"{class_name}: {what}, {output} does not get the outputs of one head after another"
         )
 
 
@@ -184,11 +199,3 @@ def _wrong(path: str, role: str, roles: Sequence[str]) -> str:
 
 def _first_line(problem: Exception | None) -> str:
     return str(problem).partition("\n")[0]
-
-
-def _another_order(attention: FoundAttention, what: str) -> str:
-    output = attention.paths["output"]
-    return (
-        f"{attention.class_name}: {what}, {output} does not get the outputs of one head after "
-        "another"
-    )

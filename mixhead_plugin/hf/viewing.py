@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from mixhead_plugin.heads.gates import evaluating
 from mixhead_plugin.heads.page import Sentence, ShownHeads, shown, write_page
 from mixhead_plugin.heads.sites import counted, where
 from mixhead_plugin.heads.text import check_tokenizer, sentence, with_targets, words
@@ -31,7 +32,7 @@ def view(
         text: what the model reads
         file: the page
         target: what the decoder of an encoder-decoder reads, one for all texts or one for each;
-            None for what `generate` gives
+            None for what `generate` gives, at most `length` tokens
         length: the largest number of tokens
 
     Raises:
@@ -73,7 +74,11 @@ def _sentence(
     if model.config.is_encoder_decoder:
         generates: Any = model  # transformers does not type what only some models have
         if target is None:
-            output = generates.generate(**inputs)[:, 1:]
+            # Without dropout, as `attentions` below; and a model that does not end its text, as an
+            # untrained one, must not write more than the page takes.
+            with evaluating(model):
+                generated = generates.generate(**inputs, max_new_tokens=length)
+            output = generated[:, 1:]  # behind the token that the decoder starts with
         else:
             encoded = tokenizer(text_target=target, return_tensors="pt")
             output = encoded["input_ids"].to(model.device)

@@ -7,12 +7,13 @@ import torch
 
 from mixhead_plugin import __main__
 from mixhead_plugin.check import command, judging, variants
+from mixhead_plugin.check.text import as_text
 from mixhead_plugin.ops import NORMALIZERS, accuracy, api
 
 
 @pytest.fixture
 def report(monkeypatch, capsys):
-    """Return the exit status and the text of `mixhead check` over a part of the variants."""
+    """Return the exit status and the output of `mixhead check` over a part of the variants."""
     monkeypatch.setattr(
         variants, "NORMALIZERS", {name: NORMALIZERS[name] for name in ("softmax", "l2")}
     )
@@ -25,60 +26,65 @@ def report(monkeypatch, capsys):
     def run(*flags):
         monkeypatch.setattr("sys.argv", ["mixhead", "check", "--device", "cpu", *flags])
         status = __main__.main()
-        said = capsys.readouterr()
-        assert "mixhead check: 20 of " in said.err  # progress, with --json too
-        return status, said.out
+        return status, capsys.readouterr()
 
     return run
 
 
 def test_every_variant_of_this_machine_is_right(report):
-    status, text = report("--json")
-    found = json.loads(text)
+    status, said = report("--json")
+    found = json.loads(said.out)
     assert status == 0 and len(found["variants"]) == 2 * 7 * 3 * 2
     assert {row["auto"] for row in found["variants"]} == {"fused", "blockwise"}
     assert all(0 < row["error"] < 1 and not row["fault"] for row in found["variants"])
+    assert "mixhead check: 20 of 84 variants" in said.err  # progress, with --json too
 
 
-def test_the_report_says_what_is_not_tried(report, monkeypatch):
+@pytest.fixture
+def few_report(report, monkeypatch):
+    """Return `report` over eight variants: two normalizers, two mixings, a mask and two dtypes."""
+    names = ("none", "position-wise")
+    monkeypatch.setattr(variants, "MIXED", {name: variants.MIXED[name] for name in names})
     monkeypatch.setattr(variants, "MASKS", {"causal": {"causal": True}})
-    _, text = report()
-    *_, not_tried, verdict = text.splitlines()
+    return report
+
+
+def test_the_report_says_what_is_not_tried(few_report):
+    _, said = few_report()
+    *_, not_tried, verdict = said.out.splitlines()
     assert not_tried == (
         "Not tried: scores of distances (--relative-position t5, Transformer-XL); "
         "gains of distances (--relative-gain)"
     )
-    assert verdict == "0 of 28 variants are wrong"
+    assert verdict == "0 of 8 variants are wrong"
 
 
-def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
-    monkeypatch.setattr(variants, "MASKS", {"causal": {"causal": True}})
+def test_a_wrong_result_is_named_and_is_the_exit_status(few_report, monkeypatch):
     original = api.attend
     monkeypatch.setattr(
         api, "attend", lambda call, impl: original(call, impl) * (1 if call.mixes() else 1.5)
     )
-    status, text = report()
-    assert status == 1 and text.count("WRONG: ") == 12 and "12 of 28 variants are wrong" in text
+    status, said = few_report()
+    assert status == 1 and said.out.count("WRONG: ") == 4
+    assert "4 of 8 variants are wrong" in said.out
 
 
 def refuse_constant(name):
     raise AssertionError(f"{name} is no JSON")
 
 
-def test_what_is_not_a_number_is_null_in_json_and_a_dash_in_the_text(report, monkeypatch):
-    monkeypatch.setattr(variants, "MASKS", {"causal": {"causal": True}})
+def test_what_is_not_a_number_is_null_in_json_and_a_dash_in_the_text(few_report, monkeypatch):
     original = api.attend
     monkeypatch.setattr(api, "attend", lambda call, impl: original(call, impl) * float("nan"))
-    status, printed = report("--json")
-    rows = json.loads(printed, parse_constant=refuse_constant)["variants"]
+    status, said = few_report("--json")
+    found = json.loads(said.out, parse_constant=refuse_constant)
+    rows = found["variants"]
     assert status == 1 and {row["error"] for row in rows} == {None}
     assert all("is wrong by nan times" in row["fault"] for row in rows)
-    _, text = report()
-    assert text.count("     -  WRONG: ") == len(rows)
+    assert as_text(found).count("     -  WRONG: ") == len(rows)
 
 
-def test_a_variant_without_room_in_memory_is_skipped_and_not_wrong(report, monkeypatch):
-    monkeypatch.setattr(variants, "MASKS", {"causal": {"causal": True}})
+def test_a_variant_without_room_in_memory_is_skipped_and_not_wrong(few_report, monkeypatch):
     original = api.attend
 
     def attend(call, impl):
@@ -87,9 +93,9 @@ def test_a_variant_without_room_in_memory_is_skipped_and_not_wrong(report, monke
         return original(call, impl)
 
     monkeypatch.setattr(api, "attend", attend)
-    status, text = report()
-    assert status == 0 and text.count("     -  skipped: out of memory") == 14
-    assert text.endswith("0 of 28 variants are wrong, 14 were skipped\n")
+    status, said = few_report()
+    assert status == 0 and said.out.count("     -  skipped: out of memory") == 4
+    assert said.out.endswith("0 of 8 variants are wrong, 4 were skipped\n")
 
 
 def test_a_gpu_that_does_not_work_is_named(monkeypatch):

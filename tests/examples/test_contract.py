@@ -97,6 +97,8 @@ def contract(name, recipe, folder):
     sees = torch.cuda.device_count()
     lines = {}
     if recipe.data is None:
+        # These look for CHECKPOINT when they have imported torch, so below a test tries it in this
+        # process.
         own = f"examples/{name}"
         lines[f"DATA=/nowhere {own}/train.sh"] = (
             f"train: error: DATA=/nowhere: must be left out, {own} draws its data"
@@ -118,14 +120,14 @@ def contract(name, recipe, folder):
         lines[f"AVERAGE=3 CHECKPOINT=/x.pt {evaluate}"] = (
             "evaluate: error: AVERAGE=3: must be left out with CHECKPOINT=/x.pt, which is one file"
         )
+        lines[f"CHECKPOINT=/nowhere/x.pt {evaluate}"] = (
+            "evaluate: error: CHECKPOINT=/nowhere/x.pt: no such file"
+        )
         lines[f"DRY_RUN=1 PRECISION=fp8 {evaluate}"] = f"evaluate: error: PRECISION=fp8: {wrong}"
     for step, line in (("train", train), ("evaluate", evaluate)):
         lines[f"GPUS=two {line}"] = f"{step}: error: GPUS=two: must be a number such as 0, 1 or 8"
         lines[f"GPUS=1000 {line}"] = f"{step}: error: GPUS=1000: torch sees {sees} on this machine"
     lines[f"PRECISION=fp8 {train}"] = f"train: error: PRECISION=fp8: {wrong}"
-    lines[f"CHECKPOINT=/nowhere/x.pt {evaluate}"] = (
-        "evaluate: error: CHECKPOINT=/nowhere/x.pt: no such file"
-    )
     lines[f"SAVE=/nowhere {evaluate}"] = f"evaluate: error: {recipe.without_model}"
     for words, steps, said in OWN.get(name, []):
         for step in steps:
@@ -262,6 +264,11 @@ def test_checkpoint_is_the_model_that_is_evaluated(tmp_path, monkeypatch, capsys
     monkeypatch.setenv("CHECKPOINT", str(file))
     assert evaluated(capsys) == printed
     assert re.fullmatch(r"mean squared error = \d+\.\d{6}\n", printed)
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_in_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("CHECKPOINT", "/nowhere/x.pt")
+    assert evaluated(capsys) == "evaluate: error: CHECKPOINT=/nowhere/x.pt: no such file"
 
 
 def test_a_file_that_is_no_model_of_the_recipe_is_refused_in_one_line(

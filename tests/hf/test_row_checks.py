@@ -119,21 +119,26 @@ TURNS = {
 }
 
 
-@pytest.mark.parametrize("turn", TURNS)
-def test_outputs_of_heads_in_another_order_are_refused(turn, monkeypatch):
+def changing_outputs(monkeypatch, change):
+    """Let Llama's attention change the outputs [B, N, H, D] that it projects."""
     module = transformers.models.llama.modeling_llama
     usual = module.ALL_ATTENTION_FUNCTIONS
 
-    class Turned:
+    class Changed:
         @staticmethod
         def get_interface(*names):
             def attend(*args, **kwargs):
                 output, weights = usual.get_interface(*names)(*args, **kwargs)
-                return TURNS[turn](output), weights
+                return change(output), weights
 
             return attend
 
-    monkeypatch.setattr(module, "ALL_ATTENTION_FUNCTIONS", Turned)
+    monkeypatch.setattr(module, "ALL_ATTENTION_FUNCTIONS", Changed)
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_outputs_of_heads_in_another_order_are_refused(turn, monkeypatch):
+    changing_outputs(monkeypatch, TURNS[turn])
     model, inputs = build("LlamaForCausalLM")
     before = model(**inputs).logits
     refused = {
@@ -157,6 +162,20 @@ def test_outputs_of_heads_in_another_order_are_refused(turn, monkeypatch):
                 "outputs of one head after another"
             )
     assert torch.equal(model(**inputs).logits, before)
+
+
+def test_outputs_whose_order_cannot_be_seen_are_mixed_with_a_warning(monkeypatch):
+    """A gate that starts as 0 hides it."""
+    changing_outputs(monkeypatch, lambda output: 0 * output)
+    model, _ = build("LlamaForCausalLM")
+    told = (
+        "^LlamaAttention: the order of its heads could not be checked, because it computes them in "
+        "its own way$"
+    )
+    with pytest.warns(UserWarning, match=told) as said:
+        hf.mix(model, "position-wise")
+    assert said[0].filename == __file__
+    assert len(hf.mixing_parameters(model)) > 0
 
 
 def test_a_layer_that_is_refused_leaves_the_heads_of_those_before_it(monkeypatch):

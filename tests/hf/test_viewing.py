@@ -115,6 +115,25 @@ def test_what_has_no_page_is_refused_in_one_line(tmp_path):
         hf.view(model, Letters(), "hello", tmp_path / "page.html")
 
 
+def test_what_a_model_generates_is_the_same_again_while_it_trains(tmp_path):
+    """Dropout is off."""
+    model, _ = build("T5ForConditionalGeneration")
+    model.train()
+    pages = [tmp_path / "first.html", tmp_path / "second.html"]
+    for page in pages:
+        hf.view(model, Letters(), "hello", page)
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+    assert model.training
+
+
+def test_a_model_generates_no_more_tokens_than_the_page_may_have(tmp_path):
+    """Without a token for the end, it never ends its text itself."""
+    model, _ = build("T5ForConditionalGeneration", {"eos_token_id": None})
+    hf.view(model, Letters(), "hello", tmp_path / "page.html", length=5)
+    (sentence,) = read_page(tmp_path / "page.html")
+    assert len(sentence["decoder_reads"]) == len(sentence["decoder_predicts"]) == 5
+
+
 def test_a_text_has_no_more_tokens_than_roberta_has_positions_behind_that_of_padding(tmp_path):
     model, _ = build("RobertaForMaskedLM", {"max_position_embeddings": 9, "pad_token_id": 1})
     hf.view(model, Letters(), "h" * 7, tmp_path / "page.html")

@@ -3,9 +3,6 @@
 test_choice.py has which implementation `auto` takes, and test_refusals.py what is refused.
 """
 
-import os
-import subprocess
-import sys
 import warnings
 from collections import defaultdict
 from contextlib import nullcontext
@@ -42,6 +39,7 @@ from tests.ops.calls import (
     tensors,
 )
 from tests.ops.definitions import INF
+from tests.torch_programs import run_program
 
 IMPLS = ["auto", "reference", "blockwise"]
 # Threads and scores in a block: blocks of some queries of some heads, and of several sentences.
@@ -428,10 +426,8 @@ print(implementation_problem("triton"))
 """
 
 
-def test_the_package_works_without_fairseq_and_triton_and_says_so():
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", WITHOUT_FAIRSEQ_AND_TRITON]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+def test_the_package_works_without_fairseq_and_triton_and_says_so(tmp_path):
+    result = run_program(WITHOUT_FAIRSEQ_AND_TRITON, tmp_path, env={"TRITON_INTERPRET": "1"})
     assert result.stdout.strip() == "needs the package triton, which is not installed", (
         result.stderr
     )

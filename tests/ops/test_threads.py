@@ -1,16 +1,14 @@
 """Test the threads of the blockwise implementation."""
 
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from mixhead_plugin.ops.blockwise import threads as blockwise_threads
 from mixhead_plugin.ops.blockwise.threads import parallel_for
+from tests.torch_programs import run_program
 
 CPU = torch.device("cpu")
 
@@ -96,11 +94,9 @@ print(int((numbers * 1.0 == 0).sum()))
 
 
 @KEEPS_DENORMALS
-def test_threads_that_torch_starts_in_a_call_keep_denormal_numbers():
-    command = [sys.executable, "-c", ONE_BLOCK]
-    root = Path(__file__).parents[2]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
-    assert result.stdout.strip() == "0"
+def test_threads_that_torch_starts_in_a_call_keep_denormal_numbers(tmp_path):
+    result = run_program(ONE_BLOCK, tmp_path)
+    assert (result.stdout, result.returncode) == ("0\n", 0), result.stderr
 
 
 def test_the_number_of_threads_of_everyone_else_stays(threads):
@@ -181,10 +177,9 @@ assert count() == 20
 """
 
 
-def test_a_forked_process_does_not_count_on_threads_of_its_parent():
-    subprocess.run(
-        [sys.executable, "-c", FORK], check=True, timeout=120, cwd=Path(__file__).parents[2]
-    )
+def test_a_forked_process_does_not_count_on_threads_of_its_parent(tmp_path):
+    result = run_program(FORK, tmp_path, timeout=120)
+    assert result.returncode == 0, result.stderr
 
 
 AFTER_MAIN = """
@@ -206,12 +201,10 @@ threading.Thread(target=work, args=(q, before)).start()
 @pytest.mark.parametrize(
     "before", ["blockwise", "reference"], ids=["with threads", "without threads"]
 )
-def test_a_thread_that_outlives_the_main_thread_goes_on(before):
+def test_a_thread_that_outlives_the_main_thread_goes_on(before, tmp_path):
     program = AFTER_MAIN.replace("BEFORE", before)
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
-    )
-    assert (run.stdout, run.returncode) == ("done\n", 0), run.stderr
+    result = run_program(program, tmp_path, timeout=120)
+    assert (result.stdout, result.returncode) == ("done\n", 0), result.stderr
 
 
 def test_threads_that_do_not_start_in_time_end_the_call(monkeypatch):

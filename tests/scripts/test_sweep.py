@@ -524,7 +524,12 @@ def start(toy, tmp_path):
         )
 
     def start():
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+        # Without the last one, it would import torch to count the GPUs.
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "scripts"),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         process = subprocess.Popen([*command, "--jobs", "2"], env=environment, **pipes)
         processes.append(process)

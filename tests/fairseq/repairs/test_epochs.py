@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 from fairseq.data import iterators
 from fairseq.trainer import Trainer
 
@@ -22,6 +23,8 @@ def batches(number=2, workers=0, **settings):
 
 @in_own_process
 def test_data_workers_know_the_epoch():
+    # The last worker does not end by itself here. By default, torch waits five seconds for it.
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
     for workers in (0, 1):
         epochs = batches(workers=workers, reuse_dataloader=True, persistent_workers=True)
         found = [sorted(epochs.next_epoch_itr(), key=len) for _ in range(3)]
