@@ -57,9 +57,6 @@ def fastest(inputs: AttentionInputs) -> str:
     With dropout the choice does not depend on whether gradients are on: activation checkpointing
     computes the same attention without and with them, and both passes must drop the same weights.
     Without dropout it may depend on them, see `fused.serves` and `support.kind_problem`.
-
-    Raises:
-        RuntimeError: with dropout, a learned mask that looks like one that hides keys
     """
     query = inputs.query
     key = inputs.key
@@ -95,28 +92,20 @@ def fastest(inputs: AttentionInputs) -> str:
 
 
 def _kernels_serve(inputs: AttentionInputs) -> bool:
-    """Return whether the kernels may serve a call, alike in both passes of a checkpoint.
+    """Return whether the kernels may serve a call.
 
-    The kernels give a mask no gradient. Whether a mask needs one cannot be asked with dropout: a
+    The kernels give a mask no gradient. With dropout one cannot ask a mask whether it needs one: a
     checkpoint with use_reentrant=True, as fairseq's, computes a layer without gradients first. A
-    mask that the layer makes of its parameters needs none then, and needs one in the second pass.
-    So the shape decides. A bias that is learned differs by head, a mask that hides keys mostly does
-    not.
+    bias that the layer makes of its parameters needs none then, and needs one in the second pass.
+    So the shape decides: a learned bias has numbers for each head, a mask that hides keys mostly
+    has none. A learned one without them, made in such a layer, is the case that is not seen.
     """
     mask = inputs.attn_mask
-    if mask is None or inputs.dropout_p == 0:
-        return not triton_problem(inputs)
-
-    by_head = mask.dim() > 2 and mask.shape[-3] > 1
-    if by_head or triton_problem(inputs._replace(attn_mask=mask.detach())):
+    heads = inputs.query.shape[1]
+    by_head = mask is not None and mask.dim() > 2 and mask.shape[-3] == heads
+    if by_head and inputs.dropout_p > 0:
         return False
-    if mask.requires_grad:
-        # The first pass of a checkpoint would have taken the kernels.
-        raise RuntimeError(
-            f"attn_mask {list(mask.shape)}: needs a gradient and is the same for all heads; with "
-            "dropout it must be expanded to several heads, or impl must be 'blockwise'"
-        )
-    return True
+    return not triton_problem(inputs)
 
 
 def triton_problem(inputs: AttentionInputs) -> str:

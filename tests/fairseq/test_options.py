@@ -397,8 +397,8 @@ OF_A_SYNTHESIZER = [
     ),
     (
         {"feature_mixing": "heads"},
-        "--mixed-features qkv: must be v, a Synthesizer has values alone that feature mixing can "
-        "mix",
+        "--feature-mixing heads: must be none or output, or the mixed features v; a Synthesizer "
+        "has no queries and keys to mix",
     ),
     (
         {"synthesizer": "mean"},

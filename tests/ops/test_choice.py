@@ -133,23 +133,15 @@ def test_both_passes_of_a_checkpoint_choose_alike(
     assert found == [chosen, chosen]
 
 
-def test_with_dropout_a_learned_mask_for_all_heads_is_refused(gpu):
-    bias = torch.zeros(1, 1, 8, 8, requires_grad=True)
-    learned = gpu._replace(attn_mask=bias, dropout_p=0.1)
-    with pytest.raises(RuntimeError) as refusal:
-        choice.fastest(learned)
-    assert str(refusal.value) == (
-        "attn_mask [1, 1, 8, 8]: needs a gradient and is the same for all heads; with dropout it "
-        "must be expanded to several heads, or impl must be 'blockwise'"
+def test_with_dropout_a_mask_of_the_only_head_may_be_a_bias(gpu):
+    one = gpu._replace(
+        query=_Elsewhere(torch.zeros(1, 1, 8, 4, dtype=torch.float16)),
+        key=gpu.key[:, :1].half(),
+        value=gpu.value[:, :1].half(),
     )
-    assert choice.fastest(learned._replace(dropout_p=0.0)) == "fused"
-    assert choice.fastest(learned._replace(attn_mask=bias.expand(1, 2, 8, 8))) == "fused"
-
-
-def test_where_no_kernel_serves_a_learned_mask_for_all_heads_is_not_refused(gpu):
-    bias = torch.zeros(8, 8, requires_grad=True)
-    learned = gpu._replace(attn_mask=bias, dropout_p=0.1, normalizer="softpick")
-    assert choice.fastest(learned) == "blockwise"
+    mask = torch.zeros(1, 1, 8, 8)
+    assert choice.fastest(one._replace(attn_mask=mask, dropout_p=0.1)) == "fused"
+    assert choice.fastest(one._replace(attn_mask=mask)) == "triton"
 
 
 class _Elsewhere:

@@ -219,24 +219,14 @@ def test_a_fault_is_said_after_a_refusal_that_was_none(monkeypatch, caplog):
     assert "run one step before" in first and broken in second
 
 
-def lack(kind):
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-
 def test_a_lack_of_memory_is_not_kept(monkeypatch):
+    def lack(kind):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
     with monkeypatch.context() as full:
         full.setattr(verify, "_try", lack)
         assert verify.trial_fault(call()) == "cannot be tried now: CUDA out of memory"
     assert verify.trial_fault(call()) == ""
-
-
-def test_with_dropout_a_lack_of_memory_is_kept(monkeypatch):
-    """Else the kernels could serve the second pass of a checkpoint, and drop other weights."""
-    with monkeypatch.context() as full:
-        full.setattr(verify, "_try", lack)
-        found = verify.trial_fault(call(dropout_p=0.1))
-    assert found == "cannot be tried now: CUDA out of memory"
-    assert verify.trial_fault(call(dropout_p=0.1)) == found
 
 
 def test_more_heads_than_can_be_mixed_are_tried_apart(monkeypatch):

@@ -66,10 +66,6 @@ def _fault_of(*fields: Any) -> str:
                 _faults[kind] = found
             except torch.OutOfMemoryError as error:  # it may pass, so the next call tries again
                 found = f"{UNTRIED}: {str(error).splitlines()[0]}"
-                if kind.dropout:
-                    # But a checkpoint may compute this very call again. If the kernels passed then,
-                    # they would drop other weights than what serves in their place now.
-                    _faults[kind] = found
         reason = (kind, kind in _faults)
         new = reason not in _said
         _said.add(reason)

@@ -234,9 +234,8 @@ REFUSED = {
     "rank_or_factor 4: must be None, the synthesizer dense has neither": {"rank_or_factor": 4},
     "score_mixing position-wise: must be none, or the synthesizer one of dense, factorized-random, "
     "whose products it can mix": {"synthesizer": "random", "score_mixing": "position-wise"},
-    "mixed_features qkv: must be v, a Synthesizer has values alone that feature mixing can mix": {
-        "feature_mixing": "heads"
-    },
+    "feature_mixing heads: must be none or output, or the mixed features v; a Synthesizer has no "
+    "queries and keys to mix": {"feature_mixing": "heads"},
 }
 
 

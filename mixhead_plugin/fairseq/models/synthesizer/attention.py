@@ -270,9 +270,10 @@ def refuse_in_synthesizer(
     refuse_relative_position(asked, ", the scores are absolute")
     if asked.feature_mixing in ("heads", "shared") and asked.mixed_features != "v":
         raise PartError.of(
-            "mixed_features",
-            asked.mixed_features,
-            "must be v, a Synthesizer has values alone that feature mixing can mix",
+            "feature_mixing",
+            asked.feature_mixing,
+            "must be none or output, or the mixed features v; a Synthesizer has no queries and "
+            "keys to mix",
         )
     if asked.score_mixing != "none" and not row.multiplies:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if other.multiplies)
