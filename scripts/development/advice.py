@@ -109,7 +109,7 @@ def answers() -> list[Answer]:
     return [
         Answer(
             "about 4",
-            "probably, but only if they must stay so small; larger heads are better",
+            "larger heads without mixing are better; perhaps, if yours must stay so small",
             f"""Translation, 32 heads: {less_perplexity(LONG_SMALL)}, {more_bleu(LONG_SMALL)}. A
             short nanoGPT: no gain seen.""",
             "CPU: 16 to 33 % (translation; 61 % before a fix), 41 % (nanoGPT)",
@@ -154,8 +154,8 @@ def answers() -> list[Answer]:
         Answer(
             "any, in a model that is already trained",
             "no reason yet",
-            f"""MiniLM, a short fine-tuning: share of translations found
-            {_points_lower(_trained("minilm"))}. We did not try a long one.""",
+            f"""MiniLM, fine-tuned for 24 updates to find the translation of a sentence: the share
+            that it finds is {_points_lower(_trained("minilm"))}. We did not try a long one.""",
             "too noisy to tell",
             """BERT, fine-tuned for more steps than usual: GLUE from 0.1 points less to 2.8 more,
             SQuAD 0.4 F1 more.""",

@@ -114,8 +114,8 @@ a perplexity of 1.94 times that of softmax; 'l2 half' is l2 with `--value-init-s
     "l2 in units and in the block": Section(
         units_tables.units_page_table,
         """\
-The same runs: the mean test perplexity of softmax, and by how many times that of the others is
-larger (the geometric mean over the seeds, with intervals at 95 %). Above 1 is worse.""",
+The same runs: the mean test perplexity of softmax, and that of the others divided by it (geometric
+mean over the seeds, intervals at 95 %). Above 1 is worse.""",
     ),
     "over all texts": Section(
         comparison_tables.summary_table,
