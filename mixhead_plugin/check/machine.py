@@ -1,4 +1,4 @@
-"""What is known of this machine: versions of packages, and the device."""
+"""Describe this machine: the versions of its packages, and its device."""
 
 import contextlib
 import importlib.metadata

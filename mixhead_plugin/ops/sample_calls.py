@@ -16,7 +16,7 @@ MemoryLayout = tuple[tuple[int, bool], ...]
 
 
 class CallKind(NamedTuple):
-    """What calls of a kind have in common; their sizes and numbers differ.
+    """A kind of calls of `attention`: what they share, whatever their sizes and numbers.
 
     `triton/call_kinds.py` groups calls by it, so it has what chooses a compiled kernel.
 

@@ -1,6 +1,6 @@
 """The checks of `nn.mix` on one model of somebody else.
 
-What is tried, for position-wise mixing:
+With position-wise mixing, these are tried:
 
 - start: a mixed model gives the outputs of the plain one.
 - moved: after M has moved, it gives the outputs of the plain model with `defined` in place of

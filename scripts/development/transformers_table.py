@@ -4,7 +4,7 @@
 
 Every type whose code uses the AttentionInterface is built from its own config, with small sizes in
 place of large ones, random weights and float64. readme_tables.py makes the table of
-docs/huggingface.md of the results. What is tried, for position-wise mixing:
+docs/huggingface.md of the results. With position-wise mixing, these are tried:
 
 - start: a mixed model gives the outputs of the unmixed one.
 - moved: after M has moved, it gives the outputs of the unmixed model with `defined_attention` in

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class Statistics(NamedTuple):
-    """What the forward pass keeps of each row of scores; triton.md has their equations."""
+    """Numbers of each row of scores, kept for the backward pass; triton.md has the equations."""
 
     peak: Tensor  # the largest exponent, [B, H, Nq]
     factor: Tensor  # what the powers are multiplied by, [B, H, Nq]
